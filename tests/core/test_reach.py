@@ -7,6 +7,8 @@ import dataclasses
 import dis
 import inspect
 import logging
+import pathlib
+import sys
 import types
 import unittest
 from typing import Any
@@ -130,6 +132,36 @@ def test_what_is_installed_is_not_the_programs() -> None:
     assert reach.is_of_program(Model)
     installed = (int, logging.Logger, np.random.Generator, TerminationConfig)
     assert not any(map(reach.is_of_program, installed))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "is_program"),
+    [
+        ("keras.src.models.unseen", "keras/src/models/unseen.py", False),
+        ("tf_keras.unseen", "tf_keras/unseen/__init__.py", False),
+        ("tensorflow.python.unseen", "tensorflow/python/unseen.py", False),
+        ("a_library.layers.unseen", "a_library/layers/unseen.py", False),
+        ("one_file_library", "one_file_library.py", False),
+        ("my_models", "my_models.py", True),
+        ("my_package.layers.unseen", "my_package/layers/unseen/__init__.py", True),
+        ("keras_of_mine", "keras_of_mine.py", True),
+    ],
+)
+def test_a_library_is_one_outside_of_site_packages(
+    name: str,
+    file: str,
+    is_program: bool,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of `pip install --target` and PYTHONPATH, beside modules of the program."""
+    record = tmp_path / "a_library-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("a_library/__init__.py,,\none_file_library.py,,\n")
+    module = types.ModuleType(name)
+    module.__file__ = str(tmp_path / file)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert reach.is_module_of_program.__wrapped__(name) == is_program
 
 
 def test_what_a_class_assigns_is_what_dis_shows() -> None:

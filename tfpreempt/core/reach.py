@@ -13,6 +13,7 @@ import dis
 import functools
 import inspect
 import os
+import pathlib
 import sys
 import sysconfig
 import types
@@ -30,6 +31,8 @@ GROWING = (list, dict, set, collections.deque)
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
+FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow"})
+"""Packages that are libraries in any folder: their sources may be on PYTHONPATH."""
 _PACKAGES = {"site-packages", "dist-packages"}
 _NOT_THE_PROGRAM = (
     os.path.join(os.path.dirname(os.path.abspath(errors.__file__)), ""),
@@ -101,12 +104,28 @@ def is_of_program(kind: type) -> bool:
 
 @functools.cache
 def is_module_of_program(name: str) -> bool:
-    """The same of a module."""
+    """Whether a module is of the program itself; see `is_of_program`."""
     if name == "__main__":
         return True
     file = getattr(sys.modules.get(name), "__file__", None) or ""
-    is_installed = _PACKAGES & set(file.split(os.sep))
-    return bool(file) and not (is_installed or file.startswith(_NOT_THE_PROGRAM))
+    package = name.partition(".")[0]
+    if not file or package in FRAMEWORKS or file.startswith(_NOT_THE_PROGRAM):
+        return False
+    if _PACKAGES & set(file.split(os.sep)):
+        return False
+    is_package = pathlib.Path(file).stem == "__init__"
+    folder = pathlib.Path(file).parents[name.count(".") + is_package]
+    return package not in _installed_in(folder)
+
+
+@functools.cache
+def _installed_in(folder: pathlib.Path) -> frozenset[str]:
+    """Names of the modules that `pip install --target` has put into a folder."""
+    names = set()
+    for record in folder.glob("*.dist-info/RECORD"):
+        with contextlib.suppress(OSError), record.open(encoding="utf-8") as lines:
+            names |= {line.partition("/")[0].partition(".")[0] for line in lines}
+    return frozenset(names)
 
 
 @functools.cache

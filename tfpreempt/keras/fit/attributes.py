@@ -29,7 +29,6 @@ from tfpreempt.keras.record import Encoded
 log = logging.getLogger(__name__)
 
 _CONTAINERS = (dict, list, tuple, collections.deque)
-_WRAPPERS = ("keras", "tf_keras", "tensorflow")
 _PLAIN = (
     *(bool, int, float, str, type(None), np.generic, np.ndarray),
     *(random.Random, np.random.Generator, np.random.RandomState),
@@ -215,7 +214,7 @@ def _bare(value: Any) -> Any:
     """
     if reach.is_container(value):
         kind = type(getattr(value, "__wrapped__", value))
-        is_wrapper = kind.__module__.partition(".")[0] in _WRAPPERS
+        is_wrapper = kind.__module__.partition(".")[0] in reach.FRAMEWORKS
         if kind not in _CONTAINERS and not is_wrapper:
             raise errors.SaveError(f"a {kind.__name__} would come back as another kind")
     if isinstance(value, dict):
