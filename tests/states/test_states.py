@@ -168,6 +168,40 @@ def test_commits_of_others_do_not_hide_ours(directory):
     assert words.text == "one"
 
 
+def test_a_worker_that_loads_from_two_commits_is_warned(directory, monkeypatch, caplog):
+    def become(worker):
+        config = {
+            "cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
+            "task": {"type": "worker", "index": worker},
+        }
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+    words = Words("words", "one")
+    become(0)
+    tfpreempt.save_all_states()
+    become(1)
+    assert load(words) == load(words) == "one"
+    assert warnings(caplog) == []
+    become(0)
+    words.text = "two"
+    tfpreempt.save_all_states()
+    become(1)
+    assert load(words) == load(words) == "two"
+    (said,) = warnings(caplog)
+    assert "while worker 1 loaded its States" in said
+    tfpreempt.save_all_states()  # of worker 1: nothing is refused
+
+
+def test_a_state_in_a_file_is_not_said_to_be_missing(directory, caplog):
+    late = Words("late", "own", registry=None)
+    tfpreempt.save_state(late, directory)
+    words = Words("words", "one")
+    tfpreempt.save_all_states()
+    assert load(late) == "own"
+    assert warnings(caplog) == []
+    del words
+
+
 def test_lost_restarts_are_told_of(directory, monkeypatch, caplog):
     words = Words("words", "one")
     restart(monkeypatch, 2)

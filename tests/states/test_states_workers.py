@@ -161,6 +161,37 @@ print(tfpreempt.save_all_states())
     assert newest(workers).manifest.world_size == 2
 
 
+SLOWER_THAN_THE_CHIEF = """
+step, own = tfpreempt.states.StepCounter(), JsonState("own", me, per_worker=True)
+own.unregister()
+print(tfpreempt.load_state(step), tfpreempt.load_state(own), step.value, own.value)
+Meets("loaded").sync()
+step.increment()
+marker = pathlib.Path(os.environ["TFPREEMPT_CHECKPOINT_DIR"], f"{step.value}/COMMITTED")
+end = time.monotonic() + 20
+while me and not marker.exists():
+    if time.monotonic() > end:
+        sys.exit("the chief did not commit")
+    time.sleep(0.002)
+own.value += 10
+tfpreempt.save_state(own, os.environ["TFPREEMPT_CHECKPOINT_DIR"])
+print(tfpreempt.save_all_states())
+"""
+
+
+def test_a_worker_saves_after_the_chief_has_committed(workers):
+    ckpt = workers.directory / "ckpt"
+    for start in range(3):
+        ends = workers.run(SLOWER_THAN_THE_CHIEF, SLOWER_THAN_THE_CHIEF)
+        for worker, (code, out, err) in enumerate(ends):
+            assert code == 0, err
+            assert err == ""
+            value = worker + 10 * start
+            loaded = f"{start > 0} {start > 0} {start} {value}"
+            path = ckpt if worker else ckpt / str(start + 1)
+            assert out.splitlines() == [loaded, str(path)]
+
+
 # --- a plain loop under the supervisor -----------------------------------------------
 
 LOOP = """

@@ -90,11 +90,13 @@ class StateLoader:
         is_newer = own is not None and own[0] >= sequence
         if commit is not None and not is_newer and self._load_from(commit, state):
             return True
-        if own is None:
-            return False
-        with naming(state, "load"):
-            state.load(own[1])
-        return True
+        if own is not None:
+            with naming(state, "load"):
+                state.load(own[1])
+            return True
+        if commit is not None:
+            self._warn_of_missing(commit, state)
+        return False
 
     def _await_pending(self) -> None:
         """Until what was staged is committed, or was dropped."""
@@ -159,21 +161,19 @@ class StateLoader:
 
     def _load_from(self, commit: Entry, state: State) -> bool:
         self._tell_of_lost_restarts(commit)
-        if not state.per_worker:
-            found = read_state(os.path.join(commit.shards, layout.STATES), state)
-        else:
-            found = read_own(commit, state, self.cluster)
-            if not found and not has_part_of(commit, self.cluster):
-                restoring.warn_about_workers(commit, self.cluster)
-                return False
-        if found:
-            return True
+        if state.per_worker:
+            return read_own(commit, state, self.cluster)
+        return read_state(os.path.join(commit.shards, layout.STATES), state)
+
+    def _warn_of_missing(self, commit: Entry, state: State) -> None:
+        if state.per_worker and not has_part_of(commit, self.cluster):
+            restoring.warn_about_workers(commit, self.cluster)
+            return
         _log.warning(
-            "tfpreempt: %s has no State %r; it stays as the program made it",
+            "tfpreempt: %s has no State %r; the State stays as the program made it",
             commit.path,
             state.name,
         )
-        return False
 
     def _tell_of_lost_restarts(self, commit: Entry) -> None:
         """Restarts that left nothing: their work is lost, which someone should know."""

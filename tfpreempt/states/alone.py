@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 
@@ -20,6 +21,8 @@ from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files, files_for
 from tfpreempt.storage.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
 
 
 class StatesAlone:
@@ -46,9 +49,10 @@ class StatesAlone:
             files = self._files()
             self._copies = Copies(store, directory, cluster, self._loader.newest, files)
         self._saver: CheckpointSaver | None = None  # from the first save on
+        self._has_directory = False  # from the first save of all States on
         self._has_held = False  # from the first save on, of all States or of one
-        self._is_started = False
         self._seen: int | None = None  # the highest sequence at the first load
+        self._is_warned = False
 
     def load(self, state: State) -> bool:
         """Loads a State from the newest whole commit; whether there was something.
@@ -61,6 +65,8 @@ class StatesAlone:
             self._copies.begin()
         if self._seen is None:
             self._seen = self._highest()
+        elif not (self._cluster.is_chief or self._has_directory):
+            self._warn_if_chief_committed()
         return self._loader.load(state)
 
     def save(self, named: str) -> str:
@@ -94,42 +100,46 @@ class StatesAlone:
                 f"PreemptionCheckpointHandler(resolver, None, {self._directory!r}); "
                 "or use States with per_worker=False."
             )
-        if self._saver is None:
-            failure.check_directory(named)  # later it must be the same one
-        files = self.hold()
-        if self._saver is None:
-            saver = self._make_saver(files)
-            saver.check_nothing_came()
-            self._saver = saver
-        if self._copies is not None:
-            self._copies.begin()
+        if not self._has_directory:
+            failure.check_directory(named)  # later saves must find the same one
+            self._has_directory = True
         if not self._cluster.is_chief:
             sync_states(states)
             return self._directory
-        if not self._is_started:
-            self._is_started = True
-            self._saver.start()
+        files = self.hold()
+        saver = self._saver
+        if saver is None:
+            saver = self._make_saver(files)
+            saver.check_nothing_came()
+        if self._copies is not None:
+            self._copies.begin()
+        if self._saver is None:
+            self._saver = saver
+            saver.start()
         attempt = f"states-{uuid.uuid4().hex[:12]}"
-        staged = self._saver.stage(self._step(states), attempt)
-        commit = self._saver.commit(staged, "save", range(self._cluster.world))
+        staged = saver.stage(self._step(states), attempt)
+        commit = saver.commit(staged, "save", range(self._cluster.world))
         assert commit is not None  # there is no save_fn that could say so
         if self._copies is not None:
             self._copies.committed(commit.path)
         return commit.path
 
     def hold(self) -> Files:
-        """The chief writes to the directory from now on, until the process ends.
+        """The chief holds the directory's lease from now on, until the process ends.
+
+        Other workers take no lease and check nothing: a commit that appeared after they
+        loaded their States is their own chief's.
 
         Returns:
-            The file operations there, which are refused where the lease is lost.
+            The file operations in the directory; they fail once the lease is lost.
 
         Raises:
             DirectoryInUseError: another program is at work in the directory, or has
-                been since this one loaded its States.
+                committed there since this one loaded its States.
             SaveError: the disk.
         """
         self._take()
-        if not self._has_held:
+        if self._cluster.is_chief and not self._has_held:
             self._check_nothing_came()
             self._has_held = True
         return self._files()
@@ -139,7 +149,10 @@ class StatesAlone:
             self._lease.acquire(self._directory)
 
     def _check_nothing_came(self) -> None:
-        """Who only reads needs no lease, so another program may have come between."""
+        """Refuses the directory if another program has committed since the first load.
+
+        Loading takes no lease, so another program can commit between load and save.
+        """
         if (
             self._seen is None
             or this_process.current()
@@ -153,6 +166,18 @@ class StatesAlone:
             "Start this program again when that one has ended, or give it a directory "
             "of its own."
         )
+
+    def _warn_if_chief_committed(self) -> None:
+        """Warns once of a commit between two loads of a worker that never saved."""
+        if not self._is_warned and self._highest() > (self._seen or 0):
+            self._is_warned = True
+            _log.warning(
+                "tfpreempt: a newer commit appeared in %s while worker %d loaded its "
+                "States, so the States may come from two steps. Let all workers meet "
+                "between the last load_state() and the first save_all_states()",
+                self._directory,
+                self._cluster.worker,
+            )
 
     def _highest(self) -> int:
         with failure.translated("read the last commit", self._directory):
