@@ -143,6 +143,23 @@ def test_interrupted_at_every_batch(on: Machine, line: str, hook: str) -> None:
 
 
 @LINES
+@pytest.mark.parametrize(("size", "begins"), [(3, (0, 3, 6, 9)), (20, (0,))])
+def test_interrupted_at_every_step_of_many_batches(
+    on: Machine, line: str, size: int, begins: tuple[int, ...]
+) -> None:
+    """An epoch has 11 batches: tf_keras changes the size of a step that finds fewer."""
+
+    def program(ours: Any = None) -> Result:
+        model = on.model(steps_per_execution=size)
+        return result(model, on.fit(model, ours=ours, batch_size=2, **HELD_OUT))
+
+    expected = alone(on, program)
+    points = [*(("begin", batch) for batch in begins), ("test", 0)]
+    cuts = [(where, epoch, batch) for epoch in range(EPOCHS) for where, batch in points]
+    assert on.run(program, *cuts) == expected
+
+
+@LINES
 @pytest.mark.parametrize(
     "cuts",
     [

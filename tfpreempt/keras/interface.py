@@ -48,6 +48,8 @@ class Fit(Protocol):
         adapter: Keras' own data adapter.
         callbacks: the CallbackList.
         validation_data: what `fit` was given.
+        steps_per_execution: batches that a whole call of the train function trains in
+            this epoch.
         cuts_last_step: whether the last step of an epoch trains on fewer batches, where
             fewer are left.
         keeps_iterator: whether one iterator serves several epochs.
@@ -70,6 +72,7 @@ class Fit(Protocol):
     adapter: Any
     callbacks: Any
     validation_data: Any
+    steps_per_execution: int
     cuts_last_step: bool
     keeps_iterator: bool
     first_iterator: int
@@ -79,10 +82,6 @@ class Fit(Protocol):
     workers: int
     loader: Loader | None
     settle: Callable[[], Any]
-
-    @property
-    def steps_per_execution(self) -> int:
-        """Batches that one call of the train function trains."""
 
     @property
     def steps(self) -> int | None:

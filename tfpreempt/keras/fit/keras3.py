@@ -47,6 +47,7 @@ class Keras3Fit(Fit):
         self.loop = names["epoch_iterator"]
         self.adapter = self.loop.data_adapter
         self.validation_data = names["validation_data"]
+        self.steps_per_execution = int(self.loop.steps_per_execution)
         self.keeps_iterator = self.loop.steps_per_epoch is not None
         sequence: Any = getattr(self.adapter, "py_dataset", None)
         self.sequence = sequence
@@ -68,10 +69,6 @@ class Keras3Fit(Fit):
         from keras.tree import lists_to_tuples
 
         return Loader(open=lambda: iter(given), taken=list, standardize=lists_to_tuples)
-
-    @property
-    def steps_per_execution(self) -> int:
-        return int(self.loop.steps_per_execution)
 
     @property
     def steps(self) -> int | None:

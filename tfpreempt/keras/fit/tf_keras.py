@@ -61,11 +61,18 @@ class TfKerasFit(Fit):
         self.settle = lambda: None
         self._names = names
         self.loader = self._own_loader(names["x"])
+        self._read_steps_per_execution()
         self._keep_generators()
 
-    @property
-    def steps_per_execution(self) -> int:
-        return int(self.loop._steps_per_execution.numpy())
+    def _read_steps_per_execution(self) -> None:
+        """Reads the number of batches of a whole step, before an epoch's first step.
+
+        tf_keras changes the variable to run a shorter last step of an epoch.
+        """
+        self.steps_per_execution = int(self.loop._steps_per_execution.numpy())
+
+    def epoch_begins(self) -> None:
+        self._read_steps_per_execution()
 
     @property
     def steps(self) -> int | None:

@@ -170,8 +170,8 @@ class Training:
 
     def epoch_begins(self, epoch: int) -> None:
         """`on_epoch_begin`, after all other callbacks."""
-        self.steps.epoch_begins(epoch)
         self.fit.epoch_begins()
+        self.steps.epoch_begins(epoch)
         self._data.tracker.epoch_begins()
 
     def _slow_step(self, iterator: Any) -> Any:
