@@ -111,6 +111,24 @@ def test_forks_of_a_worker_are_not_the_worker(start: Start, tmp_path: Path) -> N
         assert worker.pid == process.pid
 
 
+def test_readers_of_a_journal_are_not_the_worker(start: Start, tmp_path: Path) -> None:
+    """`tail -F` may be older than the worker, and has a lower process id then."""
+    journal = journal_directory(tmp_path) / "worker-0.jsonl"
+    journal.touch()
+    with subprocess.Popen(["tail", "-F", journal], stdout=subprocess.DEVNULL) as reader:
+        try:
+            opened = f"/proc/{reader.pid}/fd/3"
+            wait_until(lambda: os.path.exists(opened), "tail to open the journal")
+            result = notify(tmp_path)
+            assert "Here runs, by its index: nobody." in result.output
+            process = start(0)
+            assert notify(tmp_path).exit_code == 0
+            assert process.wait(10) == 143
+            assert reader.poll() is None
+        finally:
+            reader.kill()
+
+
 def test_a_worker_that_opens_and_closes_files_is_found(
     start: Start, tmp_path: Path
 ) -> None:

@@ -1,9 +1,10 @@
 """Finds the running worker of a directory, to signal it and nobody else.
 
-A worker that can hear a notice has its journal open: it is the process that does. What
-it has forked may have it open too, and a process id may belong to a stranger by the
-time it is used, so it is held by a pidfd first, then asked once more, and signalled
-through the pidfd.
+A worker that can receive a notice has its journal open for writing. Other processes may
+have the journal open for reading (`tail -F`, a log shipper), and forked children of the
+worker inherit its descriptor. A process id may belong to another process by the time
+of the signal: a pidfd holds the process first, then the journal is looked up again, and
+the signal goes through the pidfd.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def held_workers(directory: Path, indexes: Iterable[int]) -> Iterator[list[Worke
 
 
 def _find_workers(journal: Path) -> dict[int, int]:
-    """The process of each worker that has its journal there open."""
+    """The process of each worker that has its journal there open for writing."""
     holders: dict[int, set[int]] = collections.defaultdict(set)
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -133,14 +134,28 @@ def _find_workers(journal: Path) -> dict[int, int]:
 
 
 def _journals_of(pid: int, journal: Path) -> Iterator[int]:
-    """The workers whose journals a process has open; none where it is not ours."""
+    """The workers whose journals a process has open for writing.
+
+    No worker if the process belongs to another user, whose descriptors are not shown.
+    """
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # it was closed meanwhile
                 folder, name = os.path.split(os.readlink(entry.path))
                 match = re.fullmatch(r"worker-(\d+)\.jsonl", name)
-                if match and folder == str(journal):
+                if match and folder == str(journal) and _can_write(pid, entry.name):
                     yield int(match[1])
+
+
+def _can_write(pid: int, descriptor: str) -> bool:
+    """Whether a descriptor of a process is open for writing.
+
+    Raises:
+        OSError: the descriptor was closed, or belongs to another user's process.
+    """
+    text = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii")
+    flags = int(text.partition("flags:")[2].split()[0], base=8)
+    return flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def _parent(pid: int) -> int:
