@@ -10,6 +10,7 @@ import pathlib
 import pickle
 import threading
 
+import fsspec
 import pytest
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
@@ -130,6 +131,50 @@ def test_as_directory_has_every_file(any_handle, request, cache_root):
         assert names <= read_tree(path).keys()
         assert is_local == (not cache_root.exists())
     assert os.path.exists(path) == is_local
+
+
+class PyarrowLocal:
+    """As much of pyarrow.fs.LocalFileSystem as a handle asks for."""
+
+    type_name = "local"
+
+    def __eq__(self, other):
+        return isinstance(other, PyarrowLocal)
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("kind", ["pyarrow", "fsspec"])
+def test_a_local_file_system_is_this_machines(kind, own):
+    make = PyarrowLocal if kind == "pyarrow" else lambda: fsspec.filesystem("file")
+    handle = Checkpoint(own.path, make())
+    with handle.as_directory() as path:
+        assert path == handle.path == own.path  # no copy
+    assert handle.filesystem == make()
+    assert handle == Checkpoint(own.path, make()) == Checkpoint(own.path)
+    assert hash(handle) == hash(own)
+    assert (handle.step, handle.prefix) == (own.step, own.prefix)
+    handle.set_metadata({"a": 1})
+    assert own.get_metadata() == {"a": 1}
+    assert handle.to_directory() == own.to_directory()
+    with pytest.raises(errors.ConfigurationError, match="together with filesystem"):
+        Checkpoint(f"file://{own.path}", make())
+
+
+def test_a_tilde_is_the_home_directory(own, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    target = own.to_directory("~/x")
+    assert target == str(tmp_path / "home" / "x")
+    named = [Checkpoint("~/x"), Checkpoint.from_directory("~/x")]
+    named += [Checkpoint("~/x", PyarrowLocal()), Checkpoint(target)]
+    assert len(set(named)) == 1
+    assert named[0].step == own.step
+
+
+def test_handles_in_an_equal_file_system_are_equal(tmp_path):
+    places = [Checkpoint("run/5", fsspec.filesystem("memory")) for _ in range(2)]
+    assert places[0] == pickle.loads(pickle.dumps(places[1]))
+    assert places[0] != Checkpoint("run/5", FaultyStore())
 
 
 def test_restore_calls_restore_with_the_prefix(any_handle, request):

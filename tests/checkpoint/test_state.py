@@ -74,6 +74,18 @@ def test_files(tmp_path):
     assert not (tmp_path / "y").exists()
 
 
-def test_save_and_load_must_be_given():
-    with pytest.raises(TypeError):
-        State("x", registry=None)
+def test_a_plain_state_does_nothing(tmp_path):
+    plain = State("x", registry=None)
+    assert write_states(str(tmp_path), [plain]) == 1
+    assert read_state(str(tmp_path), plain)
+    plain.sync()
+    assert (tmp_path / "x.state").read_bytes() == b""
+
+
+@pytest.mark.parametrize("method", ["save", "load"])
+def test_save_without_load_is_refused_when_the_state_is_made(method):
+    kind = type("Half", (State,), {method: lambda self, fileobj: None})
+    with pytest.raises(
+        errors.ConfigurationError, match=rf"defines {method}\(\) and not"
+    ):
+        kind("x", registry=None)

@@ -77,6 +77,15 @@ def test_all_states_and_back(directory, monkeypatch):
     assert not (directory / ".tfpreempt-staging").exists()
 
 
+def test_a_plain_state_is_saved_and_loaded(directory):
+    plain = State("x")
+    assert not tfpreempt.load_state(plain)
+    tfpreempt.save_all_states()
+    assert tfpreempt.load_state(plain)
+    tfpreempt.save_state(plain, directory)
+    assert tfpreempt.load_state(plain)
+
+
 def test_the_only_step_counter_names_the_commit(directory):
     counter = StepCounter(value=40)
     counter.increment(2)
@@ -90,12 +99,32 @@ def test_the_only_step_counter_names_the_commit(directory):
 def test_no_variable_and_no_state(directory, monkeypatch):
     with pytest.raises(errors.UsageError, match="keep a reference"):
         tfpreempt.save_all_states()
-    words = Words("words", "one")
+    assert not directory.exists()
+
+
+def test_without_a_directory_states_are_synced_and_not_saved(
+    directory, tmp_path, monkeypatch, caplog
+):
+    calls = []
+
+    class Synced(Words):
+        def sync(self):
+            calls.append(self.name)
+
     monkeypatch.delenv("TFPREEMPT_CHECKPOINT_DIR")
-    with pytest.raises(errors.ConfigurationError, match="TFPREEMPT_CHECKPOINT_DIR"):
-        tfpreempt.save_all_states()
-    assert not tfpreempt.load_state(words)
-    assert not directory.exists() or not os.listdir(directory)
+    registered._warn_of_no_directory.cache_clear()
+    words = [Synced(name, "one") for name in ("b", "a")]
+    for _ in range(2):
+        assert tfpreempt.save_all_states() is None
+    assert calls == ["a", "b"] * 2
+    (said,) = warnings(caplog)
+    assert "saves nothing" in said
+    assert "TFPREEMPT_CHECKPOINT_DIR is not set" in said
+    tfpreempt.save_state(words[0], None)
+    tfpreempt.save_state(words[0], None, sync=False)
+    assert calls[4:] == ["b"]
+    assert not tfpreempt.load_state(words[0])
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_missing_or_an_empty_directory_is_false(directory, caplog):

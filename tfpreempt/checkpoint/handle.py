@@ -20,6 +20,7 @@ from tfpreempt.checkpoint.restore import find_candidates, verify
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles, write_durably
+from tfpreempt.storage.filesystem import is_local as is_local_filesystem
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import (
     is_served_by_tensorflow,
@@ -39,7 +40,7 @@ class Checkpoint:
     Args:
         path: a commit's directory, the prefix of a flat checkpoint, any directory with
             files; or the same as file://, gs:// or s3://; with a `filesystem`, a path
-            in it.
+            in it. A local path may begin with ~ for the home directory.
         filesystem: one of our object stores, or a file system of pyarrow or fsspec.
         prefix: what `tf.train.Checkpoint.restore` takes, where that is known already.
         step: the step that it carries, where that is known already.
@@ -75,9 +76,10 @@ class Checkpoint:
                 "pyarrow or fsspec. For a URI pass it whole: Checkpoint('gs://...')."
             )
         self._filesystem = filesystem
-        self._local = local_path(text) if filesystem is None else None
-        is_remote = filesystem is None and self._local is None
-        if is_remote and not is_served_by_tensorflow(text):
+        is_local = filesystem is None or is_local_filesystem(filesystem)
+        self._local = local_path(os.path.expanduser(text)) if is_local else None
+        is_uri_given = filesystem is None and self._local is None
+        if is_uri_given and not is_served_by_tensorflow(text):
             split(text)  # refuses what can be opened nowhere; makes no request
         self._path = self._local or text.rstrip("/")
         self._prefix = prefix
@@ -139,9 +141,9 @@ class Checkpoint:
         others there stay; one that has a name of the checkpoint's is refused.
 
         Args:
-            path: the directory, made if need be; by default a temporary one, the same
-                for all of this user's processes, which is yours to delete when the last
-                one needs it no more.
+            path: the directory, made if need be; ~ is the home directory. By default
+                a temporary one, the same for all of this user's processes, which is
+                yours to delete when the last process has read it.
             timeout: seconds for all of it; None: as long as bytes keep coming.
 
         Returns:
@@ -290,7 +292,9 @@ class Checkpoint:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
             return NotImplemented
-        return self._path == other._path and self._filesystem is other._filesystem
+        if self._local is not None or other._local is not None:
+            return self._local == other._local
+        return bool(self._path == other._path and self._filesystem == other._filesystem)
 
     def __hash__(self) -> int:
         return hash(self._path)
@@ -374,7 +378,7 @@ def _check_path(path: object) -> str:
 
 def _check_target(path: object) -> str:
     """The directory to copy into; only its own links are followed."""
-    local = local_path(_check_path(path))
+    local = local_path(os.path.expanduser(_check_path(path)))
     if local is None:
         raise errors.ConfigurationError(
             f"to_directory() writes into a directory of this machine; got {path!r}."

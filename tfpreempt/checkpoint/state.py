@@ -76,12 +76,23 @@ REGISTRY = StateRegistry()
 
 
 class _Complete(abc.ABCMeta):
-    """Refuses an object that State's own `__init__` never saw.
+    """Refuses an object that would be missing from commits or restores, unnoticed.
 
-    It would be registered nowhere, and be missing from every commit without a word.
+    Either State's own `__init__` was not called, so that the object is registered
+    nowhere, or its class has only one of `save` and `load`.
     """
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        if issubclass(cls, State) and (
+            (cls.save is State.save) != (cls.load is State.load)
+        ):
+            has, lacks = (
+                ("load", "save") if cls.save is State.save else ("save", "load")
+            )
+            raise errors.ConfigurationError(
+                f"{cls.__name__} defines {has}() and not {lacks}(), so its value would "
+                f"not survive a restart; expected both, or neither. Define {lacks}()."
+            )
         made: T = super().__call__(*args, **kwargs)  # type: ignore[misc]
         if isinstance(made, State) and not hasattr(made, "_registry"):
             raise errors.ConfigurationError(
@@ -91,10 +102,11 @@ class _Complete(abc.ABCMeta):
         return made
 
 
-class State(abc.ABC, metaclass=_Complete):
+class State(metaclass=_Complete):
     """A named thing with `save`, `load` and `sync`.
 
-    Subclass it, keep a reference to the object, and every commit takes it along.
+    Subclass it, keep a reference to the object, and every commit takes it along. The
+    three methods of State itself do nothing.
 
     Args:
         name: unique among the living States; becomes a file name.
@@ -126,11 +138,9 @@ class State(abc.ABC, metaclass=_Complete):
         if registry is not None:
             registry.add(self)
 
-    @abc.abstractmethod
     def save(self, fileobj: IO[bytes]) -> None:
         """Writes the state, on the main thread of the worker whose state it is."""
 
-    @abc.abstractmethod
     def load(self, fileobj: IO[bytes]) -> None:
         """Takes over what `save` wrote, on the main thread."""
 

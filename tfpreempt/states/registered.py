@@ -6,25 +6,28 @@ on the directory that TFPREEMPT_CHECKPOINT_DIR names, and need no TensorFlow.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 
-from tfpreempt import errors
 from tfpreempt.checkpoint import layout, state_file
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE, chosen_store
-from tfpreempt.checkpoint.state import State, check_state, sync_states
+from tfpreempt.checkpoint.state import REGISTRY, State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.handler import this_process
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, files_for
 
+_log = logging.getLogger(__name__)
+
 _VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
 _alone: dict[tuple[str, Cluster], StatesAlone] = {}  # by directory and cluster
 
 
-def save_all_states() -> str:
+def save_all_states() -> str | None:
     """Commits all registered States, now; every worker calls it at the same place.
 
     `sync()` is called on all workers, in name order. With an open handler this is its
@@ -33,35 +36,34 @@ def save_all_states() -> str:
     TFPREEMPT_CHECKPOINT_DIR names, by the chief; the workers are those of TF_CONFIG,
     and States with per_worker=True need a handler where there are several. Where
     TFPREEMPT_REMOTE_CHECKPOINT_DIR is set, each commit is copied there in the
-    background; the first call of a process looks there for a newer one.
+    background; the first call of a process looks there for a newer one. Without a
+    handler and without a directory nothing is saved: `sync()` alone is called, and one
+    warning of the process says so.
 
     Returns:
         The commit's directory, on the chief. On the other workers, where it may not be
         complete yet, and where a CheckpointManager keeps its files flat: the checkpoint
-        directory.
+        directory. None if there is no directory.
 
     Raises:
         SaveError: nothing was committed, and nothing older was touched; or a worker
             didn't come.
         CheckpointError: the object store cannot be read, and no commit is here.
-        ConfigurationError: there is no handler, and the variable isn't set.
+        ConfigurationError: the directory cannot work.
         UsageError: there is no State and no handler; or inside `run()`.
     """
     if (current := this_process.current()) and current.members:
         return [current.save(member) for member in current.members][-1]
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
-        raise errors.ConfigurationError(
-            "save_all_states() was called without an open handler, and the environment "
-            f"variable {_VARIABLE} is not set; it says where to commit. `tfpreempt run "
-            "--checkpoint-dir DIR` sets it; or set it to a directory that all workers "
-            "share; or make a PreemptionCheckpointHandler first."
-        )
+        _warn_of_no_directory()
+        sync_states(REGISTRY.in_order())
+        return None
     return _alone_in(directory).save(directory)
 
 
 def save_state(
-    state: State, checkpoint_dir: str | os.PathLike[str], sync: bool = True
+    state: State, checkpoint_dir: str | os.PathLike[str] | None, sync: bool = True
 ) -> None:
     """Saves one State in a file of its own, outside of any commit; every worker.
 
@@ -72,7 +74,7 @@ def save_state(
 
     Args:
         state: need not be registered.
-        checkpoint_dir: made if need be.
+        checkpoint_dir: made if need be; None saves nothing, only `sync()` is called.
         sync: whether to call the State's `sync()`, on every worker.
 
     Raises:
@@ -86,7 +88,7 @@ def save_state(
         current.wait_for_save()  # what it commits is older than this
     if sync:
         sync_states([state])
-    if not (state.per_worker or cluster.is_chief):
+    if checkpoint_dir is None or not (state.per_worker or cluster.is_chief):
         return
     directory = failure.check_directory(checkpoint_dir)
     files = _files_of(directory)
@@ -128,6 +130,17 @@ def load_state(state: State) -> bool:
         # It says where such a place can be used, and what is fetched needs a directory.
         directory = failure.check_directory(directory)
     return _alone_in(directory).load(state)
+
+
+@functools.cache
+def _warn_of_no_directory() -> None:
+    _log.warning(
+        "tfpreempt: save_all_states() saves nothing: no handler is open, and the "
+        "environment variable %s is not set. `tfpreempt run --checkpoint-dir DIR` sets "
+        "the variable; or set it to a directory that all workers share; or make a "
+        "PreemptionCheckpointHandler first",
+        _VARIABLE,
+    )
 
 
 def _alone_in(directory: str) -> StatesAlone:

@@ -235,5 +235,14 @@ def as_fsspec(filesystem: Any) -> Any:
     return ArrowFSWrapper(filesystem)
 
 
+def is_local(filesystem: Any) -> bool:
+    """Whether paths in a file system of pyarrow or fsspec are paths of this machine."""
+    protocols = getattr(filesystem, "protocol", ())  # fsspec: a name, or several
+    return getattr(filesystem, "type_name", "") == "local" or (
+        as_fsspec(filesystem) is filesystem
+        and "file" in ((protocols,) if isinstance(protocols, str) else protocols)
+    )
+
+
 def _is_file(info: Any) -> bool:
     return info.get("type") == "file" and not info.get("islink")
