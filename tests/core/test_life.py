@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import wait_until
-from tfpreempt.core.life import STACKS_SIGNAL, LifeFile, Sign, Stage
+from tfpreempt.core.life import STACKS_SIGNAL, VARIABLE, LifeFile, Sign, Stage
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -22,7 +23,8 @@ from tfpreempt.core import life
 stage = life.Stage.STEPS
 
 def sign():
-    return life.Sign(pid=os.getpid(), boundaries=5, step=1 << 40, stage=stage)
+    pid = life.pid_seen_by_supervisor()
+    return life.Sign(pid=pid, boundaries=5, step=1 << 40, stage=stage)
 
 def wait_for_data():
     sys.stdin.read()
@@ -44,9 +46,9 @@ def newest(file: LifeFile) -> Sign:
     return told[1]
 
 
-def start(file: LifeFile, program: str) -> subprocess.Popen[bytes]:
+def start(file: LifeFile, program: str, *wrapper: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **file.to_environment()}
-    command = [sys.executable, "-c", PROGRAM + program]
+    command = [*wrapper, sys.executable, "-c", PROGRAM + program]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
 
 
@@ -72,7 +74,7 @@ def test_a_process_writes_its_stacks_though_main_is_stuck(file: LifeFile) -> Non
         wait_until(lambda: file.read() is not None, "a sign")
 
         def is_shown() -> bool:
-            process.send_signal(STACKS_SIGNAL)
+            assert file.ask_for_stacks(process.pid)
             return "in wait_for_data" in file.stacks()
 
         wait_until(is_shown, "the stacks")
@@ -86,3 +88,47 @@ def test_a_process_that_is_stopped_writes_none(file: LifeFile) -> None:
         process.send_signal(STACKS_SIGNAL)
         assert file.stacks() == ""
         process.kill()
+
+
+def test_a_worker_in_a_pid_namespace_of_its_own_is_signalled(file: LifeFile) -> None:
+    """The worker has process id 1 there, which is another process here."""
+    wrapper = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*wrapper, "true"], check=False).returncode:
+        pytest.skip("a pid namespace needs CAP_SYS_ADMIN")
+    with start(file, "wait_for_data()", *wrapper) as process:
+        wait_until(lambda: file.read() is not None, "a sign")
+        pid = newest(file).pid
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        assert [pid] == [int(each) for each in children.read_text().split()]
+
+        def is_shown() -> bool:
+            assert file.ask_for_stacks(pid)
+            return "in wait_for_data" in file.stacks()
+
+        wait_until(is_shown, "the stacks")
+
+
+def test_a_process_that_is_not_the_worker_is_not_signalled(file: LifeFile) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as stranger:
+        assert not file.ask_for_stacks(stranger.pid)
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
+    assert not file.ask_for_stacks(stranger.pid)  # it has ended
+
+
+def test_a_file_of_the_user_s_is_not_written(file: LifeFile, tmp_path: Path) -> None:
+    """The path of the supervisor's file leads there in another pid namespace."""
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with path.open("rb+") as other:
+        lent = f"/proc/{os.getpid()}/fd/{other.fileno()}"
+        environment = {**os.environ, VARIABLE: lent}
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    assert path.read_text() == "precious"
+    assert "--hang-timeout" in ended.stderr

@@ -9,6 +9,7 @@ interpreter, so a process that hangs does it too.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import enum
 import faulthandler
@@ -24,6 +25,8 @@ from tfpreempt.core.threads import OwnedThread
 log = logging.getLogger(__name__)
 
 VARIABLE = "TFPREEMPT_LIFE_FILE"
+_NAME = "tfpreempt-life"
+_LINK = f"/memfd:{_NAME} "  # begins the link to such a file in /proc/PID/fd
 TOLD_EVERY = 0.5  # seconds
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
@@ -46,7 +49,7 @@ class Sign:
     """How far a worker is.
 
     Attributes:
-        pid: of its process.
+        pid: process id of the worker in the supervisor's pid namespace.
         boundaries: that it came to since its start.
         step: that it has made, over all restarts.
         stage: what it is in.
@@ -56,6 +59,16 @@ class Sign:
     boundaries: int
     step: int
     stage: Stage
+
+
+def pid_seen_by_supervisor() -> int:
+    """The id of this process in the pid namespace of the supervisor.
+
+    os.getpid() gives the id in the worker's own pid namespace, where there is one. The
+    supervisor's file was opened by way of /proc, so /proc shows the supervisor's
+    namespace.
+    """
+    return int(os.readlink("/proc/self"))
 
 
 def tell(sign: Callable[[], Sign]) -> None:
@@ -70,13 +83,17 @@ def tell(sign: Callable[[], Sign]) -> None:
     if not path:
         return
     try:
+        # The path names the supervisor's process and descriptor. Below the /proc of
+        # another pid namespace the same numbers may lead to a file of the user's.
+        if not os.readlink(path).startswith(_LINK):
+            raise OSError(f"{path} is not the supervisor's file")
         record = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         stacks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError as error:
         log.warning(
             "tfpreempt: this worker cannot tell its supervisor how far it is, so "
             "--hang-timeout watches none of this machine: %s. Let the workers run as "
-            "the supervisor's user, in its PID namespace",
+            "the supervisor's user, with the supervisor's /proc",
             error,
         )
         return
@@ -105,7 +122,7 @@ class LifeFile:
     """
 
     def __init__(self) -> None:
-        self._descriptor = os.memfd_create("tfpreempt-life")
+        self._descriptor = os.memfd_create(_NAME)
 
     def to_environment(self) -> Mapping[str, str]:
         """The variable by which the worker is told."""
@@ -123,6 +140,36 @@ class LifeFile:
         beat, pid, boundaries, step, stage = _RECORD.unpack(data)
         sign = Sign(pid=pid, boundaries=boundaries, step=step, stage=Stage(stage))
         return beat, sign
+
+    def ask_for_stacks(self, pid: int) -> bool:
+        """Signals a worker to write its stacks, if the worker has this file open.
+
+        The signal ends a process that does not expect it, and the worker may have ended
+        and its process id may belong to another process. A pidfd holds the process
+        while its descriptors are looked up.
+
+        Returns:
+            Whether the signal was sent.
+        """
+        with contextlib.suppress(
+            OSError
+        ):  # the process has ended, or is another user's
+            process = os.pidfd_open(pid)
+            try:
+                if self._is_open_in(pid):
+                    signal.pidfd_send_signal(process, STACKS_SIGNAL)
+                    return True
+            finally:
+                os.close(process)
+        return False
+
+    def _is_open_in(self, pid: int) -> bool:
+        own = os.fstat(self._descriptor)
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+                if os.path.samestat(os.stat(entry.path), own):
+                    return True
+        return False
 
     def stacks(self) -> str:
         """What the worker wrote when it was asked for its stacks; empty for nothing."""

@@ -30,7 +30,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Commit, Fault, FirstStep, Notice, Outcome
-from tfpreempt.core.life import Sign, Stage
+from tfpreempt.core.life import Sign, Stage, pid_seen_by_supervisor
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     HandlerClosedError,
@@ -719,7 +719,12 @@ class Session:
         elif self._traces == gate.started or not any(each.runs for each in armed):
             stage = Stage.FIRST
         step = sum(each.step for each in armed)
-        return Sign(pid=os.getpid(), boundaries=gate.started, step=step, stage=stage)
+        return Sign(
+            pid=pid_seen_by_supervisor(),
+            boundaries=gate.started,
+            step=step,
+            stage=stage,
+        )
 
     def doing(self) -> Doing:
         """What this process is at; any thread."""

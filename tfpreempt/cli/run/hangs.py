@@ -9,12 +9,11 @@ import collections
 import contextlib
 import dataclasses
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfpreempt.core.life import STACKS_SIGNAL, LifeFile, Sign, Stage
+from tfpreempt.core.life import LifeFile, Sign, Stage
 
 AUTO = -1.0
 """As long as steps take, many times over."""
@@ -202,9 +201,7 @@ class Watch:
                     state=state or "has ended",
                 )
             )
-            if state:
-                with contextlib.suppress(OSError):  # it has just ended
-                    os.kill(sign.pid, STACKS_SIGNAL)
+            self._files[worker].ask_for_stacks(sign.pid)
         self._asked = list(signs)
         return hangs
 
