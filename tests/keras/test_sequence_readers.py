@@ -7,6 +7,7 @@ that the next epoch depends on how long the validation took.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from tests.keras.small_fit import (  # noqa: E402
     Seen,
     machine,
 )
+from tfpreempt.core import reach, seams  # noqa: E402
 
 LONG = 0.4  # seconds; four times what tf_keras' readers wait
 ROWS = np.arange(BATCHES * BATCH, dtype="float32")[:, None]
@@ -98,6 +100,94 @@ def test_processes_read_in_the_same_order(
     on.start()
     found = seen_by(Seen(), LONG, workers=2, use_multiprocessing=True)
     assert found == expected
+
+
+@pytest.fixture
+def counting_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes Keras shuffle a PyDataset as Keras 3.16 does: by a count of epochs."""
+    adapter: Any = seams.keras_py_dataset_adapter.PyDatasetAdapter
+    begin, end = adapter.__init__, adapter.on_epoch_end
+
+    def init(self: Any, *arguments: Any, **keywords: Any) -> None:
+        begin(self, *arguments, **keywords)
+        self._epoch = 0
+
+    def generate(self: Any) -> Iterator[Any]:
+        indices = list(range(self.py_dataset.num_batches))
+        if self.shuffle:
+            random.Random(self._epoch).shuffle(indices)
+        for index in indices:
+            yield self._standardize_batch(self.py_dataset[index])
+
+    def count(self: Any) -> None:
+        end(self)
+        self._epoch += 1
+
+    if "_epoch" not in reach.set_by(adapter):
+        monkeypatch.setattr(adapter, "__init__", init)
+        monkeypatch.setattr(adapter, "_finite_generator", generate)
+        monkeypatch.setattr(adapter, "on_epoch_end", count)
+
+
+@pytest.mark.usefixtures("counting_adapter")
+@pytest.mark.parametrize("line", ["keras"])
+@pytest.mark.parametrize(
+    ("steps", "cuts"),
+    [
+        (None, [("begin", 1, 3), ("test", 1, 0), ("begin", 2, 1)]),
+        (None, [("end", 0, BATCHES - 1), ("epoch", 1, 0)]),
+        (4, [("begin", 1, 1), ("begin", 2, 3)]),  # passes end within epochs
+    ],
+)
+def test_an_order_by_the_count_of_epochs_is_resumed(
+    on: Machine, line: str, steps: int | None, cuts: Any
+) -> None:
+    found = []
+    for interruptions in ([], cuts):
+        with machine(line) as fresh:
+            on.checkpoints, seen = fresh.checkpoints, Seen()
+            on.run(lambda seen=seen: fit_in_order(on, seen, steps), *interruptions)
+        found.append(seen.epochs)
+    undisturbed, resumed = found
+    assert undisturbed[0] != undisturbed[1] != undisturbed[2]
+    assert resumed == undisturbed
+
+
+@pytest.mark.usefixtures("counting_adapter")
+@pytest.mark.parametrize("line", ["keras"])
+def test_more_epochs_continue_the_count_of_epochs(on: Machine, line: str) -> None:
+    found = []
+    for each in ([EPOCHS], [1, EPOCHS]):
+        with machine(line) as fresh:
+            on.checkpoints, seen = fresh.checkpoints, Seen()
+            for epochs in each:
+                on.run(lambda n=epochs, seen=seen: fit_in_order(on, seen, epochs=n))
+        found.append(seen.epochs)
+    assert found[0] == found[1]
+
+
+def fit_in_order(
+    on: Machine, seen: Seen, steps: int | None = None, epochs: int = EPOCHS
+) -> None:
+    """A fit over batches that only Keras shuffles."""
+
+    class Rows(on.keras.utils.PyDataset):  # type: ignore[misc,name-defined]
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            return ROWS[index * BATCH : (index + 1) * BATCH]
+
+    on.fit(
+        seen.model(on),
+        seen.callback(on),
+        x=Rows(),
+        y=None,
+        batch_size=None,
+        steps_per_epoch=steps,
+        epochs=epochs,
+        validation_data=(ROWS[:BATCH],) * 2,
+    )
 
 
 def seen_by_run(

@@ -76,6 +76,7 @@ MODULES = {
     "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
     "keras_callback_list": _KERAS + "callbacks.callback_list",
     "keras_layer": _KERAS + "layers.layer",
+    "keras_py_dataset_adapter": _KERAS + "trainers.data_adapters.py_dataset_adapter",
     "keras_seeds": _KERAS + "random.seed_generator",
     "keras_trainer": _KERAS + "backend.tensorflow.trainer",
     "keras_variables": _KERAS + "backend.common.variables",
@@ -91,7 +92,10 @@ RENAMED = {
 }
 """Names that are others in some versions."""
 
-OPTIONAL = {"TensorFlowTrainer._autoconvert_optionals"}  # since Keras 3.12
+OPTIONAL = {
+    "PyDatasetAdapter._epoch",  # since Keras 3.16
+    "TensorFlowTrainer._autoconvert_optionals",  # since Keras 3.12
+}
 """Names that only some versions have; where one is missing nothing is to be done."""
 
 
@@ -222,6 +226,9 @@ FEATURES = {
             "keras_array_adapter": "ArrayDataAdapter._shuffle",
             "keras_callback_list": "CallbackList._flush_futures",
             "keras_layer": "Layer._flatten_layers",
+            "keras_py_dataset_adapter": "PyDatasetAdapter._epoch "
+            "PyDatasetAdapter._standardize_batch PyDatasetAdapter.enqueuer "
+            "PyDatasetAdapter.py_dataset PyDatasetAdapter.shuffle",
             "keras_seeds": "SeedGenerator global_state",
             "keras_trainer": "TFEpochIterator._current_iterator "
             "TFEpochIterator._distributed_dataset TFEpochIterator._enumerate_iterator "

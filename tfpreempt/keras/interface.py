@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
@@ -102,6 +103,14 @@ class Fit(Protocol):
     @property
     def sequence_length(self) -> int | None:
         """Batches of the sequence, which may change it; None for ever."""
+
+    def shuffle_state(self) -> Any:
+        """Returns the state from which Keras shuffles the next pass over the sequence.
+
+        Returns:
+            A state of Python's global generator, or an int that seeds a new one.
+        """
+        return random.getstate()
 
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE

@@ -1,11 +1,14 @@
 """The position in a PyDataset (Keras 3) or Sequence (tf_keras): an index.
 
-The epoch that was interrupted goes on with the batches that are left, in the order
-that it began with: Keras shuffles by Python's global generator when the first batch of
-an epoch is asked for, so its state at that moment is saved. Data that change between
-epochs by themselves (`on_epoch_end`) are brought to the same epoch: by their own
-`get_state` and `set_state` if they have them, otherwise by calling the hooks again,
-with the global generators as they were at each call that drew from them.
+The epoch that was interrupted continues with the batches that are left, in the order
+that it began with. Keras shuffles when the first batch of an epoch is asked for: by
+Python's global generator, whose state at that moment is saved, or from Keras 3.16 on
+by a generator that is seeded with the adapter's count of epochs.
+
+Data that change between epochs by themselves (`on_epoch_end`) are brought to the same
+epoch: by their own `get_state` and `set_state` if they have them, otherwise by calling
+the hooks again, with the global generators as they were at each call that drew from
+them.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class SequenceTracker(Tracker):
 
     def begins(self, iterator: Any) -> None:
         if not self.fit.reads_early:
-            self._shuffle_state = random.getstate()
+            self._shuffle_state = self.fit.shuffle_state()
 
     def save(self, iterator: Any, position: Position) -> Position:
         calls, state = self._before_epoch
@@ -126,7 +129,7 @@ class SequenceTracker(Tracker):
     def _begin_early(self, inner: Callable[[], None]) -> None:
         """Keras' readers start here, and draw the order in a thread of their own."""
         if not self._has_rest:
-            self._shuffle_state = random.getstate()
+            self._shuffle_state = self.fit.shuffle_state()
             inner()
             return
         self._has_rest = False  # this epoch is read by `_rest`
@@ -141,9 +144,7 @@ class SequenceTracker(Tracker):
         if fit.sequence_length is not None:
             indices = list(range(fit.sequence_length))
             if fit.shuffles_sequence:
-                shuffler = random.Random()
-                shuffler.setstate(self._shuffle_state)
-                shuffler.shuffle(indices)
+                _shuffler(self._shuffle_state).shuffle(indices)
 
         def rest() -> Iterator[Any]:
             left = itertools.count(batches) if indices is None else indices[batches:]
@@ -151,6 +152,15 @@ class SequenceTracker(Tracker):
                 yield fit.adapter._standardize_batch(batch)
 
         return fit.distribute(rest)
+
+
+def _shuffler(state: Any) -> random.Random:
+    """Returns the generator that Keras shuffles by; see `Fit.shuffle_state`."""
+    if isinstance(state, int):
+        return random.Random(state)
+    shuffler = random.Random()
+    shuffler.setstate(state)
+    return shuffler
 
 
 def _generators() -> tuple[Any, Any]:

@@ -58,6 +58,7 @@ class Keras3Fit(Fit):
         self.loader = self._grain_loader(names["x"])
         self._skip = 0
         self._steps_seen_before_epoch = 0
+        self._adapter_epoch: int | None = None  # before the epoch that runs
 
     def _grain_loader(self, given: Any) -> Loader | None:
         """Grain's, where its batches are made of plain arrays."""
@@ -93,6 +94,10 @@ class Keras3Fit(Fit):
         length = self.sequence.num_batches
         return None if length is None else int(length)
 
+    def shuffle_state(self) -> Any:
+        epoch = getattr(self.adapter, "_epoch", None)  # from Keras 3.16 on
+        return super().shuffle_state() if epoch is None else int(epoch)
+
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
     ) -> Any:
@@ -104,6 +109,7 @@ class Keras3Fit(Fit):
         return {
             "num_batches": self.loop._num_batches,
             "steps_seen": self._steps_seen_before_epoch,
+            "adapter_epoch": self._adapter_epoch,
         }
 
     def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
@@ -111,6 +117,8 @@ class Keras3Fit(Fit):
         self._skip = batch // self.steps_per_execution
         if loop_state:
             self.loop._num_batches = loop_state["num_batches"]
+            if (epochs := loop_state.get("adapter_epoch")) is not None:
+                self.adapter._epoch = epochs  # Keras counts from 0 in each fit
             if self.keeps_iterator:
                 self.loop._current_iterator = iter(self.loop._distributed_dataset)
                 self.loop._steps_seen = loop_state["steps_seen"]
@@ -118,6 +126,7 @@ class Keras3Fit(Fit):
     def epoch_begins(self) -> None:
         self.model._initial_epoch = None  # or it would hold for the next fit as well
         self._steps_seen_before_epoch = 0
+        self._adapter_epoch = getattr(self.adapter, "_epoch", None)
         if self.loop._current_iterator is not None and self.keeps_iterator:
             self._steps_seen_before_epoch = self.loop._steps_seen
         if self._skip:

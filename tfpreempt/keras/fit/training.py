@@ -360,6 +360,7 @@ class Training:
         elif self._phase in phases.RESTORING:
             self._state.restore(self.member, self._saved)
         self._phase = phases.after(self._phase, Event.TRAIN_END)
+        self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
         self.member.is_at_end = True
         try:
