@@ -293,6 +293,35 @@ os._exit(0)
     assert not is_alive(supervised.wait_told("child"))
 
 
+def test_orphans_of_a_worker_are_reaped_while_the_worker_runs(
+    supervised: Run,
+) -> None:
+    program = """
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        child = os.getpid()
+        if not os.fork():  # an orphan, in a session of its own
+            os.setsid()
+            while os.getppid() == child:
+                time.sleep(0.001)
+        os._exit(0)
+    os.waitpid(child, 0)
+tell("supervisor", str(os.getppid()))
+until_told()
+"""
+    supervised.start(program)
+    supervisor = supervised.wait_told("supervisor")
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
+
+    def are_reaped() -> bool:  # but for the worker, and the guard
+        return len(children.read_text().split()) == 2
+
+    wait_until(are_reaped, "the orphans to be reaped")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 143
+
+
 def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> None:
     command = ["sh", "-c", f"{sys.executable} -I -S worker.py; true"]
     supervised.start("until_told()", command=command)

@@ -43,7 +43,8 @@ class Fleet:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._left_behind: dict[int, float] = {}  # group -> when it is killed
         self._dismissed: list[subprocess.Popen[bytes]] = []
-        # Else what the workers leave behind goes to process 1, which in a container may
+        self._started: list[subprocess.Popen[bytes]] = []
+        # Without this, orphans of the workers go to process 1, which in a container may
         # reap late or never, and a dead child looks like a living one until then.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pairs = [str(each) for pair in outputs.items() for each in pair]
@@ -55,6 +56,7 @@ class Fleet:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._started.append(self._guard)
 
     def close(self) -> None:
         """The supervisor ends; the guard ends what is left and follows."""
@@ -109,6 +111,7 @@ class Fleet:
             pass_fds=inherited,
             start_new_session=True,
         )
+        self._started.append(process)
         self._tell_guard(f"+{process.pid}\n")
         return process
 
@@ -135,13 +138,28 @@ class Fleet:
                 ended.append((worker, ReturnCode(code)))
                 _signal_group(process.pid, signal.SIGTERM)
                 self._left_behind[process.pid] = now + self._leave_seconds
+        self._reap_adopted()
         for group, killed_at in list(self._left_behind.items()):
-            if not _is_group_alive(group):
+            if not _signal_group(group, 0):
                 del self._left_behind[group]
                 self._tell_guard(f"-{group}\n")
             elif now >= killed_at:
                 _signal_group(group, signal.SIGKILL)
         return ended
+
+    def _reap_adopted(self) -> None:
+        """Reaps orphans that have ended; their parent, a worker or its child, had too.
+
+        The codes of processes that were started here are kept for their `Popen`.
+        """
+        self._started = [each for each in self._started if each.poll() is None]
+        own = {each.pid for each in self._started}
+        options = os.WEXITED | os.WNOHANG
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
+                if ended.si_pid in own:  # since it was polled; SIGCHLD is pending
+                    break
+                os.waitid(os.P_PID, ended.si_pid, options)
 
     @property
     def running(self) -> list[int]:
@@ -175,14 +193,6 @@ class Fleet:
         assert self._guard.stdin is not None
         with contextlib.suppress(OSError):  # without it, only a killed one is unguarded
             os.write(self._guard.stdin.fileno(), line.encode("ascii"))
-
-
-def _is_group_alive(group: int) -> bool:
-    """Whether the group has members; dead ones that we adopted are reaped."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG):
-            pass
-    return _signal_group(group, 0)
 
 
 def _signal_group(group: int, number: int) -> bool:
