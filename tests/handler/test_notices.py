@@ -19,6 +19,7 @@ from tests.handler.program import Program, is_told, wait_until
 from tfpreempt import State, errors
 from tfpreempt.handler import this_process
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
+from tfpreempt.testing.metadata import FakeGce
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -66,6 +67,27 @@ def test_a_notice_within_a_periodic_save_waits_for_no_step(
     assert told.was_told
     assert exits_before == [0, 0, 1]
     assert [r["step"] for r in program.events("commit")] == [2, 3]
+
+
+def test_the_platform_s_notices_are_added_to_tensorflow_s_own_config(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TFPREEMPT_PLATFORM", raising=False)
+    with FakeGce() as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        at_once = tf.distribute.experimental.TerminationConfig(grace_period=0)
+        handler = PreemptionCheckpointHandler(
+            None, program.checkpoint, program.directory, at_once
+        )
+        handler.run(program.step)
+        fake.set("instance/preempted", "TRUE")
+        wait_until(is_told)
+        with pytest.raises(SystemExit) as caught:
+            handler.run(program.step)
+    assert caught.value.code == 143
+    assert [each["source"] for each in program.events("notice")] == ["gce:preempted"]
+    assert [each["step"] for each in program.events("commit")] == [1]
 
 
 @pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])

@@ -388,6 +388,7 @@ def worker_environment(
         for name, value in os.environ.items()
         if not name.startswith(("TFPREEMPT_", "TF_CONFIG", "PYTEST_"))
     }
+    environment["TFPREEMPT_PLATFORM"] = "generic"  # no metadata server is asked
     environment["PYTHONPATH"] = _python_path()
     environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
     environment["CUDA_VISIBLE_DEVICES"] = "-1"

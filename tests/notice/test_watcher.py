@@ -210,3 +210,80 @@ def test_without_sources_it_is_quiet() -> None:
 def test_a_grace_that_cannot_be_is_refused(grace: float) -> None:
     with pytest.raises(errors.ConfigurationError, match="grace_seconds"):
         WatchedSource(ScriptedSource(), grace)
+
+
+# --- sources that are found later ----------------------------------------------------
+
+
+def test_found_sources_are_watched_with_their_grace_periods() -> None:
+    heard: list[Notice] = []
+    at_once, found = ScriptedSource("at-once"), ScriptedSource("found")
+    looks, answers = threading.Event(), threading.Event()
+
+    def find() -> list[WatchedSource]:
+        looks.set()
+        answers.wait(10)
+        return [WatchedSource(found, 30.0)]
+
+    watcher = Watcher([WatchedSource(at_once)], 0, heard.append, find_more=find)
+    watcher.start()
+    assert looks.wait(10)
+    at_once.fire()  # while the search lasts
+    assert (watcher.is_started, watcher.shortest_grace) == (True, None)
+    answers.set()
+    assert wait_until(lambda: watcher.shortest_grace == 30.0)
+    found.fire()
+    assert [(each.source, each.grace_seconds) for each in heard] == [
+        ("at-once", None),
+        ("found", 30.0),
+    ]
+    watcher.close()
+    assert found.is_closed
+
+
+def test_a_search_that_outlasts_the_watcher_starts_no_source() -> None:
+    found, answers = ScriptedSource(), threading.Event()
+    searching: list[threading.Thread] = []
+
+    def find() -> list[WatchedSource]:
+        searching.append(threading.current_thread())
+        answers.wait(10)
+        return [WatchedSource(found)]
+
+    watcher = Watcher([], 0, lambda notice: None, find_more=find)
+    watcher.start()
+    assert wait_until(lambda: searching)
+    watcher.close()
+    answers.set()
+    searching[0].join(10)
+    assert not found.is_started
+
+
+def test_a_found_source_that_cannot_start_leaves_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = ScriptedSource("bad", start_error=errors.NoticeError("no such place"))
+    good = ScriptedSource("good")
+    found = [WatchedSource(bad), WatchedSource(good)]
+    watcher = Watcher([], 0, lambda notice: None, find_more=lambda: found)
+    watcher.start()
+    assert wait_until(lambda: good.is_started)
+    assert "the notice source bad cannot be watched here (no such place)" in caplog.text
+    watcher.close()
+
+
+def test_a_notice_that_stands_when_its_source_is_found_may_close_the_watcher() -> None:
+    class Standing(ScriptedSource):
+        def _begin(self) -> None:
+            self.fire()
+
+    source, closed = Standing(), threading.Event()
+
+    def listen(notice: Notice) -> None:
+        watcher.close()
+        closed.set()
+
+    watcher = Watcher([], 0, listen, find_more=lambda: [WatchedSource(source)])
+    watcher.start()
+    assert closed.wait(10)
+    assert wait_until(lambda: source.is_closed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,6 @@ VARIANTS = [TerminationConfig, GenericTerminationConfig, BorgTerminationConfig]
 @pytest.fixture(autouse=True)
 def _no_notice_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TFPREEMPT_NOTICE_FILE", raising=False)
-
-
-class TensorFlowConfig:
-    """Has what TensorFlow's TerminationConfig has; nothing of ours."""
-
-    def __init__(
-        self,
-        termination_watcher_fn: Callable[[], Any] | None = None,
-        exit_fn: Callable[[], Any] | None = None,
-        grace_period: float | None = None,
-        save_fn: Callable[..., Any] | None = None,
-    ) -> None:
-        self.termination_watcher_fn = termination_watcher_fn
-        self.exit_fn = exit_fn
-        self.grace_period = grace_period
-        self.save_fn = save_fn
 
 
 def noticed() -> bool:
@@ -222,40 +205,6 @@ def test_what_cannot_be_called_is_refused(name: str, value: object) -> None:
     arguments: dict[str, Any] = {name: value}
     with pytest.raises(ConfigurationError, match=name):
         TerminationConfig(**arguments)
-
-
-# --- objects of TensorFlow -----------------------------------------------------------
-
-
-def test_accept_none_and_ours() -> None:
-    assert type(TerminationConfig.accept(None)) is GenericTerminationConfig
-    for variant in VARIANTS:
-        config = variant()
-        assert TerminationConfig.accept(config) is config
-
-
-def test_accept_takes_over_what_tensorflow_has() -> None:
-    def leave() -> None:
-        raise SystemExit(42)
-
-    theirs = TensorFlowConfig(noticed, leave, 3600, lambda: None)
-    ours = TerminationConfig.accept(theirs)
-    assert ours.termination_watcher_fn is noticed
-    assert ours.save_fn is theirs.save_fn
-    assert ours.grace_seconds == 3600.0
-    assert left_with(ours, True) == 42  # by their function, as there
-    assert names(ours) == ["signal:SIGTERM", "callable:noticed"]
-
-
-def test_accept_checks_what_tensorflow_did_not() -> None:
-    with pytest.raises(ConfigurationError, match="grace_period"):
-        TerminationConfig.accept(TensorFlowConfig(grace_period=-1))
-
-
-@pytest.mark.parametrize("value", [143, "generic", object(), noticed, *VARIANTS])
-def test_accept_refuses_the_rest(value: object) -> None:
-    with pytest.raises(ConfigurationError, match="termination_config"):
-        TerminationConfig.accept(value)
 
 
 # --- the object ----------------------------------------------------------------------

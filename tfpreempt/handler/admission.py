@@ -142,7 +142,7 @@ def admit(
         config,
         commits,
         session.coordinator.deadlines,
-        Watcher(sources, cluster.worker, hear),
+        Watcher(sources, cluster.worker, hear, find_more=config.finder()),
         amid=amid,
         async_save=async_save,
         is_alive=is_alive,

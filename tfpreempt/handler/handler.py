@@ -28,7 +28,7 @@ from tfpreempt.handler.protection import protected_start, take_over
 from tfpreempt.handler.saving import PLAIN, Stages
 from tfpreempt.handler.step_errors import END_OF_DATA, step_failed, was_preemption
 from tfpreempt.handler.this_process import find_session
-from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.platforms.detected import resolve_config
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,9 @@ class PreemptionCheckpointHandler:
         checkpoint_dir: where a Checkpoint is saved; shared storage for all workers. A
             path, or a URL that TensorFlow serves, such as "gs://bucket/run".
         termination_config: when, with how much grace and how to leave; TensorFlow's own
-            TerminationConfig objects are accepted. None watches SIGTERM and leaves
-            with exit code 143.
+            TerminationConfig objects are completed for the platform. None: the platform
+            is detected. SIGTERM is watched at once; the metadata server of a cloud is
+            asked in the background, and a line of the log names the platform.
         save_every: also commit every so many `run()` calls (an int), or whenever so
             much time has passed (a timedelta, by agreement on a step). None: only on
             notices, `save()` and at the end.
@@ -113,7 +114,7 @@ class PreemptionCheckpointHandler:
                 f"checkpoint_dir is {checkpoint_dir!r}; pass the directory too, or a "
                 "tf.train.CheckpointManager, which has one"
             )
-        config = TerminationConfig.accept(termination_config)
+        config = resolve_config(termination_config)
         every = check_save_every(save_every)
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, save_timeout)

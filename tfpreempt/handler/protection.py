@@ -20,8 +20,9 @@ from tfpreempt.handler.process_end import (
     keep_streams,
     on_interpreter_end,
 )
-from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.notice.watcher import FindSources, WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.platforms.detected import resolve_config
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +42,21 @@ class Protection:
     Args:
         config: how to leave.
         watched: what to listen to.
+        find_more: see `Watcher`.
     """
 
     def __init__(
-        self, config: TerminationConfig, watched: tuple[WatchedSource, ...]
+        self,
+        config: TerminationConfig,
+        watched: tuple[WatchedSource, ...],
+        find_more: FindSources | None = None,
     ) -> None:
         self._config = config
         self._process = os.getpid()
         self._alarms: list[threading.Timer] = []
         self._left: Notice | None = None  # to the members that listened
         self._names = frozenset(each.source.name for each in watched)
-        self._watcher = Watcher(watched, 0, self._hear)
+        self._watcher = Watcher(watched, 0, self._hear, find_more=find_more)
         _note_newest(self)
         self._watcher.start()
 
@@ -167,7 +172,7 @@ def protect(termination_config: Any = None) -> Protection:
 
     Args:
         termination_config: what to listen to and how to leave, as for a handler; None
-            listens to SIGTERM and leaves with 143.
+            detects the platform.
 
     Returns:
         What listens: `close()` ends it, as does leaving it as a context manager.
@@ -177,9 +182,10 @@ def protect(termination_config: Any = None) -> Protection:
         NotMainThreadError: signals can only be watched from the main thread.
     """
     global _current
-    config = TerminationConfig.accept(termination_config)
+    config = resolve_config(termination_config)
     cluster_from_environment(os.environ)  # refused now, not when a notice comes
-    before, _current = _current, Protection(config, config.watched_sources())
+    made = Protection(config, config.watched_sources(), config.finder())
+    before, _current = _current, made
     if before is not None:
         before.close()
     return _current

@@ -26,7 +26,7 @@ from tfpreempt.keras.fit.lookup import (
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.training import Training
 from tfpreempt.keras.record import Encoded
-from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
 
 _running: list[Training] = []
@@ -55,8 +55,9 @@ class PreemptionCallback:
         save_freq: when to commit without a notice: "epoch" (after each epoch), an int
             (so many batches), a `datetime.timedelta`, or None (on notices only). The
             state at the end of `fit` is committed in any case.
-        termination_config: when, with how much grace and how to leave; None watches
-            SIGTERM and leaves with exit code 143.
+        termination_config: when, with how much grace and how to leave. None: the
+            platform is detected. SIGTERM is watched at once; the metadata server of a
+            cloud is asked in the background, and a line of the log names the platform.
         restore: False trains from the beginning although there is a checkpoint.
         save_timeout: seconds that any wait for other workers may take where the notice
             came without a grace period. A step, an evaluation or a hook of this
@@ -98,7 +99,7 @@ class PreemptionCallback:
             async_save=async_save,
         )
         # Keras may start readers before the fit begins.
-        TerminationConfig.accept(termination_config).guard_children()
+        resolve_config(termination_config).guard_children()
         self._training: Training | None = None
         self._files: Encoded | None = None
         self._last: MirrorStatus | None = None  # at the end of the newest fit

@@ -12,11 +12,15 @@ from tfpreempt import errors
 from tfpreempt.core.arguments import is_seconds
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.events import Notice
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice.source import NoticeSource, TimedSource
 
 _logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_SECONDS = 2.0
+
+FIND_LIMIT_SECONDS = 0.2
+"""Seconds that closing waits for a search of sources; a preemption has few seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class WatchedSource:
         return grace if left is None else max(0.0, min(grace, left))
 
 
+FindSources = Callable[[], Sequence[WatchedSource]]
+"""Finds sources that were not started yet; may take seconds. Any thread."""
+
+
 class Watcher:
     """Starts sources, and turns what they say into notices.
 
@@ -59,9 +67,12 @@ class Watcher:
         on_notice: called with each notice, one at a time, from a thread of the source.
             It returns quickly; what it raises is logged and the sources live on.
         clock: where times come from.
+        find_more: finds more sources, on a thread of the watcher's own; the found
+            sources are started there. They are not signals: only the main thread can
+            watch those. None: there are no more.
 
     Attributes:
-        is_started: whether every source listens.
+        is_started: whether every source of `sources` listens.
     """
 
     def __init__(
@@ -70,16 +81,27 @@ class Watcher:
         worker: int,
         on_notice: Callable[[Notice], None],
         clock: Clock | None = None,
+        *,
+        find_more: FindSources | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._worker = worker
         self._on_notice = on_notice
         self._clock = SystemClock() if clock is None else clock
         self._started: list[NoticeSource] = []
-        self._is_closed = False
+        self._closed = threading.Event()
         self.is_started = False
         # Held while on_notice runs. Re-entrant: on_notice may close the watcher.
         self._delivery = threading.RLock()
+        # Held while a found source starts. Re-entrant: its on_notice may close this.
+        self._starting = threading.RLock()
+        self._search = (
+            None
+            if find_more is None
+            else OwnedThread(
+                "tfpreempt-find-sources", functools.partial(self._add_found, find_more)
+            )
+        )
 
     @property
     def shortest_grace(self) -> float | None:
@@ -94,7 +116,7 @@ class Watcher:
             UsageError: it was started or closed before.
             TfpreemptError: a source cannot work here; those before it were closed.
         """
-        if self._started or self._is_closed:
+        if self._started or self._closed.is_set():
             raise errors.UsageError(
                 "start() of a watcher that was started or closed before; a watcher is "
                 "started once: make a new one with new sources"
@@ -107,20 +129,53 @@ class Watcher:
             self.close()
             raise
         self.is_started = True
+        if self._search is not None:
+            self._search.start()
+
+    def _add_found(self, find: FindSources) -> None:
+        found = find()
+        for watched in found:
+            with self._starting:
+                if self._closed.is_set():
+                    return
+                try:
+                    watched.source.start(functools.partial(self._receive, watched))
+                except errors.TfpreemptError as error:
+                    _logger.warning(
+                        "tfpreempt: the notice source %s cannot be watched here (%s); "
+                        "the other sources are watched",
+                        watched.source.name,
+                        error,
+                    )
+                    continue
+                if (
+                    self._closed.is_set()
+                ):  # by on_notice, given a notice that stood already
+                    watched.source.close()
+                    return
+                self._started.append(watched.source)
+            self._sources = (*self._sources, watched)
 
     def rearm(self) -> None:
         """Watches again after something may have disarmed signals. Main thread."""
-        if not self._is_closed:
-            for source in self._started:
+        if not self._closed.is_set():
+            for source in tuple(self._started):
                 source.rearm()
 
     def close(self) -> None:
         """Stops every source; after it returns no notice is delivered. Idempotent.
 
         Waits at most 2 s for an on_notice that is running, and as long as each source
-        takes, which has a limit of its own. Main thread, so that signals are put back.
+        takes, which has a limit of its own. A search of sources that lasts is left
+        behind, and starts no source any more. Main thread, so that signals are put
+        back.
         """
-        self._is_closed, self.is_started = True, False
+        self._closed.set()
+        self.is_started = False
+        if self._search is not None:
+            self._search.join(FIND_LIMIT_SECONDS)
+            if self._starting.acquire(timeout=CLOSE_LIMIT_SECONDS):
+                self._starting.release()
         if self._delivery.acquire(timeout=CLOSE_LIMIT_SECONDS):
             self._delivery.release()
         else:
@@ -148,7 +203,7 @@ class Watcher:
             detail=detail,
         )
         with self._delivery:
-            if self._is_closed:
+            if self._closed.is_set():
                 return
             try:
                 self._on_notice(notice)

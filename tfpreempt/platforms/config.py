@@ -21,14 +21,14 @@ from tfpreempt.notice.file import FileSource, checked_path
 from tfpreempt.notice.readers import guard_children
 from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import FindSources, WatchedSource
 
 NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
 
 Grace = float | datetime.timedelta | None
 SourceMaker = Callable[[], NoticeSource | WatchedSource]
 
-_FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
+FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
 """As TensorFlow's config calls them too."""
 
 
@@ -127,28 +127,8 @@ class TerminationConfig:
         self._uncommitted_exit_code = uncommitted_exit_code
         self._unmirrored_exit_code = unmirrored_exit_code
 
-    @classmethod
-    def accept(cls, value: Any) -> TerminationConfig:
-        """Takes ours, TensorFlow's own (told by its four attributes), or None.
-
-        Raises:
-            ConfigurationError: it is none of these.
-        """
-        if value is None:
-            return GenericTerminationConfig()
-        if isinstance(value, TerminationConfig):
-            return value
-        # A class has the names too, as properties: the call was forgotten.
-        is_class = isinstance(value, type)
-        if not is_class and all(hasattr(value, name) for name in _FIELDS):
-            return GenericTerminationConfig(*(getattr(value, name) for name in _FIELDS))
-        raise ConfigurationError(
-            f"termination_config is {value!r}; expected a tfpreempt.TerminationConfig "
-            "(or a variant), a tf.distribute.experimental.TerminationConfig, or None"
-        )
-
     def __setattr__(self, name: str, value: object) -> None:
-        if name in (*_FIELDS, "grace_seconds") and name in vars(self):
+        if name in (*FIELDS, "grace_seconds") and name in vars(self):
             raise AttributeError(
                 f"{name} of a {type(self).__name__} cannot be changed; make a new one"
             )
@@ -180,6 +160,13 @@ class TerminationConfig:
             else WatchedSource(each, self.grace_seconds)
             for each in found
         )
+
+    def finder(self) -> FindSources | None:
+        """Finds more sources, which may take seconds; None: there are no more.
+
+        The function may be called on any thread.
+        """
+        return None
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """The exit code of `leave`; None where an `exit_fn` decides."""

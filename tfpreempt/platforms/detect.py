@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice.gce import is_excluded
 from tfpreempt.platforms import probing
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig
@@ -104,8 +103,10 @@ def detect_platform(
     """Finds out where this program runs.
 
     It reads variables and files first and asks metadata servers only where these leave
-    something open, all at once and within `limit_seconds`. TFPREEMPT_PLATFORM overrides
-    all of it. TensorFlow is neither imported nor started.
+    something open, all at once and within `limit_seconds`. Where the files name a
+    machine of no cloud, no server is asked, unless a variable such as GCE_METADATA_HOST
+    holds the server's address. TFPREEMPT_PLATFORM overrides all of it. TensorFlow is
+    neither imported nor started.
 
     Args:
         environment: the variables; by default the process's.
@@ -119,18 +120,87 @@ def detect_platform(
     Raises:
         ConfigurationError: TFPREEMPT_PLATFORM is set to an unknown name.
     """
+    found = read_local(environment, root)
+    if found.platform is not None:
+        return found.platform
+    return find_cloud(found, probes, limit_seconds)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFindings:
+    """Variables and files of this machine, read without a request.
+
+    Attributes:
+        environment: the variables.
+        machine: the machine's files.
+        platform: the platform that a variable names; None where none does.
+        to_ask: clouds whose metadata servers may know more.
+    """
+
+    environment: Mapping[str, str]
+    machine: Finding
+    platform: Platform | None
+    to_ask: tuple[str, ...]
+
+    @property
+    def may_be_cloud(self) -> bool:
+        """Whether this is a cloud's machine, or a server is to be asked about that."""
+        return self.machine.cloud is not None or bool(self.to_ask)
+
+
+def read_local(
+    environment: Mapping[str, str] | None = None, root: Path = Path("/")
+) -> LocalFindings:
+    """Reads the variables and files that name a platform; takes milliseconds.
+
+    Args:
+        environment: the variables; by default the process's.
+        root: the directory that holds `sys`.
+
+    Raises:
+        ConfigurationError: TFPREEMPT_PLATFORM is set to an unknown name.
+    """
     environment = os.environ if environment is None else environment
     machine = read_machine(root)
-    if machine.cloud == "gce" and is_excluded(environment):
-        machine = Finding(kinds=machine.kinds)
-    named = _by_variables(environment)
-    if named is not None:
+    if probing.is_excluded(machine.cloud, environment):
+        machine = dataclasses.replace(machine, cloud=None, evidence=())
+    addressed = tuple(
+        cloud
+        for cloud, variables in probing.ADDRESS_VARIABLES.items()
+        if any(environment.get(each) for each in variables)
+    )
+    platform, to_ask = None, addressed
+    if (named := _by_variables(environment)) is not None:
         name, evidence = named
-        return _platform(name, (evidence, *machine.evidence), machine.cloud)
-    if machine.cloud is not None:  # only of GCE is something left to ask
-        probes = {"gce": probes["gce"]} if machine.cloud == "gce" else {}
-    found = probing.probe_all(probes, environment, limit_seconds)
-    return _by_machine(machine, found or Finding(cloud=machine.cloud))
+        platform = _platform(name, (evidence, *machine.evidence), machine.cloud)
+    elif not (addressed or machine.is_identified):
+        to_ask = tuple(probing.PROBES)
+    if machine.cloud == "gce" and not addressed:
+        to_ask = ("gce",)  # for the kind of machine; of other clouds nothing is open
+    if environment.get(VARIABLE):  # a chosen platform leaves nothing open
+        machine, to_ask = Finding(), ()
+    return LocalFindings(
+        environment=environment, machine=machine, platform=platform, to_ask=to_ask
+    )
+
+
+def find_cloud(
+    found: LocalFindings, probes: Mapping[str, probing.Probe], limit_seconds: float
+) -> Platform:
+    """Asks metadata servers where the machine's files leave something open.
+
+    Args:
+        found: variables and files, as read.
+        probes: asks the servers of clouds.
+        limit_seconds: for all servers together.
+
+    Returns:
+        The cloud's platform, whatever variables name; "generic" for no cloud.
+    """
+    machine = found.machine
+    asked = {name: probes[name] for name in found.to_ask if name in probes}
+    answer = probing.probe_all(asked, found.environment, limit_seconds)
+    return _by_machine(machine, answer or Finding(cloud=machine.cloud))
 
 
 def _by_variables(environment: Mapping[str, str]) -> tuple[str, str] | None:
@@ -154,6 +224,8 @@ def _by_machine(machine: Finding, found: Finding) -> Platform:
     evidence = machine.evidence + found.evidence
     if found.cloud is None:
         nothing = "no variable, no file and no metadata server names a platform"
+        if machine.is_identified:
+            nothing = f"the files in /{_DMI} name no cloud"
         return _platform("generic", (nothing,), None)
     if found.cloud != "gce":
         return _platform(found.cloud, evidence, found.cloud)
@@ -191,8 +263,11 @@ def read_machine(root: Path = Path("/")) -> Finding:
         text = _read(root / _DMI / name)
         if says_so(text):
             evidence = (f"/{_DMI}/{name} is {text!r}",)
-            return Finding(cloud=cloud, evidence=evidence, kinds=kinds)
-    return Finding(kinds=kinds)
+            return Finding(
+                cloud=cloud, evidence=evidence, kinds=kinds, is_identified=True
+            )
+    is_identified = any(_read(root / _DMI / name) for _, name, _ in checks)
+    return Finding(kinds=kinds, is_identified=is_identified)
 
 
 def _read(path: Path) -> str:

@@ -26,11 +26,13 @@ class Finding:
         cloud: "gce", "aws" or "azure"; None where no file names one of them.
         evidence: what says so, for people.
         kinds: "tpu", "spot" and "gpu", as far as they are known to hold.
+        is_identified: whether the machine's files name its maker, a cloud or another.
     """
 
     cloud: str | None = None
     evidence: tuple[str, ...] = ()
     kinds: frozenset[str] = frozenset()
+    is_identified: bool = False
 
 
 Probe = Callable[[Mapping[str, str], float], Finding | None]
@@ -87,8 +89,18 @@ def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
     return Finding(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
 
 
-IS_EXCLUDED = {"gce": gce.is_excluded, "aws": aws.is_excluded}
-"""Whether the environment forbids to ask."""
+def is_excluded(cloud: str | None, environment: Mapping[str, str]) -> bool:
+    """Whether the environment forbids requests to this cloud's metadata server."""
+    checks = {"gce": gce.is_excluded, "aws": aws.is_excluded}
+    return cloud in checks and checks[cloud](environment)
+
+
+ADDRESS_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "gce": gce.HOST_VARIABLES,
+    "aws": (aws.ENDPOINT_VARIABLE,),
+    "azure": (azure.HOST_VARIABLE,),
+}
+"""Variables that hold the address of a cloud's metadata server."""
 
 PROBES: Mapping[str, Probe] = {
     "gce": probe_gce,
@@ -123,7 +135,7 @@ def probe_all(
     asked = {
         name: probe
         for name, probe in probes.items()
-        if name not in IS_EXCLUDED or not IS_EXCLUDED[name](environment)
+        if not is_excluded(name, environment)
     }
     for name, probe in asked.items():
         OwnedThread(f"tfpreempt-probe-{name}", functools.partial(ask, probe)).start()

@@ -126,8 +126,9 @@ def _assess_cloud(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         Level.ADVICE,
         f"cloud {cloud}",
-        f"this is a machine of {cloud}, and nobody watches what {cloud} says of "
-        "its end; if it can be taken away, add that source to the config",
+        f"this is a machine of {cloud}, and this config does not watch the notices of "
+        f"{cloud}; if the machine can be taken away, leave the config out (the notices "
+        "are detected then), or add the source to the config",
         code="import tfpreempt\n"
         f"from tfpreempt.notice.{cloud} import {watch}\n"
         "from tfpreempt.notice.watcher import WatchedSource\n\n"

@@ -30,7 +30,7 @@ from tfpreempt.keras.fit.state import FitState, Taken
 from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded
-from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.platforms.detected import resolve_config
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Training:
         resolver = getattr(self.fit.model.distribute_strategy, "cluster_resolver", None)
         every = options.save_freq
         self._session = find_session(resolver, options.save_timeout)
-        config = TerminationConfig.accept(options.termination_config)
+        config = resolve_config(options.termination_config)
         with protected_start(config), self._session.unwatched():
             self.member = admit(
                 self._session,

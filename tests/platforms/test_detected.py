@@ -1,0 +1,290 @@
+"""The config of a handler without one: the platform, detected beside training."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.notice.rigs import wait_until
+from tests.platforms.configs import left_with, watched
+from tests.platforms.test_detect import AZURE_TAG, machine
+from tfpreempt.core.events import Notice
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.notice.watcher import Watcher
+from tfpreempt.platforms import detected
+from tfpreempt.platforms.config import (
+    BorgTerminationConfig,
+    GenericTerminationConfig,
+    TerminationConfig,
+)
+from tfpreempt.platforms.detected import resolve_config
+from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
+
+VARIANTS = [TerminationConfig, GenericTerminationConfig, BorgTerminationConfig]
+SIGTERM = "signal:SIGTERM"
+NO_SOURCE: dict[str, float | None] = {}
+GCE = {"gce:preempted": 30.0, "gce:maintenance-event": 60.0}
+GPU = {**GCE, "gce:maintenance-event": 3600.0}
+
+
+class TensorFlowConfig:
+    """Has what TensorFlow's TerminationConfig has; nothing of ours."""
+
+    def __init__(
+        self,
+        termination_watcher_fn: Callable[[], Any] | None = None,
+        exit_fn: Callable[[], Any] | None = None,
+        grace_period: float | None = None,
+        save_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        self.termination_watcher_fn = termination_watcher_fn
+        self.exit_fn = exit_fn
+        self.grace_period = grace_period
+        self.save_fn = save_fn
+
+
+def noticed() -> bool:
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _log_from_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    detected._log_once.cache_clear()
+    caplog.set_level(logging.INFO, logger="tfpreempt.platforms")
+
+
+def found_by(config: TerminationConfig) -> dict[str, float | None] | None:
+    """The sources that are found later, with their grace periods."""
+    find = config.finder()
+    if find is None:
+        return None
+    return {each.source.name: each.grace_seconds for each in find()}
+
+
+@pytest.fixture
+def gce(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGce]:
+    """A metadata server of Compute Engine, which the process's variables name."""
+    with FakeGce() as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        fake.set("instance/machine-type", "projects/1/machineTypes/n2-standard-8")
+        fake.set("instance/scheduling/preemptible", "FALSE")
+        yield fake
+
+
+# --- what is watched -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "files", "signal_grace", "later"),
+    [
+        # No file and no variable names a cloud: no server is asked.
+        ({}, {"sys_vendor": "QEMU"}, None, None),
+        ({"SLURM_JOB_ID": "1"}, {}, 30.0, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"sys_vendor": "QEMU"}, None, None),
+        ({"NO_GCE_CHECK": "true"}, {"product_name": "Google"}, None, None),
+        (
+            {"AWS_EC2_METADATA_DISABLED": "true"},
+            {"sys_vendor": "Amazon EC2"},
+            None,
+            None,
+        ),
+        ({"TFPREEMPT_PLATFORM": "generic"}, {"product_name": "Google"}, None, None),
+        ({"TFPREEMPT_PLATFORM": "slurm"}, {"product_name": "Google"}, 30.0, None),
+        # The cloud of a managed service does not notify its jobs.
+        ({"SM_TRAINING_ENV": "{}"}, {"sys_vendor": "Amazon EC2"}, None, None),
+        # Files name the cloud, whose SIGTERM may be that of a container engine.
+        (
+            {},
+            {"sys_vendor": "Amazon EC2"},
+            None,
+            {"aws:spot-interruption": 115.0, "aws:lifecycle": None},
+        ),
+        (
+            {"KUBERNETES_SERVICE_HOST": "1", "TFPREEMPT_GRACE_PERIOD": "40"},
+            {"chassis_asset_tag": AZURE_TAG},
+            40.0,
+            {
+                "azure:Preempt": 30.0,
+                "azure:Terminate": 300.0,
+                "azure:Reboot": 300.0,
+                "azure:Redeploy": 300.0,
+            },
+        ),
+    ],
+)
+def test_variables_and_files_decide_without_a_request(
+    variables: dict[str, str],
+    files: dict[str, str],
+    signal_grace: float | None,
+    later: dict[str, float | None] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError(f"a connection was opened: {arguments}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = resolve_config(None, root=machine(tmp_path, **files))
+    assert watched(config) == {SIGTERM: signal_grace}
+    assert found_by(config) == later
+    assert left_with(config) == 143
+
+
+def test_the_machine_is_asked_for_its_kind(gce: FakeGce, tmp_path: Path) -> None:
+    root = machine(tmp_path, product_name="Google Compute Engine")
+    config = resolve_config(None, root=root)
+    assert watched(config) == {SIGTERM: None}
+    assert gce.requests == []
+    assert found_by(config) == GCE
+    gce.set("instance/machine-type", "projects/1/machineTypes/a2-highgpu-1g")
+    assert found_by(config) == GPU
+    gce.set("instance/scheduling/preemptible", "TRUE")
+    assert found_by(config) == {"gce:preempted": 30.0}
+
+
+def test_a_scheduler_s_job_sees_the_notices_of_its_machine(
+    gce: FakeGce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    config = resolve_config(None, root=tmp_path)
+    assert watched(config) == {SIGTERM: 30.0}
+    assert found_by(config) == GCE
+
+
+@pytest.mark.parametrize(
+    ("fake_class", "first"),
+    [(FakeAws, "aws:spot-interruption"), (FakeAzure, "azure:Preempt")],
+)
+def test_a_machine_without_files_is_known_by_its_server(
+    fake_class: Any, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_class() as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        found = found_by(resolve_config(None, root=tmp_path))
+        assert found is not None
+        assert first in found
+
+
+def test_a_server_that_does_not_answer_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(detected, "LIMIT_SECONDS", 0.05)
+        nothing = resolve_config(None, root=tmp_path)
+        assert found_by(nothing) == NO_SOURCE
+        root = machine(tmp_path, gpu=True, product_name="Google Compute Engine")
+        assert found_by(resolve_config(None, root=root)) == GPU  # watched, and retried
+
+
+def test_notices_of_a_cloud_arrive_after_a_late_answer(
+    gce: FakeGce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that arrives meanwhile is a notice at once."""
+    ask, answers = detected.find_cloud, threading.Event()
+
+    def late(*arguments: Any) -> Any:
+        answers.wait(10)
+        return ask(*arguments)
+
+    monkeypatch.setattr(detected, "find_cloud", late)
+    heard: list[Notice] = []
+    config = resolve_config(None, root=tmp_path)
+    watcher = Watcher(
+        config.watched_sources(), 0, heard.append, find_more=config.finder()
+    )
+    watcher.start()
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        assert wait_until(lambda: len(heard) == 1)
+        answers.set()
+        gce.set("instance/preempted", "TRUE")
+        assert wait_until(lambda: len(heard) == 2)
+    finally:
+        watcher.close()
+    assert [(each.source, each.grace_seconds) for each in heard] == [
+        (SIGTERM, None),
+        ("gce:preempted", 30.0),
+    ]
+
+
+# --- one line ------------------------------------------------------------------------
+
+
+def test_one_line_names_the_platform(
+    gce: FakeGce, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):  # two fits of one program
+        found_by(resolve_config(None, root=tmp_path))
+    [line] = [each for each in caplog.messages if "platform" in each]
+    assert line.startswith(
+        f"tfpreempt: platform gce-cpu, because {gce.url} answers as GCE's metadata "
+        "server. Watches signal:SIGTERM (grace period unknown), gce:preempted (30 s), "
+        "gce:maintenance-event (60 s)."
+    )
+
+
+def test_the_line_of_a_machine_of_no_cloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolve_config(None, root=machine(tmp_path, sys_vendor="QEMU"))
+    [line] = caplog.messages
+    assert "platform generic, because the files in /sys/class/dmi/id name no cloud" in (
+        line
+    )
+
+
+# --- what is given -------------------------------------------------------------------
+
+
+def test_ours_is_taken_as_it_is(gce: FakeGce) -> None:
+    for variant in VARIANTS:
+        config = variant()
+        assert resolve_config(config) is config
+        assert config.finder() is None
+
+
+def test_a_named_platform_is_that_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFPREEMPT_PLATFORM", "borg")
+    assert left_with(resolve_config(None)) == 42
+    monkeypatch.setenv("TFPREEMPT_PLATFORM", "gcp")
+    with pytest.raises(ConfigurationError, match="TFPREEMPT_PLATFORM is 'gcp'"):
+        resolve_config(None)
+
+
+def test_what_tensorflow_s_config_has_is_taken_over(gce: FakeGce) -> None:
+    def leave() -> None:
+        raise SystemExit(42)
+
+    theirs = TensorFlowConfig(noticed, leave, 45, lambda: None)
+    config = resolve_config(theirs)
+    assert config.termination_watcher_fn is noticed
+    assert config.save_fn is theirs.save_fn
+    assert left_with(config) == 42  # by their function, as there
+    assert watched(config) == {SIGTERM: 45.0, "callable:noticed": 45.0}
+    assert found_by(config) == {"gce:preempted": 30.0, "gce:maintenance-event": 45.0}
+    at_once = resolve_config(TensorFlowConfig(grace_period=0))
+    assert found_by(at_once) == dict.fromkeys(GCE)
+    assert found_by(resolve_config(TensorFlowConfig())) == GCE
+
+
+def test_what_tensorflow_did_not_check_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="grace_period"):
+        resolve_config(TensorFlowConfig(grace_period=-1))
+
+
+@pytest.mark.parametrize("value", [143, "generic", object(), noticed, *VARIANTS])
+def test_the_rest_is_refused(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="termination_config"):
+        resolve_config(value)

@@ -1,0 +1,151 @@
+"""The config of a handler that was given none, or TensorFlow's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.notice.watcher import FindSources, WatchedSource
+from tfpreempt.platforms import probing
+from tfpreempt.platforms.config import (
+    FIELDS,
+    GenericTerminationConfig,
+    TerminationConfig,
+    check_grace,
+)
+from tfpreempt.platforms.detect import (
+    LocalFindings,
+    find_cloud,
+    read_local,
+)
+
+_logger = logging.getLogger(__name__)
+
+LIMIT_SECONDS = 2.0
+"""A metadata server that is busy answers within a second; training does not wait."""
+
+SCHEDULERS = frozenset({"slurm", "kubernetes"})
+"""Platforms whose jobs may see the notices of the cloud that the machine belongs to."""
+
+
+def resolve_config(
+    value: Any,
+    *,
+    environment: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
+) -> TerminationConfig:
+    """The config that a `termination_config` argument means.
+
+    Makes no request: metadata servers are asked by `TerminationConfig.finder`.
+
+    Args:
+        value: a TerminationConfig, which is returned as it is; None, or a
+            `tf.distribute.experimental.TerminationConfig` (told by its four
+            attributes), to which the platform's notices and exit are added.
+        environment: see `detect_platform`.
+        root: see `detect_platform`.
+
+    Raises:
+        ConfigurationError: the value is none of these, or a variable cannot work.
+    """
+    if isinstance(value, TerminationConfig):
+        return value
+    # A class has the names too, as properties: the call was forgotten.
+    is_class = isinstance(value, type)
+    if value is not None and (
+        is_class or not all(hasattr(value, name) for name in FIELDS)
+    ):
+        raise ConfigurationError(
+            f"termination_config is {value!r}; expected a tfpreempt.TerminationConfig "
+            "(or a variant), a tf.distribute.experimental.TerminationConfig, or None"
+        )
+    given = {} if value is None else {name: getattr(value, name) for name in FIELDS}
+    options = {name: each for name, each in given.items() if each is not None}
+    found = read_local(environment, root)
+    platform = found.platform
+    if found.may_be_cloud and (platform is None or platform.name in SCHEDULERS):
+        return DetectedTerminationConfig(found, **options)
+    if platform is None:
+        platform = find_cloud(found, {}, 0.0)
+    config = platform.variant(**options)
+    _log_platform(platform.name, platform.evidence, config.watched_sources())
+    return config
+
+
+class DetectedTerminationConfig(TerminationConfig):
+    """A machine of a cloud, or one that only a metadata server can tell about.
+
+    Exits with 143, as all clouds and their schedulers restart on. SIGTERM has the
+    grace period of the scheduler. Without a scheduler the grace period is unknown: the
+    sender may be the shutdown of the machine, a container engine or an operator.
+
+    Args:
+        found: variables and files of this machine.
+        **options: the four arguments that TensorFlow's config has too. `grace_period`
+            also shortens what the cloud's notices leave.
+
+    Raises:
+        ConfigurationError: an argument or a variable cannot work.
+    """
+
+    def __init__(self, found: LocalFindings, **options: Any) -> None:
+        scheduler = found.platform
+        variant = GenericTerminationConfig if scheduler is None else scheduler.variant
+        self._limit = check_grace(options.get("grace_period"))
+        self._is_limited = "grace_period" in options
+        super().__init__(
+            **{**options, "grace_period": variant(**options).grace_seconds}
+        )
+        self._found = found
+
+    def finder(self) -> FindSources | None:
+        """Asks the metadata server, where one is to be asked."""
+        return self._find_sources
+
+    def _find_sources(self) -> Sequence[WatchedSource]:
+        cloud = find_cloud(self._found, probing.PROBES, LIMIT_SECONDS)
+        known = {each.source.name for each in self.watched_sources()}
+        sources = [
+            dataclasses.replace(each, grace_seconds=self._limited(each.grace_seconds))
+            for each in cloud.termination_config().watched_sources()
+            if each.source.name not in known
+        ]
+        name, evidence = cloud.name, cloud.evidence
+        if (scheduler := self._found.platform) is not None:
+            name = f"{scheduler.name} on {cloud.name}"
+            evidence = tuple(dict.fromkeys((*scheduler.evidence, *cloud.evidence)))
+        _log_platform(name, evidence, (*self.watched_sources(), *sources))
+        return sources
+
+    def _limited(self, grace: float | None) -> float | None:
+        if not self._is_limited:
+            return grace
+        if grace is None or self._limit is None:
+            return None
+        return min(grace, self._limit)
+
+
+def _log_platform(
+    name: str, evidence: Sequence[str], sources: Sequence[WatchedSource]
+) -> None:
+    texts = [
+        f"{each.source.name} ({each.grace_seconds:g} s)"
+        if each.grace_seconds
+        else f"{each.source.name} (grace period unknown)"
+        for each in sources
+    ]
+    _log_once(
+        f"tfpreempt: platform {name}, because {'; '.join(evidence)}. Watches "
+        f"{', '.join(texts)}. TFPREEMPT_PLATFORM or termination_config= overrides it"
+    )
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+    """Logs a line for the first of several handlers in one process."""
+    _logger.info(text)
