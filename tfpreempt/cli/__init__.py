@@ -10,16 +10,19 @@ status/   `tfpreempt status`: what is a running job at?
 journals  where the journal lies of a run that is named
 signals   signals that are waited for instead of handled
 sizes     sizes and seconds: as people read them, and write them in an option
-terminal  what is safe to print
+tables    a rich console whose texts cannot steer the terminal
+terminal  printing: no text that a command prints can steer a terminal
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 
 import click
 
 import tfpreempt
+from tfpreempt.cli.terminal import LogHandler, plain_lines
 
 # Command -> (folder with a click command of that name, line in `tfpreempt --help`).
 # The line is repeated here so that the help imports no command.
@@ -48,6 +51,19 @@ class _LazyGroup(click.Group):
         module = importlib.import_module(f"tfpreempt.cli.{folder}.command")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Runs a command; errors and log records are printed as all output is."""
+        log, handler = logging.getLogger("tfpreempt"), LogHandler(logging.WARNING)
+        log.addHandler(handler)
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            text = plain_lines(error.message)
+            error.message = text  # type: ignore[misc]  # click shows it after this
+            raise
+        finally:
+            log.removeHandler(handler)
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter

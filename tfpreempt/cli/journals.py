@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfpreempt.checkpoint.remote.journals import fetch
+from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.storage.opening import SCHEMES, local_path, open_store
 
@@ -47,7 +48,9 @@ def hint(place: str) -> str:
     if not os.path.isdir(path):
         return f" There is no directory {path!r}."
     runs = [
-        str(each.parent) for each in Path(path).glob("*/journal") if has_journal(each)
+        plain(str(each.parent))
+        for each in Path(path).glob("*/journal")
+        if has_journal(each)
     ]
     if not runs:
         return ""

@@ -1,8 +1,39 @@
-"""What is safe to print."""
+"""Printing: no text that a command prints can steer a terminal.
+
+Names of directories, journals and errors of others are printed as they come, so the
+escaping is done here, where the output is written, and no command prints otherwise.
+Tables are printed by `tables.Console`, which escapes too.
+"""
 
 from __future__ import annotations
 
+import logging
+
+import click
+
 
 def plain(text: str) -> str:
-    """Text of others, such as a journal's, unable to move a terminal's cursor."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+    """Text as one line in which each unprintable character is escaped, as repr does."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def plain_lines(text: str) -> str:
+    """Text whose line breaks stay; other unprintable characters are escaped."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Prints text and a line break.
+
+    Args:
+        text: printed with unprintable characters escaped, except line breaks.
+        err: print to stderr rather than stdout.
+    """
+    click.echo(plain_lines(text), err=err)
+
+
+class LogHandler(logging.Handler):
+    """Prints log records of the package to stderr. Any thread."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        echo(self.format(record), err=True)

@@ -46,7 +46,7 @@ def _begin(title: str, total: int) -> Any:
     from rich.markup import escape
 
     shown = progress.Progress(
-        progress.TextColumn(escape(title)),
+        progress.TextColumn(escape(title if title.isprintable() else ascii(title))),
         progress.BarColumn(),
         progress.DownloadColumn(binary_units=True),
         progress.TransferSpeedColumn(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,31 @@ def test_the_page_has_no_script_and_asks_for_nothing(tmp_path: Path) -> None:
     assert not [each for each in ("src=", "@import", "url(http") if each in page]
     assert "<b>$" not in page
     assert "/runs/&lt;digits&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("loss #0000ff", "loss #0000ff"),
+        ("loss #000001", "loss #000001"),
+        ("\ud800", "\\ud800"),
+        ("a\0b\nc\x1b[2J", "a\\x00b\\nc\\x1b[2J"),
+        ('id="a" url(#b)', 'id="a" url(#b)'),
+        ("</svg><script>", "&lt;/svg&gt;&lt;script&gt;"),
+        ("<!--", "&lt;!--"),
+        (r"$\frac{1}{$ \\", r"$\frac{1}{$ \\"),
+    ],
+)
+def test_a_metric_may_have_any_name(tmp_path: Path, name: str, shown: str) -> None:
+    run = Scripted(workers=1)
+    run.start()
+    run.log(**{name: 1.0})
+    run.train(3)
+    run.log(**{name: 0.5})
+    page = page_of(run, tmp_path)
+    assert "<script" not in page
+    page.encode()
+    assert re.findall(r"<text [^>]*>([^<]*)</text>", page).count(shown) == 2
 
 
 def test_a_run_of_nothing_has_a_page(tmp_path: Path) -> None:

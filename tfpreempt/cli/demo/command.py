@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from tfpreempt.cli.demo.job import EPOCH_STEPS, draw_preemptions, supervised, train
 from tfpreempt.cli.demo.result import Result, assess
+from tfpreempt.cli.tables import Console
+from tfpreempt.cli.terminal import echo
 from tfpreempt.core import loading
 from tfpreempt.errors import (
     ConfigurationError,
@@ -84,7 +85,7 @@ def demo(
         directory = _fresh_directory(out)
         # SIGTERM ends the demo as Ctrl-C does, with its supervisor and workers.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        click.echo(f"seed {seed}, files in {directory}", err=True)
+        echo(f"seed {seed}, files in {directory}", err=True)
         folders = [directory / name for name in ("interrupted", "uninterrupted")]
         for folder, planned in zip(folders, (drawn, ()), strict=True):
             command = supervised(folder, workers, len(planned), way, steps, seed)
@@ -96,15 +97,15 @@ def demo(
     faults = result.faults(preemptions)
     if as_json:
         more = {"seed": seed, "directory": str(directory), "seconds": seconds}
-        click.echo(json.dumps({**dataclasses.asdict(result), **more}))
+        echo(json.dumps({**dataclasses.asdict(result), **more}))
     else:
         Console().print(_table(result))
         verdict = "Something was lost." if faults else "Nothing was lost."
-        click.echo(f"{verdict} {seconds} s, seed {seed}, files in {directory}")
+        echo(f"{verdict} {seconds} s, seed {seed}, files in {directory}")
         report = [sys.argv[0], "report", str(folders[0] / "checkpoints")]
-        click.echo(f"Where the time went: {shlex.join(report)}")
+        echo(f"Where the time went: {shlex.join(report)}")
     for fault in faults:
-        click.echo(f"Error: {fault}", err=True)
+        echo(f"Error: {fault}", err=True)
     sys.exit(bool(faults))
 
 

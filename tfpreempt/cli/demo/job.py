@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-import click
-
 from tfpreempt.cli.notify.workers import held_workers
+from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
 EPOCH_STEPS = 50  # of `model.fit`
@@ -106,12 +105,12 @@ def train(
     with _supervisor(command) as output:
         for step, restart in _steps(output, directory / "logs"):
             if step % _SHOWN_STEPS == 0:
-                click.echo(f"[{directory.name}] step {step}", err=True)
+                echo(f"[{directory.name}] step {step}", err=True)
             # Whose restart trains has a handler, and the others trained the step too.
             if left and step >= left[0].step and restart == len(planned) - len(left):
                 told = left.pop(0).workers
                 names = ", ".join(map(str, told))
-                click.echo(f"step {step}: SIGTERM to worker(s) {names}", err=True)
+                echo(f"step {step}: SIGTERM to worker(s) {names}", err=True)
                 with held_workers(directory / "checkpoints", told) as held:
                     for worker in held:
                         worker.send(signal.SIGTERM)

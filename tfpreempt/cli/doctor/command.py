@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,6 +18,8 @@ from tfpreempt.cli.doctor.sources import probe_sources
 from tfpreempt.cli.doctor.storage import try_save
 from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
 from tfpreempt.cli.sizes import Seconds, Size
+from tfpreempt.cli.tables import Console
+from tfpreempt.cli.terminal import echo
 from tfpreempt.core.fields import is_kind
 from tfpreempt.core.journal import journal_directory, read_journal
 from tfpreempt.errors import ConfigurationError, TfpreemptError
@@ -63,9 +64,9 @@ def doctor(as_json: bool, **given: Any) -> None:
     except TfpreemptError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps(_to_json(facts, findings), default=str))
+        echo(json.dumps(_to_json(facts, findings), default=str))
     else:
-        _show(Console(highlight=False), facts, findings)
+        _show(Console(), facts, findings)
     raise SystemExit(any(each.level is Level.PROBLEM for each in findings))
 
 

@@ -6,13 +6,14 @@ import json
 import time
 
 import click
-from rich.console import Console
 
 from tfpreempt.checkpoint.catalog import Condition
 from tfpreempt.checkpoint.verification import THREADS
 from tfpreempt.cli.inspect.rows import look
 from tfpreempt.cli.inspect.view import show_states, show_table, to_json
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.cli.tables import Console
+from tfpreempt.cli.terminal import echo
 from tfpreempt.storage.opening import SCHEMES
 
 
@@ -75,11 +76,11 @@ def inspect(
     """
     rows = look(place, remote, every_byte=every_byte)
     if remote is not None and not any(row.uri for row in rows):
-        click.echo(f"note: --remote {remote!r} has no checkpoints", err=True)
+        echo(f"note: --remote {remote!r} has no checkpoints", err=True)
     if as_json:
-        click.echo(json.dumps([to_json(row) for row in rows], indent=1))
+        echo(json.dumps([to_json(row) for row in rows], indent=1))
         return
-    console = Console(highlight=False)
+    console = Console()
     show_table(console, rows, place)
     if states:
         show_states(console, rows)
@@ -115,9 +116,9 @@ def verify(place: str, threads: int, as_json: bool) -> None:
     whole = [row.entry for row in rows if row.entry.is_committed]
     damaged = sum(row.entry.condition is Condition.DAMAGED for row in rows)
     if as_json:
-        click.echo(json.dumps([to_json(row) for row in rows], indent=1))
+        echo(json.dumps([to_json(row) for row in rows], indent=1))
     else:
-        console = Console(highlight=False)
+        console = Console()
         show_table(console, rows, place)
         count = sum(entry.size or 0 for entry in whole)
         speed = f", {size_text(count / seconds)}/s" if seconds > 0 and count else ""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
 from tfpreempt.cli.inspect.rows import Row
 from tfpreempt.cli.journals import hint
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain
 
 _STYLES = {

@@ -13,6 +13,7 @@ import click
 from tfpreempt.cli.notify.workers import Worker, held_workers
 from tfpreempt.cli.signals import ENDS, held_signals
 from tfpreempt.cli.sizes import Seconds
+from tfpreempt.cli.terminal import echo, plain
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.signals import parse_signal
@@ -104,12 +105,12 @@ def notify(
         elif url is not None:
             from tfpreempt.cli.notify.server import ASK_SECONDS, announce
 
-            click.echo(
+            echo(
                 f"telling {url} to announce a preemption until the job has asked, for "
                 f"{ASK_SECONDS:g} s at most"
             )
             announce(url)
-            click.echo(f"the job was told; {url} is quiet again")
+            echo(f"the job was told; {url} is quiet again")
     except (TfpreemptError, OSError) as error:  # OSError: a journal of another user
         raise click.ClickException(str(error)) from error
 
@@ -123,9 +124,7 @@ def _signal(
         began, limit = time.time(), time.monotonic() + (seconds or 0.0)
         for worker in held:
             worker.send(number)
-            click.echo(
-                f"sent {number.name} to worker {worker.index}, process {worker.pid}"
-            )
+            echo(f"sent {number.name} to worker {worker.index}, process {worker.pid}")
         for worker in held if seconds else ():
             has_ended = worker.wait_ended(max(0.0, limit - time.monotonic()))
             _tell(worker, began, has_ended)
@@ -142,7 +141,7 @@ def _tell(worker: Worker, began: float, has_ended: bool) -> None:
         kind = "failed" if record.get("outcome") == "failed" else event
         if kind in _LINES:
             line = _LINES[kind].format_map(collections.defaultdict(str, record))
-            click.echo(f"{record['wall'] - began:6.2f} s  {line}")
+            echo(f"{record['wall'] - began:6.2f} s  {plain(line)}")
         if event == "exit":
             if record.get("outcome") == "committed":
                 return
@@ -182,11 +181,11 @@ def _give_file(given: str) -> None:
                 "directory that exists and can be written to, the one that the job "
                 "watches (notice_file=, or TFPREEMPT_NOTICE_FILE)"
             ) from error
-        click.echo(f"created {path}; it goes in {_FILE_SECONDS:g} s")
+        echo(f"created {path}; it goes in {_FILE_SECONDS:g} s")
         told = wait(_FILE_SECONDS)
         with contextlib.suppress(FileNotFoundError):  # somebody was first
             os.remove(path)
-    click.echo(f"ended by {told.name}: removed {path}" if told else f"removed {path}")
+    echo(f"ended by {told.name}: removed {path}" if told else f"removed {path}")
     if told:
         raise SystemExit(128 + told)
 
@@ -196,9 +195,9 @@ def _serve(cloud: str, port: int) -> None:
     from tfpreempt.cli.notify.server import SERVERS
 
     with held_signals(*ENDS) as wait, SERVERS[cloud](port) as server:
-        click.echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
+        echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
         for name, value in server.environment().items():
-            click.echo(f"export {name}={value}")
-        click.echo("# In another terminal, while the job runs:")
-        click.echo(f"#   tfpreempt notify --metadata {server.url}")
+            echo(f"export {name}={value}")
+        echo("# In another terminal, while the job runs:")
+        echo(f"#   tfpreempt notify --metadata {server.url}")
         wait(None)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from tfpreempt.cli.journals import (
     fetched_journal,
@@ -23,7 +22,8 @@ from tfpreempt.cli.report.view import show, to_json
 from tfpreempt.cli.status.follow import Follower
 from tfpreempt.cli.status.picture import State
 from tfpreempt.cli.status.text import age_text
-from tfpreempt.cli.terminal import plain
+from tfpreempt.cli.tables import Console
+from tfpreempt.cli.terminal import echo, plain
 from tfpreempt.core.fields import is_kind
 from tfpreempt.core.journal import JournalFile, read_files
 from tfpreempt.errors import CheckpointError, TfpreemptError
@@ -68,8 +68,8 @@ def report(
     """
     if html is not None and not html.parent.is_dir():
         raise click.UsageError(
-            f"--html {plain(str(html))!r}: there is no directory "
-            f"{plain(str(html.parent))!r}. Make it first, or name another file."
+            f"--html {str(html)!r}: there is no directory "
+            f"{str(html.parent)!r}. Make it first, or name another file."
         )
     try:
         story = _read(place, tensorboard)
@@ -79,15 +79,15 @@ def report(
             page = make_page(story, place)
             html.write_text(page, encoding="utf-8", errors="backslashreplace")
     except (OSError, TfpreemptError) as error:
-        raise click.UsageError(plain(str(error))) from error
+        raise click.UsageError(str(error)) from error
     if as_json:
-        click.echo(json.dumps(to_json(story), indent=1))
+        echo(json.dumps(to_json(story), indent=1))
         return
     for warning in story.warnings:
-        click.echo(f"warning: {plain(warning)}", err=True)
-    show(Console(highlight=False), story)
+        echo(f"warning: {plain(warning)}", err=True)
+    show(Console(), story)
     if html is not None:
-        click.echo(f"written: {html}", err=True)
+        echo(f"written: {html}", err=True)
 
 
 def _read(place: str, tensorboard: Path | None) -> Story:

@@ -26,6 +26,7 @@ from tfpreempt.cli.report.goodput import PLAINLY, Account, Badput
 from tfpreempt.cli.report.lives import Phase, Span
 from tfpreempt.cli.report.story import Point, Story, Worker
 from tfpreempt.cli.sizes import seconds_text
+from tfpreempt.cli.terminal import plain
 
 WORKERS = 32
 """Workers of which a timeline is drawn."""
@@ -172,7 +173,7 @@ def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) ->
                 axes.set_xlim(least, most)
         _mark(axes, at, (0, (4, 3)))
         axes.grid(True, axis="y")
-        axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
+        axes.set_title(plain(name), loc="left", fontsize=10, fontweight="bold")
         axes.set_xlabel(label)
         return _to_svg(figure)
 
@@ -380,10 +381,14 @@ def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
         group = f'<g id="{name}">'
         svg = svg.replace(group, f"{group}<title>{html.escape(text)}</title>")
     prefix = f"p{zlib.crc32(svg.encode()):08x}-"  # ids are those of a page
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
+
+    def adapt(tag: re.Match[str]) -> str:
+        own = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", tag[0])
+        return re.sub("#0000([0-9a-f]{2})", _variable, own)
+
+    svg = re.sub(r"<[a-z][^<>]*>", adapt, svg)  # names of metrics are between tags
     svg = re.sub(r'^<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg)
-    svg = re.sub(r'^(<svg [^>]*?)height="[^"]*"', r"\1", svg)
-    return re.sub("#0000([0-9a-f]{2})", _variable, svg)
+    return re.sub(r'^(<svg [^>]*?)height="[^"]*"', r"\1", svg)
 
 
 def _variable(match: re.Match[str]) -> str:

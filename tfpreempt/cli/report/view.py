@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tfpreempt.cli.report.goodput import PLAINLY
 from tfpreempt.cli.report.story import Interruption, Story
 from tfpreempt.cli.sizes import seconds_text, size_text
+from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain
 
 SHOWN = 20
@@ -50,7 +50,7 @@ def _step(story: Story) -> str:
 def written(story: Story) -> str:
     """What was written, and from where it was read."""
     size = size_text(story.bytes_written)
-    tiers = Counter(each.tier or "unknown" for each in story.restores)
+    tiers = Counter(plain(each.tier or "unknown") for each in story.restores)
     found = ", ".join(f"{count} from {tier}" for tier, count in tiers.items())
     return f"{len(story.commits)} commit(s), {size}; restores: {found or 'none'}"
 
@@ -68,9 +68,9 @@ def cells(each: Interruption, begin: float) -> list[str]:
         why.insert(0, each.cause)
     about = "~" if each.is_estimated else ""
     restored = "-" if each.restored_step is None else str(each.restored_step)
-    return [
+    row = [
         seconds_text(each.at - begin),
-        plain(", ".join(why)),
+        ", ".join(why),
         "-" if each.step is None else f"{about}{each.step}",
         _time(each.notice_to_commit_seconds),
         f"{restored} {each.tier or ''}".strip(),
@@ -78,6 +78,7 @@ def cells(each: Interruption, begin: float) -> list[str]:
         _time(each.down_seconds),
         _time(each.away_seconds),
     ]
+    return [plain(cell) for cell in row]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import IO, TextIO
 
+from tfpreempt.cli.terminal import plain
 from tfpreempt.core.threads import OwnedThread
 
 _MOST_BYTES = 4 << 20  # that wait for the console
@@ -39,8 +40,9 @@ class StatusLine:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
             return  # it is gone
+        text = plain(text)
         cut = text if len(text) < columns else f"{text[: max(0, columns - 4)]}..."
-        encoded = cut.encode(errors="backslashreplace")
+        encoded = cut.encode()
         with self._lock:
             if encoded != self._text:
                 self._text = encoded

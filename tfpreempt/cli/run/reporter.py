@@ -11,6 +11,7 @@ from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.hangs import Hang
 from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, WorkerExit
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.core.life import Stage
 
@@ -244,8 +245,8 @@ class Reporter:
 
     def _say(self, text: str, *more: str) -> None:
         # The deciding thread says what it does before it does it, and must not wait.
-        lines = "".join(f"{line}\n" for line in (f"tfpreempt: {text}", *more))
-        self.console.feed(lines.encode(errors="backslashreplace"))
+        lines = "".join(f"{plain(line)}\n" for line in (f"tfpreempt: {text}", *more))
+        self.console.feed(lines.encode())
 
 
 def _how(hang: Hang) -> str:

@@ -6,11 +6,12 @@ import json
 import sys
 
 import click
-from rich.console import Console
 
 from tfpreempt.cli.journals import find_journal, hint
 from tfpreempt.cli.status.follow import Follower
 from tfpreempt.cli.status.text import table, to_json
+from tfpreempt.cli.tables import Console
+from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage.opening import is_uri
 
@@ -76,9 +77,9 @@ def status(place: str, as_json: bool) -> None:
             "checkpoint directory of a run, or the journal in it."
         )
     if as_json:
-        click.echo(json.dumps(to_json(picture), indent=1))
+        echo(json.dumps(to_json(picture), indent=1))
     else:
         # A terminal folds what is too long; in a pipe a row is one line.
         width = None if sys.stdout.isatty() else _UNFOLDED
-        Console(highlight=False, width=width).print(table(picture))
+        Console(width=width).print(table(picture))
     raise SystemExit(0 if picture.is_fine else 1)

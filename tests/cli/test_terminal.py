@@ -1,0 +1,218 @@
+"""No text of others that a command prints can steer the terminal."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.cli.report.scripted import a_run
+from tests.cli.test_notify import Start, records, start  # noqa: F401  (a fixture)
+from tfpreempt import cli
+from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.cli import main
+from tfpreempt.cli.run.console import Console, StatusLine
+from tfpreempt.cli.run.reporter import Reporter
+from tfpreempt.cli.terminal import plain
+from tfpreempt.core.events import Outcome
+from tfpreempt.core.journal import JsonLines, journal_directory
+from tfpreempt.handler.now import Doing, Now, _pack, now_path
+from tfpreempt.testing.clock import FakeClock
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x7f"
+NAME = f"run{ESCAPES}x"  # of a directory
+TEXT = f"{ESCAPES}\udcff\nstep 9 is committed"  # in a journal, where JSON carries it
+
+
+def hostile(value: Any, untouched: tuple[str, ...]) -> Any:
+    """A journal's value in which each text ends in escapes."""
+    if isinstance(value, str):
+        return value + TEXT
+    if isinstance(value, list):
+        return [hostile(each, untouched) for each in value]
+    if isinstance(value, dict):
+        return {
+            (name if name in untouched else name + TEXT): (
+                each if name in untouched else hostile(each, untouched)
+            )
+            for name, each in value.items()
+        }
+    return value
+
+
+def spoil(path: Path, untouched: tuple[str, ...] = ()) -> None:
+    """Puts escapes into the values of a file of JSON lines."""
+    spoiled = []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        for name, value in record.items():
+            if name not in ("event", *untouched):
+                record[name] = hostile(value, untouched)
+        spoiled.append(json.dumps(record) + "\n")
+    path.write_text("".join(spoiled))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A checkpoint directory with commits and a journal; all texts are hostile."""
+    directory = tmp_path / NAME
+    saver = make_saver(directory, OwnPayload())
+    for step in (1, 2):
+        save(saver, step)
+    (directory / "2" / "COMMITTED").unlink()
+    (directory / f"{NAME}.tfpreempt").mkdir()
+    a_run().write(directory / "journal")
+    for path in (directory / "journal").iterdir():
+        # Of one start, whose restores have a tier that no version of ours writes.
+        spoil(path, ("incarnation", "supervisor", "outcome", "start", "path"))
+    upload = MirrorStatus(uri=f"gs://b/{NAME}", fault=NAME)
+    now = Now(
+        at=2e9, worker=0, world=1, host=NAME, pid=1, doing=Doing.TRAINING, step=9,
+        upload=upload,
+    )  # fmt: skip
+    now_path(directory / "journal", 0).write_bytes(_pack(now))
+    return directory
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)], env={"COLUMNS": "500"})
+
+
+def unprintable(output: str) -> set[str]:
+    return {c for c in output if not c.isprintable()} - {"\n"}
+
+
+@pytest.mark.parametrize("place", ["run", "above", "missing"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report",
+        "report --json",
+        "report --html {place}/none/page.html",
+        "status",
+        "status --json",
+        "inspect --states --verify",
+        "inspect --remote {place}/mirror",
+        "inspect --json",
+        "verify",
+        "verify --json",
+        "doctor --size 1KiB",
+        "doctor --size 1KiB --json",
+        "notify",
+        "notify --file {place}/none/file --",
+        "notify --metadata http://{place} --",
+        "run --checkpoint-dir {place} --metrics-file {place}/none/m -- true",
+        f"{ESCAPES}",
+        f"report --{ESCAPES}",
+        f"report {ESCAPES}",
+        f"doctor --platform {ESCAPES}",
+    ],
+)
+def test_no_command_prints_escapes(run: Path, command: str, place: str) -> None:
+    named = {"run": run, "above": run.parent, "missing": run / NAME}[place]
+    words = [word.format(place=named) for word in command.split(" ")]
+    if words[-1] == "--":
+        words.pop()
+    elif "--" not in words:
+        words.append(str(named))
+    result = call(*words)
+    assert result.output
+    assert unprintable(result.output) == set()
+    is_clean_exit = result.exception is None or isinstance(result.exception, SystemExit)
+    assert is_clean_exit, result.exception
+
+
+def test_a_journal_fakes_no_line(run: Path) -> None:
+    shown = call("report", run).stdout
+    assert "from memory\\x1b]0;owned\\x07" in shown
+    assert not [each for each in shown.splitlines() if each.startswith("step 9 is")]
+
+
+def test_follow_prints_no_escapes(start: Start, tmp_path: Path) -> None:  # noqa: F811
+    spoiled = tmp_path / "spoiled"
+    spoiled.write_text(records(Outcome.FAILED))
+    spoil(spoiled, ("outcome",))
+    start(1, says=spoiled.read_text())
+    result = call("notify", tmp_path, "--worker", "1", "--follow", "30")
+    assert "has failed at step 7: ValueError: why\\x1b]0;owned" in result.output
+    assert unprintable(result.output) == set()
+    assert "\nstep 9 is committed" not in result.output
+    assert journal_directory(tmp_path).exists()
+
+
+def test_log_records_and_errors_of_a_command_are_escaped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @click.command()
+    def say() -> None:
+        logging.getLogger("tfpreempt.somewhere").warning("lost %s", NAME)
+        raise click.ClickException(f"no {NAME}")
+
+    monkeypatch.setattr(type(main), "get_command", lambda *_: say)
+    result = call("say")
+    assert f"lost {plain(NAME)}\nError: no {plain(NAME)}\n" == result.stderr
+    assert not logging.getLogger("tfpreempt").handlers
+
+
+def test_the_supervisors_lines_are_escaped(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    console = Console("", stream)
+    reporter = Reporter(JsonLines(tmp_path / "j", FakeClock()), "s", console)
+    reporter.no_standby(f"{NAME}\udcff\nfaked")
+    console.close()
+    assert unprintable(stream.getvalue().decode()) == set()
+    assert stream.getvalue().count(b"\n") == 1
+
+
+def test_the_status_line_is_escaped() -> None:
+    controller, terminal = os.openpty()
+    with open(terminal, "wb", buffering=0) as stream:
+        StatusLine(stream).show(NAME)
+        told = os.read(controller, 1000)
+    os.close(controller)
+    assert told.decode() == plain(NAME)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain é 日本", "plain é 日本"),
+        ("a\x1b[31mb", "a\\x1b[31mb"),
+        ("a\nb\tc", "a\\nb\\tc"),
+        ("\udcff\u202e", "\\udcff\\u202e"),
+    ],
+)
+def test_plain(text: str, expected: str) -> None:
+    assert plain(text) == expected
+
+
+# Who prints without `terminal` and `tables`, and why.
+PRINTERS = {
+    "terminal.py": "is the way to print",
+    "tables.py": "is the way to print tables",
+    "run/launch.py": "is the worker's process, whose output is not the supervisor's",
+    "demo/worker.py": "is written as a user's program",
+}
+
+
+def test_nothing_else_prints() -> None:
+    folder = Path(cli.__file__).parent
+    found = {}
+    for path in folder.rglob("*.py"):
+        name = str(path.relative_to(folder))
+        source = path.read_text("utf-8")
+        calls = [c for c in ast.walk(ast.parse(source)) if isinstance(c, ast.Call)]
+        names = {ast.unparse(each.func) for each in calls}
+        printers = {"print", "click.echo", "click.secho", "rich.print"} & names
+        if printers or "from rich.console import Console" in source:
+            found[name] = printers
+    assert found.keys() <= PRINTERS.keys(), found

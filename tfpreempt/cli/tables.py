@@ -1,0 +1,29 @@
+"""A rich console whose texts cannot steer the terminal; see `terminal`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import rich.console
+from rich.segment import Segment
+
+from tfpreempt.cli.terminal import plain_lines
+
+
+class Console(rich.console.Console):
+    """Prints to stdout with unprintable characters escaped, except line breaks.
+
+    Args:
+        width: columns; None: those of the terminal.
+    """
+
+    def __init__(self, *, width: int | None = None) -> None:
+        super().__init__(highlight=False, width=width)
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
+        for segment in super().render(*args, **kwargs):
+            if segment.control:  # of rich itself
+                yield segment
+            else:
+                yield Segment(plain_lines(segment.text), segment.style)
