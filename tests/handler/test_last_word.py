@@ -42,7 +42,7 @@ class Worker(FakeMember):
         store: of both.
     """
 
-    is_resumed = was_async = is_at_end = False
+    is_resumed = is_unconfirmed = is_at_end = False
     left = ()  # as its commits
     runs = 1
 
@@ -382,7 +382,7 @@ def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
 ) -> None:
     chief, other = pair
     first = FakeMember("first")
-    for name in ("is_resumed", "was_async", "is_at_end"):
+    for name in ("is_resumed", "is_unconfirmed", "is_at_end"):
         setattr(first, name, False)
     first.left = ()  # type: ignore[attr-defined]
     first.error = SaveError("the disk is full")

@@ -14,8 +14,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.handler.program import LIMIT, Program
+from tests.handler.program import LIMIT, Program, is_told, wait_until
 from tfpreempt import State, errors
+from tfpreempt.handler import this_process
 from tfpreempt.handler.exit import describe
 from tfpreempt.states import JsonState
 
@@ -340,6 +341,40 @@ def test_a_final_save_that_fails_is_no_success(program: Program) -> None:
     in_the_way.unlink()
     with program.handler() as handler:
         assert handler.total_run_calls == 0
+
+
+@pytest.mark.parametrize("is_mended", [False, True])
+@pytest.mark.parametrize("failed", ["save()", "preemption", "periodic round"])
+def test_after_a_failed_save_the_end_is_committed_or_close_raises(
+    program: Program, failed: str, is_mended: bool
+) -> None:
+    """Also where no step follows the failed save."""
+    handler = program.handler(async_save=False)
+    handler.run(program.step)
+    in_the_way = program.directory / ".tfpreempt-staging"
+    in_the_way.write_text("a file")
+    if failed == "save()":
+        with pytest.raises(errors.SaveError):
+            handler.save()
+    elif failed == "preemption":  # the exit function returns
+        program.button.press()
+        handler.check()
+        assert program.exits == 1
+    else:
+        here = this_process.current()
+        assert here is not None
+        here.coordinator.periodic()
+        wait_until(is_told)
+        handler.check()
+        assert program.events("fault")
+    if is_mended:
+        in_the_way.unlink()
+        handler.close()
+        assert [each["step"] for each in program.events("commit")] == [1]
+    else:
+        with pytest.raises(errors.SaveError, match="step 1"):
+            handler.close()
+        assert program.events("commit") == []
 
 
 def test_a_state_that_fails_in_the_final_save(program: Program) -> None:

@@ -51,12 +51,14 @@ class Member:
         stop_at: runs at which the loop has to look at more than the flag.
         base: steps that the restored commit carries.
         saved_at: runs at the newest save, tried or done; None where more than steps
-            has come since; equal on all workers.
+            has come since, or the round of that save has committed nothing; equal on
+            all workers.
         is_resumed: whether it goes on from a commit that is not of the end of training,
             and has saved nothing since: the end may come without another step.
         left_at: its step when its exit was served. SystemExit may have been caught, or
             the exit function come back: another handler may go on from its commit.
-        was_async: whether its newest save is asynchronous: it may come to nothing.
+        is_unconfirmed: whether its newest save may have committed nothing, which the
+            chief knows: it was asynchronous, or a save without a round.
         is_armed: whether training has begun.
         is_at_end: whether what it is in the midst of came to its end, and `close` may
             commit that.
@@ -78,7 +80,7 @@ class Member:
     saved_at: int | None = 0
     is_resumed: bool = False
     left_at: int | None = None
-    was_async: bool = False
+    is_unconfirmed: bool = False
     is_armed: bool = False
     is_at_end: bool = False
     is_closed: bool = False
@@ -219,7 +221,7 @@ class Member:
             *args: the user's, for a manager's `save` or a save_fn.
             **kwargs: likewise.
         """
-        self._begin_save(is_async=False)
+        self._begin_save()
         return self.commits.stage(self.step, name, *args, **kwargs)
 
     def capture(self, name: str, permit: Permit) -> Staged:
@@ -229,7 +231,7 @@ class Member:
             name: see `stage`.
             permit: of the save.
         """
-        self._begin_save(is_async=True)
+        self._begin_save()
         return self.commits.capture(self.step, name, permit)
 
     def take_snapshot(self, name: str) -> bool:
@@ -243,12 +245,11 @@ class Member:
         """
         return self.commits.take_snapshot(self.step, name)
 
-    def _begin_save(self, *, is_async: bool) -> None:
+    def _begin_save(self) -> None:
         if self.commits.snapshots is not None:
             self.commits.snapshots.give_up()
         self.saved_at = self.runs
         self.is_resumed = False
-        self.was_async = is_async
 
     def commit(
         self, staged: Staged, because: str, workers: Sequence[int]

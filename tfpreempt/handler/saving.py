@@ -234,6 +234,7 @@ class CollectiveSaves:
             self._say(f"{under_way.name}/commit", False)
 
     def _remember(self, member: Member, name: str) -> None:
+        member.is_unconfirmed = True
         with self._lock:
             self._newest[member.commits.token] = name, member.step
 
@@ -379,6 +380,7 @@ class RoundSave:
     clock: Clock
     _began: float = 0.0
     _is_async: bool = False  # nothing is staged in the round itself
+    _due: Sequence[Member] = ()
     _staged: Sequence[tuple[Member, Staged]] = ()
     _snapshots: Snapshots | None = None
     _steps: int = 0  # that were made when a snapshot was captured
@@ -408,6 +410,9 @@ class RoundSave:
         if not due:
             limit, stands = deadlines.left, self.collective.stands
             due = [each for each in self.members if not stands(each, limit)]
+        self._due = due
+        for member in due:
+            member.is_unconfirmed = False  # all workers learn the outcome of a round
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
         except Exception as error:  # told to all workers; all leave
@@ -421,7 +426,7 @@ class RoundSave:
     def _stands(self, member: Member) -> bool:
         """Whether its newest save did not come to nothing meanwhile."""
         limit = self.coordinator.deadlines.left
-        return not member.was_async or self.collective.stands(member, limit)
+        return not member.is_unconfirmed or self.collective.stands(member, limit)
 
     def _begin(self, member: Member, name: str) -> bool:
         """All have agreed on this step; the save itself is asynchronous."""
@@ -487,6 +492,11 @@ class RoundSave:
         if snapshots.is_off or snapshots.refused >= TRIES:
             extra = self.coordinator.extra
             extra[Key.COMMIT] = {**extra.get(Key.COMMIT, {}), "snapshots": _OVER}
+
+    def committed_nothing(self) -> None:
+        """The round is over without a commit: the end of training is to be saved."""
+        for member in self._due:
+            member.saved_at = None
 
     def go_on(self) -> None:
         """The round is over, and steps follow: what was captured is written."""

@@ -514,7 +514,7 @@ class Session:
         """
         self._collective.wait()
         limit = self.coordinator.deadlines.save_timeout
-        came_to_nothing = member.was_async and not self._collective.stands(
+        came_to_nothing = member.is_unconfirmed and not self._collective.stands(
             member, limit
         )
         if member.runs == 0 and member.commits.left:
@@ -691,12 +691,16 @@ class Session:
                 case ev.WriteMarker(workers):
                     c.feed(ev.Committed(save.mark(workers, steps_follow)))
                 case ev.Leave(outcome) as verdict:
+                    if outcome is not Outcome.COMMITTED:
+                        save.committed_nothing()
                     note = str(c.commit_extra.get("note", ""))
                     self.exit.leave(outcome, c.lost_because or note)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return verdict
                 case verdict:
                     if isinstance(verdict, ev.Resume):
+                        if c.state.saved_at != self.gate.started:
+                            save.committed_nothing()
                         save.go_on()
                     return verdict
 
