@@ -105,6 +105,10 @@ def _blocked_usr2() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_blocked_usr2")
-def test_a_blocked_signal_would_not_be_seen() -> None:
-    assert states(SignalSource("USR2")) == [Liveness.DEAD]
-    assert states(SignalSource("USR1")) == [Liveness.LIVE]
+def test_a_blocked_signal_is_named_and_received() -> None:
+    blocked, other = probe_sources(
+        [WatchedSource(SignalSource(name)) for name in ("USR2", "USR1")]
+    )
+    assert (blocked.state, other.state) == (Liveness.LIVE, Liveness.LIVE)
+    assert "SIGUSR2 is blocked in this shell" in blocked.detail
+    assert other.detail == "is not blocked here"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,11 +29,19 @@ PRELUDE = """
 """
 
 
-def run(program: str, expected: int = 0) -> dict[str, object]:
+def run(
+    program: str, expected: int = 0, *, blocked: Sequence[signal.Signals] = ()
+) -> dict[str, object]:
     """Runs a program after the prelude; returns the JSON of its last line."""
     code = textwrap.dedent(PRELUDE) + textwrap.dedent(program)
+    command = [sys.executable, "-c", code]
+    if blocked:
+        numbers = [int(each) for each in blocked]
+        block = f"signal.pthread_sigmask(signal.SIG_BLOCK, {numbers})"
+        start = f"import os, signal, sys; {block}; os.execv(sys.argv[1], sys.argv[1:])"
+        command = [sys.executable, "-c", start, *command]
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        command,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -170,6 +180,60 @@ def test_the_forking_thread_can_be_signalled_afterwards() -> None:
         """
     )
     assert told == {"blocked": []}
+
+
+def test_a_signal_that_is_blocked_in_the_inherited_mask_is_a_notice() -> None:
+    """Threads, forked children and started programs keep the mask that they had."""
+    told = run(
+        """
+        def is_blocked():
+            return signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        def blocks(number):
+            mask = open(f"/proc/{number}/status").read().split("SigBlk:")[1].split()[0]
+            return bool(int(mask, 16) >> signal.SIGTERM - 1 & 1)
+        def wait(condition):
+            end = time.monotonic() + 10
+            while not condition() and time.monotonic() < end: time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait(lambda: len(heard) == 1)
+        masks = []
+        thread = threading.Thread(target=lambda: masks.append(is_blocked()))
+        thread.start(); thread.join()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(is_blocked())
+        masks.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1)
+        import subprocess
+        program = subprocess.Popen(["sleep", "60"])
+        masks.append(blocks(program.pid))
+        program.kill(); program.wait()
+        masks.append(is_blocked())
+        source.rearm()
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait(lambda: len(heard) == 2)
+        source.close()
+        names = [each.name for each in threading.enumerate()]
+        os.kill(os.getpid(), signal.SIGTERM)  # is held back, as before
+        tell(heard=len(heard), masks=masks, threads=names)
+        """,
+        blocked=[signal.SIGTERM],
+    )
+    assert told == {"heard": 2, "masks": [True] * 4, "threads": ["MainThread"]}
+
+
+def test_a_blocked_signal_that_is_pending_at_the_start_is_a_notice() -> None:
+    told = run(
+        """
+        os.kill(os.getpid(), signal.SIGUSR1)
+        early = SignalSource("SIGUSR1")
+        early.start(lambda detail: heard.append(time.monotonic()))
+        end = time.monotonic() + 10
+        while not heard and time.monotonic() < end: time.sleep(0.001)
+        tell(heard=len(heard))
+        """,
+        blocked=[signal.SIGTERM, signal.SIGUSR1],
+    )
+    assert told == {"heard": 1}
 
 
 def test_after_close_sigterm_ends_the_process() -> None:

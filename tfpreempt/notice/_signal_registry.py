@@ -15,10 +15,13 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice._wakeup import WakeupFd
 from tfpreempt.notice.readers import release_children
 
 _logger = logging.getLogger(__name__)
+
+_JOIN_LIMIT_SECONDS = 2.0
 
 Listener = Callable[[], None]
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
@@ -39,9 +42,42 @@ class _Watch:
         self.handler = self._handle
         self._registry = registry
         self._depth = 0
+        self._receiver: OwnedThread | None = None
+
+    def unblock(self) -> None:
+        """Receives the signal although the main thread blocks it. Main thread.
+
+        A mask is inherited from the process that starts this one, and by threads and
+        children. So the main thread's mask is left alone: the kernel delivers a signal
+        of the process to any thread that does not block it.
+        """
+        if self._receiver is not None or not is_blocked(self.signum):
+            return
+        name = signal.Signals(self.signum).name
+
+        def receive() -> None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.signum})
+            receiver.stop_event.wait()
+
+        receiver = self._receiver = OwnedThread(f"tfpreempt-{name}", receive)
+        receiver.start()
+        _logger.info(
+            "tfpreempt: %s is blocked in this process's signal mask, which the process "
+            "that started it may have set. A thread of tfpreempt receives the signal; "
+            "programs that are started from here have it blocked, as before",
+            name,
+        )
+
+    def forget_receiver(self) -> None:
+        """In a forked child, which does not have the thread."""
+        self._receiver = None
 
     def disarm(self) -> None:
         """Puts back the handler that ours replaced, if ours is still there."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:  # first: the handler before may end the process
+            receiver.stop_event.set()
+            receiver.join(_JOIN_LIMIT_SECONDS)
         if signal.getsignal(self.signum) is self.handler:
             self._registry.put_back(self.signum, self.hidden[-1])
 
@@ -115,6 +151,7 @@ class SignalRegistry:
                 watch.hidden.append(current)
             # Also where it seems to be there: C++ replaces it without a word.
             signal.signal(signum, watch.handler)
+            watch.unblock()  # last: one that is pending is a notice at once
 
     def unsubscribe(self, signum: int, listener: Listener) -> None:
         """Ends it. The last one puts handler and wake-up fd back. Main thread.
@@ -224,12 +261,18 @@ class SignalRegistry:
         self._stay()  # without a word to the parent's other children
         for watch in self._watches.values():
             watch.listeners = ()
+            watch.forget_receiver()
             watch.disarm()
         if self.wakeup is not None:
             self.wakeup.put_back()
             self.wakeup.abandon()
         self._watches, self.wakeup = {}, None
         self._after_fork_in_parent()
+
+
+def is_blocked(signum: int) -> bool:
+    """Whether the calling thread's mask blocks a signal."""
+    return signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 REGISTRY = SignalRegistry()

@@ -34,7 +34,8 @@ class SignalSource(Source):
     no longer interrupts or ends the process by itself; on the way out after a notice
     it is ignored from the last `close()` on, so that the exit code stays. Forked
     children do not inherit the watch; those of multiprocessing are ended by their
-    parent's signal only (`readers.py`).
+    parent's signal only (`readers.py`). Where the main thread blocks the signal, as in
+    an inherited mask, a thread of its own receives the signal; no mask is changed.
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".

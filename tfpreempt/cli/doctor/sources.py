@@ -88,10 +88,9 @@ def probe_sources(
 
 def _signal(name: str) -> Verdict:
     """A signal that is blocked here is blocked in what is started from here."""
-    number = signal.Signals[name]
-    if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        why = f"{name} is blocked in this shell, and in what is started from it"
-        return Liveness.DEAD, why
+    if signal.Signals[name] in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        why = f"{name} is blocked in this shell; a thread of the job receives it"
+        return Liveness.LIVE, why
     return Liveness.LIVE, "is not blocked here"
 
 
