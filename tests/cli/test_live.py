@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -10,7 +11,7 @@ import socket
 import struct
 import termios
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,7 @@ def test_runs_of_one_machine_have_other_labels() -> None:
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("9464", ("0.0.0.0", 9464)),
+        ("9464", ("127.0.0.1", 9464)),
         ("127.0.0.1:9464", ("127.0.0.1", 9464)),
         ("[::1]:9464", ("::1", 9464)),
         ("", None),
@@ -157,6 +158,35 @@ def test_runs_of_one_machine_have_other_labels() -> None:
 )
 def test_where_metrics_are_served(text: str, address: tuple[str, int] | None) -> None:
     assert parse_address(text) == address
+
+
+@contextlib.contextmanager
+def served(timeout: float) -> Iterator[int]:
+    """A context with the port that metrics are served at."""
+    [port] = free_ports(1)
+    made = metrics.registry("r", lambda: Picture(at=1.0, workers=[]))
+    with metrics.served("127.0.0.1", port, made, timeout=timeout):
+        yield port
+
+
+def test_connections_that_ask_nothing_use_up_no_descriptors() -> None:
+    with served(timeout=60.0) as port, contextlib.ExitStack() as ends:
+        idle = [
+            ends.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(100)
+        ]
+        url = f"http://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert b"tfpreempt_commits_total" in answer.read()
+        assert [each.recv(1) for each in idle[:-16]] == [b""] * 84  # ended
+
+
+def test_a_client_that_sends_nothing_is_not_waited_for() -> None:
+    with (
+        served(timeout=0.05) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as idle,
+    ):
+        assert idle.recv(1) == b""
 
 
 WAITS = """

@@ -53,7 +53,7 @@ class HangTimeout(Seconds):
 
 
 class Address(click.ParamType[tuple[str, int]]):
-    """Where to listen: a port, of all addresses or of one."""
+    """Address to listen on: a port, with a host or without."""
 
     name = "[host:]port"
 
@@ -187,8 +187,8 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 )  # fmt: skip
 @click.option(
     "--metrics-port", "metrics_address", metavar="[HOST:]PORT", type=Address(),
-    help="Serve metrics for Prometheus at http://HOST:PORT/metrics. Without HOST at "
-    "all addresses of this machine, as exporters do: Prometheus asks from another one.",
+    help="Serve metrics for Prometheus at http://HOST:PORT/metrics. Without HOST only "
+    "this machine can read them; 0.0.0.0:PORT opens them to all that reach the port.",
 )  # fmt: skip
 @click.option(
     "--metrics-file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
+import socketserver
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfpreempt.cli.status.picture import Picture, State
 from tfpreempt.core.loading import to_install
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 _ADDRESS = re.compile(r"(?:(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):)?(?P<port>\d{1,5})")
+_MOST_CONNECTIONS = 16
+_END_SECONDS = 1.0  # until an ended connection is closed by its thread
 _REASONS = ("preemption", "failure", "hang")  # there from the start, for rate()
 
 _OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
@@ -131,29 +137,91 @@ def registry(name: str, look: Callable[[], Picture]) -> CollectorRegistry:
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """The host and port of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; None if it is none."""
+    """The host and port of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; None for other text.
+
+    Without a host the port is open to this machine alone: metrics have no password.
+    """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
         return None
-    return match["v6"] or match["host"] or "0.0.0.0", int(match["port"])
+    return match["v6"] or match["host"] or "127.0.0.1", int(match["port"])
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """A server with a limit of connections; a new connection ends the oldest.
+
+    Each connection takes a descriptor of this process. Clients that keep connections
+    open use up no more than the limit, and keep no other client from being served.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(
+        self,
+        family: int,
+        address: tuple[str, int],
+        handler: type[socketserver.BaseRequestHandler],
+    ) -> None:
+        self.address_family = family
+        self._connections: dict[Any, None] = {}  # the oldest first
+        self._changed = threading.Condition()
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Makes room for a connection; False if the oldest one does not end."""
+        with self._changed:
+            if len(self._connections) >= _MOST_CONNECTIONS:
+                with contextlib.suppress(OSError):  # the client has closed it
+                    next(iter(self._connections)).shutdown(socket.SHUT_RDWR)
+            return self._changed.wait_for(
+                lambda: len(self._connections) < _MOST_CONNECTIONS, _END_SECONDS
+            )
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            self._connections[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changed:
+            super().shutdown_request(request)
+            self._connections.pop(request, None)
+            self._changed.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: the client has gone, or its connection was ended."""
 
 
 @contextlib.contextmanager
-def served(host: str, port: int, metrics: CollectorRegistry) -> Iterator[None]:
-    """Serves them at http://host:port/metrics, by threads of its own.
+def served(
+    host: str, port: int, metrics: CollectorRegistry, *, timeout: float = 5.0
+) -> Iterator[None]:
+    """Serves the metrics at http://host:port/metrics in threads of the server's own.
+
+    Args:
+        host: name or address to listen on.
+        port: number of the port.
+        metrics: the metrics of a run.
+        timeout: seconds that a connection may wait for its client.
 
     Raises:
         ConfigurationError: the port cannot be had.
     """
-    from prometheus_client import start_http_server
+    from prometheus_client import MetricsHandler
 
+    handler = MetricsHandler.factory(metrics)
+    handler.timeout = timeout  # type: ignore[attr-defined]  # of StreamRequestHandler
     try:
-        server, thread = start_http_server(port, host, metrics)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        server = _Server(found[0][0], (host, port), handler)
     except OSError as error:
         raise ConfigurationError(
             f"--metrics-port cannot listen on {host}, port {port} ({error.strerror}). "
             "Choose another port, or end what has it."
         ) from error
+    thread = OwnedThread("tfpreempt-metrics-server", server.serve_forever)
+    thread.start()
     try:
         yield
     finally:
