@@ -40,7 +40,7 @@ class OwnPayload(Payload):
     def write(self, save, prepare, *args, **kwargs):
         written = super().write(save, prepare, *args, **kwargs)
         for name in names("ckpt") if self.is_chief else ():
-            pathlib.Path(save.directory, name).write_bytes(content(save.step))
+            put(os.path.join(save.directory, name), content(save.step))
         return written
 
     def restore(self, prefix, with_data=True):
@@ -62,7 +62,7 @@ class FlatPayload(OwnPayload):
         prepare(prefix)
         for name in reversed(names(f"ckpt-{step}")):
             self.before_file(name)
-            pathlib.Path(self.directory, name).write_bytes(content(step))
+            put(os.path.join(self.directory, name), content(step))
         self.kept.append(prefix)
         return dataclasses.replace(save, prefix=prefix)
 
@@ -86,6 +86,12 @@ class FunctionPayload(OwnPayload):
             pathlib.Path(name).write_bytes(content(save.step))
         prepare()
         return dataclasses.replace(save, prefix=prefix)
+
+
+def put(path, data):
+    """Writes a file as TensorFlow does: a name that is there is replaced."""
+    pathlib.Path(f"{path}.tempstate1").write_bytes(data)
+    os.replace(f"{path}.tempstate1", path)
 
 
 def names(prefix):

@@ -147,6 +147,7 @@ class Forgetful(LocalDisk):
     """NFS: the file is gone, it says, and is there again."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.forgets = False
 
     def read(self, path: str) -> bytes:

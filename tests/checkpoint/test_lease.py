@@ -388,6 +388,7 @@ class Hanging(LocalDisk):
     """A server that does not answer any more."""
 
     def __init__(self):
+        super().__init__()
         self.answers = threading.Event()
         self.answers.set()
 

@@ -28,6 +28,7 @@ class FullDisk(LocalFiles):
     """Fails at one operation."""
 
     def __init__(self, at):
+        super().__init__()
         self.at = at
 
     def make_dirs(self, path):

@@ -417,6 +417,7 @@ class RecordingFiles(LocalFiles):
     """Knows which files were synced."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.synced: list[str] = []
 
     def sync_file(self, path: str) -> None:

@@ -192,11 +192,16 @@ def _disk_of(path: Any, below: int | None = None) -> FaultyDisk | None:
     """Where a path leads, or a descriptor."""
     if isinstance(path, int):
         path = os.readlink(f"/proc/self/fd/{path}")
-    path = os.fsdecode(path)
-    if below is not None and not os.path.isabs(path):
-        path = os.path.join(os.readlink(f"/proc/self/fd/{below}"), path)
+    path = _whole(os.fsdecode(path), below)
     found = (disk for root, disk in _disks.items() if path.startswith(root))
     return next(found, None)
+
+
+def _whole(path: Any, below: int | None) -> Any:
+    """A path that is relative to an open directory, from the root of all."""
+    if below is None or isinstance(path, int) or os.path.isabs(path):
+        return path
+    return os.path.normpath(os.path.join(os.readlink(f"/proc/self/fd/{below}"), path))
 
 
 class _File(io.FileIO):
@@ -265,8 +270,12 @@ def _asked(
     if name == "open":
         flags = args[0] if args else more["flags"]
         name = "create" if flags & (os.O_CREAT | os.O_TRUNC) else "open"
-    at = args[0] if name in ("rename", "replace", "link") else path
-    with disk.step(name, str(path), at) as is_torn:
+    at = path
+    if name in ("rename", "replace", "link"):
+        at = _whole(args[0], more.get("dst_dir_fd"))
+    elif below is not None:
+        at = _whole(path, below)
+    with disk.step(name, str(_whole(path, below)), at) as is_torn:
         if is_torn:
             args = (args[0][: len(args[0]) // 2], *args[1:])
         return real(path, *args, **more)

@@ -181,7 +181,7 @@ def test_a_killed_put_leaves_no_object_and_is_swept_up(tmp_path):
 def test_a_part_of_the_path_is_an_object(tmp_path):
     store = LocalStore(str(tmp_path))
     put(store, "a")
-    with pytest.raises(errors.SaveError, match="exists"):
+    with pytest.raises(errors.SaveError, match="a part of the path is a file"):
         put(store, "a/b")
 
 

@@ -7,6 +7,7 @@ table shows damage; each data file must be as long as its last tensor needs.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import struct
@@ -25,16 +26,25 @@ def check(prefix: str) -> None:
         CheckpointDamagedError: something is missing, cut short or unreadable.
     """
     try:
-        if reading.stat(prefix + ".index").size > _MAX_INDEX_BYTES:
-            raise ValueError("the index is larger than 1 GiB")
+        check_size(prefix)
         with reading.open_file(prefix + ".index") as file:
-            data = file.read()
+            data = bundle_table.read(file)
         shards, ends = _read(data)
         _check_data(prefix, shards, ends)
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
         raise errors.CheckpointDamagedError(
             f"The checkpoint {prefix!r} is not complete: {error}"
         ) from error
+
+
+def check_size(prefix: str) -> None:
+    """Refuses an index that is too large to be read.
+
+    Raises:
+        OSError: it is too large, or the storage does not answer.
+    """
+    if reading.stat(prefix + ".index").size > _MAX_INDEX_BYTES:
+        raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
 
 
 def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:

@@ -17,7 +17,7 @@ from typing import IO
 
 from tfpreempt.storage import checksum
 
-_MAGIC = 0xDB4775248B80FB57
+_MAGIC_BYTES = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES = 48
 _BLOCK_BYTES = 1 << 18
 _IS_PLAIN = b"\0"  # behind a block: it is not compressed
@@ -32,12 +32,27 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """
     if len(data) < _FOOTER_BYTES:
         raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
-    if struct.unpack("<Q", data[-8:])[0] != _MAGIC:
+    if not data.endswith(_MAGIC_BYTES):
         raise ValueError("the index doesn't end with a table's magic number")
     footer = io.BytesIO(data[-_FOOTER_BYTES:])
     varint(footer), varint(footer)  # where the metaindex is
     for _, handle in _block(data, footer):
         yield from _block(data, io.BytesIO(handle))
+
+
+def read(file: IO[bytes]) -> bytes:
+    """Reads a table, the end first: a sparse file must not fill the memory.
+
+    Raises:
+        OSError: as the storage says.
+        ValueError: the file does not end as a table does.
+    """
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - len(_MAGIC_BYTES)))
+    if file.read() != _MAGIC_BYTES:
+        raise ValueError("the index doesn't end with a table's magic number")
+    file.seek(0)
+    return file.read()
 
 
 def to_bytes(values: Mapping[bytes, bytes]) -> bytes:
@@ -49,7 +64,7 @@ def to_bytes(values: Mapping[bytes, bytes]) -> bytes:
     ]
     footer = _add_block(table, [])  # the metaindex, of which there is nothing
     footer += _add_block(table, index)
-    table += footer.ljust(_FOOTER_BYTES - 8, b"\0") + struct.pack("<Q", _MAGIC)
+    table += footer.ljust(_FOOTER_BYTES - len(_MAGIC_BYTES), b"\0") + _MAGIC_BYTES
     return bytes(table)
 
 

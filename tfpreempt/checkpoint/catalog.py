@@ -37,6 +37,7 @@ from tfpreempt.storage.url import UrlStore
 
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20
+_MAX_MARKER_BYTES = 4096
 _READS = 2  # of what arrives changed
 _COPY = re.compile(
     r"(?P<step>0|[1-9][0-9]{0,18})\.(?P<token>(?P<sequence>[1-9][0-9]{0,18})-[0-9a-f]{8})"
@@ -485,11 +486,12 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
     """A small file of a commit, or what is wrong with it; neither where none is."""
+    most = _MAX_MARKER_BYTES if name == layout.MARKER else _MAX_CONTROL_BYTES
     name, problem = entry.control(name), None
     for _ in range(_READS):
         target = io.BytesIO()
         try:
-            count = entry.store.get(name, target, length=_MAX_CONTROL_BYTES + 1)
+            count = entry.store.get(name, target, length=most + 1)
             break
         except ObjectMissingError:
             return None, None
@@ -497,9 +499,9 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
             problem = str(error)
     else:
         return None, problem
-    if count > _MAX_CONTROL_BYTES:
+    if count > most:
         return None, (
-            f"{os.path.join(entry.store.uri, name)} has more than {_MAX_CONTROL_BYTES} "
+            f"{os.path.join(entry.store.uri, name)} has more than {most} "
             "bytes, which no manifest or marker of ours has."
         )
     return target.getvalue(), None

@@ -23,13 +23,14 @@ from collections.abc import Iterator
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.locks import is_at, lock
+from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.storage import paths, reading
-from tfpreempt.storage.files import Files, remove_if_empty
+from tfpreempt.storage.files import NOTHING_THERE, Files, remove_if_empty
 
 QUIET = 3600.0  # seconds
 _TRIES, _PAUSE = 200, 0.01  # whoever looks at a claim holds it for a moment
-_OPEN = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_BYTES = 1 << 20  # of a claim
 _MACHINE = "/proc/sys/kernel/random/boot_id"  # equal in all containers of a machine
 
 
@@ -59,7 +60,7 @@ def take(files: Files, staged: str) -> Claim | None:
     for _ in range(_TRIES):
         files.make_dirs(os.path.dirname(path))
         try:
-            descriptor = os.open(path, _OPEN | os.O_CREAT, 0o666)
+            descriptor = _opened(path, os.O_CREAT)
         except FileNotFoundError:  # another save is over, and its folder was empty
             continue
         claim = Claim(descriptor)
@@ -91,8 +92,8 @@ def left_over(staged: str, *also: str, clock: Clock | None = None) -> Iterator[b
         yield is_quiet(now, staged, *also)
         return
     try:
-        descriptor = os.open(path, _OPEN)
-    except FileNotFoundError:
+        descriptor = _opened(path)
+    except NOTHING_THERE:
         yield True
         return
     try:
@@ -124,10 +125,17 @@ def is_quiet(now: float, *paths: str) -> bool:
     """
     changed = 0
     for path in paths:
-        for each in (path, *(os.path.join(path, n) for n in reading.tree(path))):
+        below = reading.tree(path) if reading.is_real_dir(path) else []
+        for each in (path, *(os.path.join(path, name) for name in below)):
             with contextlib.suppress(FileNotFoundError):
                 changed = max(changed, reading.stat(each).modified_ns)
     return now - changed / 1e9 > QUIET
+
+
+def _opened(path: str, flags: int = 0) -> int:
+    """Opens a claim. Other users may be able to replace the directory of the claims."""
+    root = os.path.dirname(os.path.dirname(path))
+    return contained.open_file(path, os.O_RDWR | os.O_APPEND | flags, root=root)
 
 
 def _is_of_this_machine(descriptor: int) -> bool:
@@ -135,7 +143,7 @@ def _is_of_this_machine(descriptor: int) -> bool:
     status = os.fstat(descriptor)
     if os.major(status.st_dev) != 0:
         return True  # a disk of this machine: nobody else mounts it
-    return set(os.pread(descriptor, status.st_size, 0).split()) == {_machine()}
+    return set(os.pread(descriptor, _MAX_BYTES, 0).split()) == {_machine()}
 
 
 def _machine() -> bytes:

@@ -29,10 +29,12 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.holder import Found, Holder, from_json
+from tfpreempt.checkpoint.holder import MAX_BYTES, Found, Holder, from_json
 from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.patience import Renewal
+from tfpreempt.core import contained
 from tfpreempt.storage.files import (
+    NOTHING_THERE,
     Files,
     LocalFiles,
     remove_if_empty,
@@ -40,6 +42,7 @@ from tfpreempt.storage.files import (
 )
 
 _HOLDER, _BEAT = "holder", "beat"
+_UNREADABLE = b"?"  # in place of a record, of which then nothing is known
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 _TRIES = 100  # to remove a directory in which its holder still moves files
@@ -58,7 +61,7 @@ class Disk(Files, Protocol):
         ...
 
     def read(self, path: str) -> bytes:
-        """A small file."""
+        """A small file; `_UNREADABLE` for a pipe, a link or a larger file."""
         ...
 
 
@@ -66,11 +69,17 @@ class LocalDisk(LocalFiles):
     """The file system of this machine."""
 
     def names(self, path: str) -> list[str]:
-        return os.listdir(path)
+        with contained.directory(path, self._root, reads=True) as folder:
+            return os.listdir(folder)
 
     def read(self, path: str) -> bytes:
-        with open(path, "rb") as file:  # which asks the server of a network for it anew
-            return file.read()
+        try:  # Opening asks the server of a network file system again.
+            return contained.read(path, MAX_BYTES, root=self._root)
+        except OSError as error:
+            is_unsafe = isinstance(error, contained.UnsafeFileError)
+            if error.filename != path or not (is_unsafe or error.errno == errno.EFBIG):
+                raise
+            return _UNREADABLE
 
 
 class LeaseDirectory:
@@ -85,7 +94,7 @@ class LeaseDirectory:
         self.where = directory
         self.pace = PACE
         self._home = Home(directory)
-        self._disk: Disk = disk or LocalDisk()
+        self._disk: Disk = disk or LocalDisk(directory)
         self._root = os.path.join(directory, layout.LEASE)
         self._moves = itertools.count()
 
@@ -298,7 +307,7 @@ class FencedFiles:
         if f"/{layout.STAGING}/" in path:
             self._files.remove(path)
             return
-        with contextlib.suppress(FileNotFoundError), self._moved(path) as moved:
+        with contextlib.suppress(*NOTHING_THERE), self._moved(path) as moved:
             self._files.remove(moved)
 
     @contextlib.contextmanager

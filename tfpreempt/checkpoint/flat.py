@@ -36,6 +36,10 @@ from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
 
+_MAX_BYTES = 4096  # of an intent
+# What TensorFlow writes before it gives the files their names.
+_IN_TEMPORARY = re.compile(r"part(-\d{5}-of-\d{5})?\.(index|data-\d{5}-of-\d{5}).*")
+
 
 def declare(files: Files, staged: str, prefix: str) -> None:
     """Writes the intent, before TensorFlow writes anything under the prefix.
@@ -189,10 +193,14 @@ def settle(files: Files, directory: str) -> None:
 
 
 def _close(files: Files, prefix: str) -> None:
-    retention.delete_staging(files, _temporary(prefix))
+    temporary = _temporary(prefix)
+    if reading.is_real_dir(temporary) and all(
+        map(_IN_TEMPORARY.fullmatch, reading.tree(temporary))
+    ):
+        retention.delete_staging(files, temporary)
     holder = layout.sidecar(prefix)
     has_marker = reading.is_there(os.path.join(holder, layout.MARKER))
-    if reading.is_dir(holder) and not has_marker:
+    if reading.is_real_dir(holder) and not has_marker:
         retention.delete(files, catalog.at(prefix))  # a witness without an intent
     if is_half_written(prefix) and not has_marker:
         _write(files, prefix, half=_stamp(prefix))
@@ -222,8 +230,7 @@ def _write(files: Files, prefix: str, **said: Any) -> None:
 def _intent(prefix: str) -> dict[str, Any] | None:
     """What was declared; empty where it cannot be read, None where nothing was."""
     try:
-        with reading.open_file(prefix + layout.INTENT_SUFFIX) as file:
-            record = json.load(file)
+        record = json.loads(reading.read(prefix + layout.INTENT_SUFFIX, _MAX_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):
@@ -233,9 +240,9 @@ def _intent(prefix: str) -> dict[str, Any] | None:
 
 def _make_room(files: Files, prefix: str) -> None:
     holder = layout.sidecar(prefix)
-    if reading.is_dir(holder):
+    if reading.is_real_dir(holder):
         retention.delete(files, catalog.at(prefix))
-    if reading.is_dir(holder):
+    if reading.is_there(holder):
         # Not ours to delete, so it is only moved out of the way.
         number = 1
         while reading.is_there(f"{holder}-{number}"):

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from tfpreempt.checkpoint import flat, layout, pointer
+from tfpreempt.checkpoint import bundle, flat, layout, pointer
 from tfpreempt.checkpoint.catalog import (
     Condition,
     Entry,
@@ -74,8 +74,11 @@ def is_overwritten(entry: Entry) -> bool:
     files = manifest.files if manifest else ()
     known = {entry.file(each.name): (each.size, each.crc32c) for each in files}
     try:
-        is_newer = reading.stat(index).modified_ns / 1e9 > (entry.time or 0.0)
-        return is_newer and checksum.of_file(index) != known.get(index)
+        found, (size, crc) = reading.stat(index), known.get(index, (-1, 0))
+        is_newer = found.modified_ns / 1e9 > (entry.time or 0.0)
+        return is_newer and (
+            found.size != size or checksum.of_file(index) != (size, crc)
+        )
     except OSError:
         return False
 
@@ -140,6 +143,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     if flat.is_half_written(prefix):
         return dataclasses.replace(entry, kind=Kind.FLAT, remarks=(_HALF,))
     try:
+        bundle.check_size(prefix)
         size, crc = checksum.of_file(prefix + INDEX)
         modified = reading.stat(prefix + INDEX).modified_ns / 1e9
     except FileNotFoundError as error:

@@ -361,7 +361,8 @@ def _fill(found: Entry, target: str, timeout: float | None) -> None:
     """Copies a checkpoint into a directory; of a commit the marker comes last."""
     download(found, target, timeout=timeout, progress=True)
     if found.is_committed:
-        write_durably(LocalFiles(), os.path.join(target, layout.MARKER), found.marker)
+        path = os.path.join(target, layout.MARKER)
+        write_durably(LocalFiles(target), path, found.marker)
 
 
 def _check_path(path: object) -> str:

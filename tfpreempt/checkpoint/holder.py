@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 
-_MAX_BYTES = 4096
+MAX_BYTES = 4096
 _MAX_PID = (1 << 31) - 1
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _NAMESPACE = "/proc/self/ns/pid"
@@ -114,7 +114,7 @@ def from_json(data: bytes, token: str) -> Holder:
         the file is something else.
     """
     try:
-        found = json.loads(data[:_MAX_BYTES])
+        found = json.loads(data[:MAX_BYTES])
         holder = Holder(**found)
         kinds = {"int": int, "float": (int, float), "str": str}
         for field in dataclasses.fields(Holder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import errno
 import os
 import re
 
@@ -16,6 +17,7 @@ from tfpreempt.checkpoint import fence, layout
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files
 
+MAX_BYTES = 16 << 20  # some 100,000 checkpoints
 # An escape that Python does not know, or of more than a byte, is one that nobody wrote.
 _ESCAPE = r"""\\(?:[\\'"abfnrtv]|x[0-9A-Fa-f]{2}|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7]))"""
 _LINE = re.compile(
@@ -41,12 +43,19 @@ class Pointer:
 
 
 def read(directory: str) -> Pointer | None:
-    """The directory's state file; None if there is none or it says nothing."""
+    """The directory's state file; None if there is none or it says nothing.
+
+    TensorFlow writes no file of more than MAX_BYTES: a larger one says nothing.
+    """
     try:
-        with reading.open_file(os.path.join(directory, layout.POINTER)) as file:
-            text = file.read().decode("utf-8", "surrogateescape")
+        data = reading.read(os.path.join(directory, layout.POINTER), MAX_BYTES)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        return None
+    text = data.decode("utf-8", "surrogateescape")
     fields: dict[str, list[str]] = {}
     for line in text.splitlines():
         if match := _LINE.match(line):

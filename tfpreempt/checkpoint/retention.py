@@ -53,7 +53,7 @@ def delete(files: Files, entry: Entry) -> None:
         OSError: as the file system says.
     """
     holder = os.path.join(entry.store.uri, entry.holder)
-    if entry.manifest is None or not reading.is_dir(holder):
+    if entry.manifest is None or not reading.is_real_dir(holder):
         return  # not ours, or somebody else was quicker
     if entry.kind is Kind.OWN:
         pointer.unlist(files, entry.store.uri, f"{entry.name}/{layout.PAYLOAD}")
@@ -77,12 +77,12 @@ def delete(files: Files, entry: Entry) -> None:
     for folder in sorted(folders, key=len, reverse=True):
         if folder == holder:  # until here the manifest says that all this is ours
             files.remove(os.path.join(holder, layout.MANIFEST))
-        if reading.is_dir(folder) and not reading.names(folder):
+        if reading.is_real_dir(folder) and not reading.names(folder):
             files.remove_dir(folder)
 
 
 def delete_staging(files: Files, path: str) -> None:
-    """Deletes a staging directory with all that is in it.
+    """Deletes a staging directory with all that is in it; a link to one is left alone.
 
     Files go from the top down in name order, so that a marker, if there is one after
     all, is the first: what is staged in its place is a commit with it.
@@ -90,6 +90,8 @@ def delete_staging(files: Files, path: str) -> None:
     Raises:
         OSError: as the file system says.
     """
+    if not reading.is_real_dir(path):
+        return
     found = list(reading.walk(path))
     for folder, _, names in found:
         for name in names:

@@ -387,7 +387,8 @@ class CheckpointSaver:
         self._home.check()
         if self._is_chief:
             replicated = [state for state in states if not state.per_worker]
-            write_states(os.path.join(directory, layout.STATES), replicated)
+            folder = os.path.join(directory, layout.STATES)
+            write_states(folder, replicated, self.directory)
         own = [*self._payload.states]
         if self.loader.random_state is not None:
             own.append(self.loader.random_state)
@@ -397,7 +398,7 @@ class CheckpointSaver:
         if own and not self._is_chief:
             self._claims.clear()  # the chief ends saves, and nobody tells this worker
             self._claims[directory] = claims.take(self._files, directory)
-        write_states(folder, own)
+        write_states(folder, own, self.directory)
 
     def _sync_own(self, directory: str) -> None:
         """The chief can't sync what another machine still has in its cache."""

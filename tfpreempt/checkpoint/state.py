@@ -220,12 +220,13 @@ def check_state(given: Any, call: str) -> None:
     )
 
 
-def write_states(directory: str, states: Iterable[State]) -> int:
+def write_states(directory: str, states: Iterable[State], root: str = "") -> int:
     """Writes each State into a file of its own.
 
     Args:
         directory: made if need be, and only if there is something to write.
         states: those to write.
+        root: the directory below which no link is followed.
 
     Returns:
         The number of files written.
@@ -238,7 +239,7 @@ def write_states(directory: str, states: Iterable[State]) -> int:
         if not state.is_wanted():
             continue
         path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
-        with create(path) as file, naming(state, "save"):
+        with create(path, root) as file, naming(state, "save"):
             state.save(file)
         count += 1
     return count

@@ -34,6 +34,7 @@ from tfpreempt.storage.files import Files
 _log = logging.getLogger(__name__)
 
 _DESCRIPTION = "part.json"
+_MAX_BYTES = 64 << 20  # of a description
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -270,8 +271,7 @@ def _fitting(
     """
     try:
         path = os.path.join(folder, _DESCRIPTION)
-        with reading.open_file(path) as file:
-            told = json.loads(file.read())
+        told = json.loads(reading.read(path, _MAX_BYTES))
         for what in ("step", "world", "tensors"):
             if told[what] != expected[what]:
                 raise _UnfitError(f"its {what}: {told[what]}, here {expected[what]}")

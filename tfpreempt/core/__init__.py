@@ -3,6 +3,7 @@
 arguments   checks of arguments that several public classes take
 clock       time as an argument
 cluster     who the workers are, and which of them this process is
+contained   opens files below a directory, and follows no link out of the directory
 deadline    arithmetic of deadlines
 events      the frozen values that travel the path
 fields      what a value may be that is read from a file of others

@@ -27,7 +27,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler.commits import Commits
 from tfpreempt.handler.snapshots import Snapshots, attempt_of, is_newer
 from tfpreempt.storage import paths
-from tfpreempt.storage.files import LocalFiles
+from tfpreempt.storage.files import files_for
 from tfpreempt.storage.interface import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -133,10 +133,10 @@ class Start:
             for made in self._probes:
                 probe.remove_probe(made["directory"], made["probe"])
         exchange = None
-        if self.store is not None and self._apart:
-            worker = self.cluster.worker
-            exchange = ShardExchange(self.store, worker, self._apart, LocalFiles())
         assert self._saver is not None  # both ways to the plan have built it
+        if self.store is not None and self._apart:
+            worker, files = self.cluster.worker, files_for(self._saver.directory)
+            exchange = ShardExchange(self.store, worker, self._apart, files)
         return Commits(
             self._saver,
             self.cluster,

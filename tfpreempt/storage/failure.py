@@ -19,6 +19,7 @@ ADVICE = {
     errno.EACCES: "permission denied: make it writable for this user",
     errno.EPERM: "not permitted: make it writable for this user",
     errno.ENOTDIR: "a part of the path is a file: choose another directory",
+    errno.ELOOP: "remove the link: inside of this directory links are not followed",
     errno.EIO: "the device reports an I/O error: use another disk",
     errno.ESTALE: "the network file system lost the file: check the mount",
     errno.EREMOTEIO: "the storage service refuses: check its name, the network and the "

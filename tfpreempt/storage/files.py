@@ -14,7 +14,11 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import IO, Protocol
 
+from tfpreempt.core import contained
 from tfpreempt.storage import paths, pieces
+
+NOTHING_THERE = (FileNotFoundError, NotADirectoryError, contained.LinkError)
+"""Raised where a directory has no such file; below a link lie files of others."""
 
 _CANNOT_BE_SYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
 
@@ -56,58 +60,95 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """The file system of this machine."""
+    """The file system of this machine.
+
+    Below the root no operation follows a symbolic link; see `contained`.
+
+    Args:
+        root: the directory that other users may be able to write to, such as the
+            checkpoint directory. Without a root the directories of each path are the
+            program's own.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        self._root = root
 
     def make_dirs(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        with contained.directory(path, self._root, makes=True):
+            pass
 
     def write(self, path: str, data: bytes) -> None:
-        with open(path, "wb") as file:
-            file.write(data)
+        self.write_pieces(path, [data])
 
     def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        with open(path, "wb", buffering=0) as file:
+        descriptor = self._open_to_write(path)
+        with open(path, "wb", buffering=0, opener=lambda *_: descriptor) as file:
             for piece in data:
                 pieces.write(file, piece)
 
     def sync_file(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = contained.open_file(path, os.O_RDONLY, root=self._root)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def sync_dir(self, path: str) -> None:
-        self.sync_file(path)
+        with contained.directory(path, self._root, reads=True) as folder:
+            os.fsync(folder)
 
     def rename(self, source: str, target: str) -> None:
-        os.replace(source, target)
+        with (
+            contained.parent(source, self._root) as (old, old_name),
+            contained.parent(target, self._root) as (new, new_name),
+        ):
+            os.replace(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
     def remove(self, path: str) -> None:
-        try:
-            os.remove(path)
-        except FileNotFoundError:
-            pass
+        with (
+            contextlib.suppress(*NOTHING_THERE),
+            contained.parent(path, self._root) as (folder, name),
+        ):
+            os.remove(name, dir_fd=folder)
 
     def remove_dir(self, path: str) -> None:
-        try:
-            os.rmdir(path)
-        except FileNotFoundError:
-            pass
+        with (
+            contextlib.suppress(*NOTHING_THERE),
+            contained.parent(path, self._root) as (folder, name),
+        ):
+            os.rmdir(name, dir_fd=folder)
+
+    def _open_to_write(self, path: str) -> int:
+        """Opens a file of which all is written.
+
+        A link or a pipe that another user put there, and a file that has a second name,
+        is replaced: to write there would change a file elsewhere, or wait.
+        """
+        flags = os.O_WRONLY | os.O_CREAT
+        with contained.parent(path, self._root) as (folder, name):
+            try:
+                return contained.open_at(folder, name, flags | os.O_TRUNC, path=path)
+            except contained.UnsafeFileError:
+                os.remove(name, dir_fd=folder)
+            return contained.open_at(folder, name, flags | os.O_EXCL, path=path)
 
 
 def files_for(directory: str) -> Files:
     """The operations that reach a checkpoint directory, a path or a URL."""
     if not paths.is_url(directory):
-        return LocalFiles()
+        return LocalFiles(directory)
     from tfpreempt.storage.gfile import GfileFiles
 
     return GfileFiles()
 
 
 @contextlib.contextmanager
-def create(path: str) -> Iterator[IO[bytes]]:
+def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
     """A new file to write into, in a directory that is made if need be.
+
+    Args:
+        path: of the file.
+        root: the directory below which no link is followed.
 
     Yields:
         A file; what is written to a URL appears when the body ends without an error.
@@ -115,10 +156,12 @@ def create(path: str) -> Iterator[IO[bytes]]:
     Raises:
         OSError: as the storage says.
     """
-    files = files_for(path)
+    files = files_for(path) if paths.is_url(path) else LocalFiles(root)
     files.make_dirs(os.path.dirname(path))
     if not paths.is_url(path):
-        with open(path, "xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = contained.open_file(path, flags, root=root)
+        with open(path, "wb", opener=lambda *_: descriptor) as file:
             yield file
         return
     buffer = io.BytesIO()

@@ -8,7 +8,6 @@ end a regular file. A pipe is never waited for, and a link never leads elsewhere
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import secrets
@@ -16,6 +15,7 @@ import stat
 from collections.abc import Iterator
 
 from tfpreempt import errors
+from tfpreempt.core import contained
 from tfpreempt.storage import failure, pieces, reading
 from tfpreempt.storage.files import (
     Files,
@@ -38,9 +38,6 @@ _PIECE = 2 << 20
 # A put that wrote nothing for that long was killed. If it was only stopped, it fails
 # when it goes on, and says so.
 _LEFT_OVER_SECONDS = 3600.0
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # of a socket, or a device without a driver
 
 
 class LocalStore:
@@ -72,7 +69,7 @@ class LocalStore:
                 f"{self.uri!r} is a file; expected a directory. Remove the file or "
                 "choose another directory."
             )
-        self._files = files or LocalFiles()
+        self._files = files or LocalFiles(self.uri)
         self._unreadable = unreadable
         self._is_swept = False
 
@@ -142,13 +139,17 @@ class LocalStore:
         """Unlike a rename, this refuses to replace; whether it was done."""
         try:
             try:
-                os.link(temporary, path)
+                self._give_name(temporary, path)
             except FileNotFoundError:  # the folder went with its last object meanwhile
                 make_lasting_dirs(self._files, os.path.dirname(path))
-                os.link(temporary, path)
+                self._give_name(temporary, path)
         except FileExistsError:
             return False
         return True
+
+    def _give_name(self, temporary: str, path: str) -> None:
+        with contained.parent(path, self.uri) as (folder, name):
+            os.link(temporary, name, dst_dir_fd=folder)
 
     def _remove_empty(self, folder: str) -> None:
         """Object storage has no empty folders: the store would list them for ever."""
@@ -172,7 +173,9 @@ class LocalStore:
         try:
             with failure.translated(doing, self.uri):
                 make_lasting_dirs(self._files, os.path.dirname(path))
-                file = io.FileIO(temporary, "x")
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                made = contained.open_file(temporary, flags)
+                file = io.FileIO(temporary, "w", opener=lambda *_: made)
             with file:
                 self._sweep(os.fstat(file.fileno()).st_mtime)
                 for piece in pieces.of(source, _PIECE):
@@ -225,20 +228,10 @@ class LocalStore:
             CheckpointDamagedError: it is a link, or something else that is no file.
             CheckpointError: it cannot be opened; see `unreadable`.
         """
-        *folders, last = name.split("/")
-        with self._edge(name), contextlib.ExitStack() as above:
-            here = os.open(self.uri, _FOLDER)
-            above.callback(os.close, here)
-            for part in folders:
-                here = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
-                above.callback(os.close, here)
-            descriptor = os.open(last, _FILE, dir_fd=here)
+        path = os.path.join(self.uri, name)
+        with self._edge(name):
+            descriptor = contained.open_file(path, os.O_RDONLY, root=self.uri)
         try:
-            mode = os.fstat(descriptor).st_mode
-            if stat.S_ISDIR(mode):
-                raise self._missing(name)
-            if not stat.S_ISREG(mode):
-                raise self._damaged(name, "is no regular file")
             yield descriptor
         finally:
             os.close(descriptor)
@@ -258,16 +251,14 @@ class LocalStore:
         try:
             with telling_shortage(self._path(name)):
                 yield
-        except FileNotFoundError as error:
-            raise self._missing(name) from error
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise self._missing(name) from error  # a folder, or an object above it
+        except contained.LinkError as error:
+            reason = "is a link, or behind one; links aren't followed"
+            raise self._damaged(name, reason) from error
+        except contained.UnsafeFileError as error:
+            raise self._damaged(name, "is no regular file") from error
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                if not self._is_linked(name):  # what should be a folder is an object
-                    raise self._missing(name) from error
-                reason = "is a link, or behind one; links aren't followed"
-                raise self._damaged(name, reason) from error
-            if error.errno in _NOT_REGULAR:
-                raise self._damaged(name, "is no regular file") from error
             raise self._unreadable(
                 f"{name!r} in {self.uri!r} cannot be read: {error.strerror or error}. "
                 "Check the disk or the mount, and the permissions."

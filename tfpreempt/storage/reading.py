@@ -154,6 +154,24 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
         return open(path, "rb", buffering=buffering, opener=_open_regular)
 
 
+def read(path: str, most: int) -> bytes:
+    """Reads a small file.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have: a large sparse file takes no disk, but memory.
+
+    Raises:
+        OSError: see `open_file`; EFBIG: the file has more bytes.
+        CheckpointError: too many files are open; see `telling_shortage`.
+    """
+    with open_file(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"Has more than {most} bytes", path)
+    return data
+
+
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """A directory, its directories and its files, then the same of each directory.
 

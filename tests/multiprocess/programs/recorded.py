@@ -19,7 +19,7 @@ numbers are those of inodes, ROOT is the directory of all:
     ["said", bytes]                                     so much has the chief printed
 
 At first all are the chief's to write, and so are those that are not seen to be opened:
-by TensorFlow, or in a directory that is open.
+by TensorFlow.
 """
 
 from __future__ import annotations
@@ -113,10 +113,25 @@ class Recorder:
 
     def see(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Keeps which files this worker writes; a hook of `sys.addaudithook`."""
-        if event != "open" or not isinstance(arguments[0], str | os.PathLike):
-            return
-        path = os.fspath(arguments[0])
-        if arguments[2] & WRITING and path.startswith(ROOTS_BEGIN):
+        if event == "open" and isinstance(arguments[0], str | os.PathLike):
+            self._see_opened(os.fspath(arguments[0]), arguments[2])
+
+    def opened(self, call: Callable[..., int]) -> Callable[..., int]:
+        """The same `os.open`, which keeps what is opened in an open directory."""
+
+        @functools.wraps(call)
+        def opening(
+            path: Any, flags: int, *args: Any, dir_fd: int | None = None, **kwargs: Any
+        ) -> int:
+            if dir_fd is not None:
+                folder = os.readlink(f"/proc/self/fd/{dir_fd}")
+                self._see_opened(os.path.join(folder, path), flags)
+            return call(path, flags, *args, dir_fd=dir_fd, **kwargs)
+
+        return opening
+
+    def _see_opened(self, path: str, flags: int) -> None:
+        if flags & WRITING and path.startswith(ROOTS_BEGIN):
             with self._turn():
                 if self._writers.get(path, CHIEF) != WORKER:
                     self.look()
@@ -249,6 +264,7 @@ recorder = Recorder(PLACE / "recorded.jsonl") if os.environ["RECORD"] else None
 if recorder:
     for name in CHANGES:
         setattr(os, name, recorder.watched(getattr(os, name)))
+    os.open = recorder.opened(os.open)
     for name in ("fsync", "fdatasync"):
         setattr(os, name, recorder.synced(getattr(os, name)))
     sys.addaudithook(recorder.see)

@@ -23,14 +23,15 @@ from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.remote.ranges import Range, of_range
-from tfpreempt.storage import checksum, paths
+from tfpreempt.core import contained
+from tfpreempt.storage import checksum, paths, reading
 from tfpreempt.storage.files import Files, write_durably
 
 PROGRESS = ".tfpreempt-download"
 _FILES = (layout.MANIFEST, layout.MARKER, layout.METADATA)
 _CONTROL = (*_FILES, *(f"{name}.tmp" for name in _FILES), PROGRESS)
 _MAX_NAME_BYTES = 255
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_PROGRESS_BYTES = 64 << 20
 
 
 class Destination:
@@ -71,7 +72,7 @@ class Destination:
         for folder in self._folders:
             self._files.make_dirs(folder)
         with self._opened(PROGRESS, os.O_APPEND) as self._progress:
-            self._recorded = _ranges(self._progress.readall())
+            self._recorded = _ranges(self._progress.read(_MAX_PROGRESS_BYTES))
             self._progress.write(b"\n")  # ends a line that was torn
             self._files.sync_dir(self.path)  # what comes next is told to be ours by it
             yield
@@ -97,7 +98,8 @@ class Destination:
             if status.st_nlink > 1:
                 self._files.remove(path)  # its other name may be somebody else's
             elif status.st_size > entry.size:
-                os.truncate(path, entry.size)
+                with self.open(entry) as file:
+                    file.truncate(entry.size)
         return is_same is True
 
     def kept(self, entry: FileEntry, part: Range) -> int | None:
@@ -122,7 +124,8 @@ class Destination:
 
     def _opened(self, name: str, flags: int = 0) -> io.FileIO:
         def opener(path: str, _: int) -> int:
-            return os.open(path, _OPEN | flags, 0o666)
+            flags_of_all = os.O_RDWR | os.O_CREAT | flags
+            return contained.open_file(path, flags_of_all, root=self.path)
 
         return io.FileIO(os.path.join(self.path, name), "r+", opener=opener)
 
@@ -182,7 +185,7 @@ class Destination:
     def _has(self, name: str, data: bytes | None) -> bool | None:
         """Whether a file holds just these bytes; None if there is none."""
         try:
-            with open(os.path.join(self.path, name), "rb") as file:
+            with reading.open_file(os.path.join(self.path, name)) as file:
                 return data is not None and file.read(len(data) + 1) == data
         except FileNotFoundError:
             return None

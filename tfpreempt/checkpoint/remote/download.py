@@ -59,7 +59,7 @@ def download(
     """
     manifest = checkpoint.manifest
     assert manifest is not None
-    destination = Destination(target, checkpoint, files or LocalFiles())
+    destination = Destination(target, checkpoint, files or LocalFiles(target))
     with (
         failure.translated(f"download {checkpoint.path}", destination.path),
         destination.filling(),

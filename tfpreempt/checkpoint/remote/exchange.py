@@ -19,7 +19,7 @@ from tfpreempt.checkpoint.catalog import Entry, Kind
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, from_json, to_json
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.download import download
-from tfpreempt.storage import checksum, failure
+from tfpreempt.storage import checksum, failure, reading
 from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore
 
@@ -76,7 +76,7 @@ class ShardExchange:
             path = os.path.join(folder, name)
             size, crc32c = checksum.of_file(path)
             entries.append(FileEntry(name=name, size=size, crc32c=crc32c))
-            with open(path, "rb") as file:
+            with reading.open_file(path) as file:
                 self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
         manifest = Manifest(
             step=staged.step,

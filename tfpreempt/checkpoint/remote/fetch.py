@@ -18,7 +18,7 @@ from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.storage import failure
+from tfpreempt.storage import failure, reading
 from tfpreempt.storage.deadline import RETRY_SECONDS
 from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore
@@ -173,7 +173,7 @@ def bring(
     with failure.translated(f"fetch step {step}", directory):
         _drop_others(files, staged)
         claim = claims.take(files, staged)
-        download(commit, staged, progress=True)
+        download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
                 retention.delete(files, entry)  # damaged, or it were not fetched
@@ -218,11 +218,10 @@ def _is_newer(commit: Entry, local: Entry) -> bool:
 def _drop_others(files: Files, staged: str) -> None:
     """Removes what was fetched in part and is not wanted any more."""
     parent = os.path.dirname(staged)
-    names = os.listdir(parent) if os.path.isdir(parent) else []
+    names = reading.names(parent) if reading.is_real_dir(parent) else []
     found = (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH))
     for path in {path.removesuffix(layout.CLAIM_SUFFIX) for path in found} - {staged}:
         with claims.left_over(path) as is_left:
-            if is_left and not os.path.islink(path):
-                if os.path.isdir(path):
-                    retention.delete_staging(files, path)
+            if is_left and not reading.is_link(path):
+                retention.delete_staging(files, path)
                 claims.forget(files, path)

@@ -11,7 +11,7 @@ import io
 import os
 from typing import Any
 
-from tfpreempt.storage import reading
+from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import files_for
 
 KIND = "CSVLogger"
@@ -58,9 +58,11 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     handle = logger.csv_file
     was_open = not getattr(handle, "closed", False)  # a GFile does not tell
     handle.close()
-    place = files_for(logger.filename)
-    place.make_dirs(os.path.dirname(logger.filename) or ".")
-    place.write(logger.filename, text)
+    path = logger.filename  # the user's own: Keras follows a link there too
+    path = path if paths.is_url(path) else os.path.realpath(path)
+    place = files_for(os.path.dirname(path))
+    place.make_dirs(os.path.dirname(path))
+    place.write(path, text)
     logger.keys = state["keys"]
     logger.append_header = state["append_header"]
     has_header = extends and bool(text) and logger.keys is not None

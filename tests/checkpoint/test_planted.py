@@ -1,0 +1,216 @@
+"""An attacker may write to the checkpoint directory: nothing outside of it changes.
+
+Each name that a start, a save, a deletion or a command uses is a link that leads out of
+the directory, a pipe, a large sparse file, or a second name of a file elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tfpreempt import errors
+from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.cli import main
+
+pytestmark = pytest.mark.timeout(60)
+
+TOKEN = "a" * 32
+SPARSE = 8 << 40  # bytes, more than any memory has
+NAMES = [
+    "checkpoint",
+    "checkpoint.tmp",
+    ".tfpreempt-directory",
+    ".tfpreempt-directory.tmp",
+    ".tfpreempt-staging",
+    ".tfpreempt-staging/dead",
+    ".tfpreempt-staging/dead.claim",
+    ".tfpreempt-staging/dead.parts",
+    ".tfpreempt-staging/fetch-1-00000000",
+    ".tfpreempt-staging/fetch-1-00000000.claim",
+    ".tfpreempt-staging/run-3",
+    ".tfpreempt-staging/run-3.claim",
+    ".tfpreempt-staging/run-3/ckpt.index",
+    ".tfpreempt-staging/run-3/MANIFEST.json.tmp",
+    ".tfpreempt-staging/run-3/states",
+    ".tfpreempt-lease",
+    f".tfpreempt-lease/{TOKEN}",
+    f".tfpreempt-lease/{TOKEN}/holder",
+    f".tfpreempt-lease/{TOKEN}/beat",
+    f".tfpreempt-lease.{TOKEN}",
+    f".tfpreempt-lease.{TOKEN}/{TOKEN}",
+    f".tfpreempt-lease.{TOKEN}/{TOKEN}/holder",
+    ".tfpreempt-probe-aa",
+    "dead.tfpreempt-intent",
+    "dead.tfpreempt-intent.tmp",
+    "dead_temp",
+    "dead.tfpreempt",
+    "dead.index",
+    "ckpt-3.index",
+    "ckpt-3.tfpreempt",
+    "ckpt-3.tfpreempt-intent",
+    "ckpt-3.tfpreempt-intent.tmp",
+    "ckpt-3_temp",
+    "commit-dead",
+    "3",
+    "1",
+    "1/states",
+    "1/states/word.state",
+    "1/ckpt.index",
+    "1/MANIFEST.json",
+    "1/MANIFEST.json.tmp",
+    "1/COMMITTED",
+    "1/.metadata.json",
+    "1/.was-committed",
+    "1/.tfpreempt-put-aa",
+]
+
+
+NEEDED = [
+    ".tfpreempt-staging",
+    ".tfpreempt-staging/run-3",
+    ".tfpreempt-staging/run-3.claim",
+    ".tfpreempt-lease",
+    f".tfpreempt-lease/{TOKEN}",
+]
+"""Without these nothing can be saved: the error says so."""
+
+
+def link_to_tree(path: Path, outside: Path) -> None:
+    path.symlink_to(outside)
+
+
+def link_to_file(path: Path, outside: Path) -> None:
+    path.symlink_to(outside / "holder")
+
+
+def second_name(path: Path, outside: Path) -> None:
+    path.hardlink_to(outside / "holder")
+
+
+def pipe(path: Path, outside: Path) -> None:
+    del outside
+    os.mkfifo(path)
+
+
+def sparse(path: Path, outside: Path) -> None:
+    del outside
+    path.touch()
+    os.truncate(path, SPARSE)
+
+
+KINDS = [link_to_tree, link_to_file, second_name, pipe, sparse]
+
+
+@dataclasses.dataclass
+class Job:
+    """One start of a run in a directory, from its lease to its end."""
+
+    directory: Path
+    form: str
+
+    def __post_init__(self) -> None:
+        registry = StateRegistry()
+        self.word = Words("word", registry=registry)
+        self.lease = Lease(1.0, pause=lambda seconds: seconds)
+        directory = str(self.directory)
+        self.saver = make_saver(
+            directory,
+            OwnPayload() if self.form == "own" else FlatPayload(directory),
+            registry=registry,
+            lease=self.lease,
+            max_to_keep=2,
+        )
+
+    def start(self) -> None:
+        self.lease.acquire(str(self.directory))
+        self.saver.start()
+
+    def restore(self) -> None:
+        if (found := self.saver.loader.newest()) is not None:
+            self.saver.loader.restore(found)
+
+    def commit(self, step: int) -> None:
+        self.word.text = str(step)
+        save(self.saver, step)
+
+    def close(self) -> None:
+        self.lease.release()
+
+
+def tree_of(root: Path) -> dict[str, bytes | None]:
+    """All that lies below a directory: the bytes of files, None of directories."""
+    return {
+        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
+        for path in root.rglob("*")
+    }
+
+
+def inspect(directory: Path) -> None:
+    for command in ("inspect", "verify"):
+        done = CliRunner().invoke(main, [command, str(directory)])
+        assert done.exit_code in (0, 1, 2), done.output
+        if not isinstance(done.exception, SystemExit | None):
+            raise done.exception
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoint directories of both forms, and files of the user elsewhere.
+
+    The files elsewhere have all names that lie in a checkpoint directory.
+    """
+    root = tmp_path_factory.mktemp("made")
+    for form in ("own", "flat"):
+        for step in (1, 2):
+            job = Job(root / form, form)
+            job.start()
+            job.commit(step)
+            job.close()
+    shutil.copytree(root / "own", root / "outside")
+    shutil.copytree(root / "own" / "1", root / "outside", dirs_exist_ok=True)
+    (root / "outside" / "chapter").mkdir()
+    for name in ("holder", "beat", "part-00000-of-00001.index", "chapter/b.tex"):
+        (root / "outside" / name).write_bytes(b"years of work")
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_outside_changes_and_nothing_waits(
+    tmp_path: Path, made: Path, name: str, kind: Callable[[Path, Path], None]
+) -> None:
+    form = "flat" if name.startswith("ckpt-3") else "own"
+    directory = shutil.copytree(made / form, tmp_path / "ckpt")
+    outside = shutil.copytree(made / "outside", tmp_path / "outside")
+    before = tree_of(outside)
+    path = directory / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name == "dead_temp":
+        (directory / f"dead{layout.INTENT_SUFFIX}").write_text("{}")
+    kind(path, outside)
+    inspect(directory)
+    job = Job(directory, form)
+    commits = [functools.partial(job.commit, step) for step in (3, 4, 5)]
+    failed = []
+    for operation in (job.start, job.restore, *commits, job.close):
+        try:
+            operation()
+        except errors.TfpreemptError as error:  # an attacker achieves no more
+            failed.append(error)
+    inspect(directory)
+    assert tree_of(outside) == before
+    assert failed == [] or name in NEEDED

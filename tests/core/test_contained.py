@@ -1,0 +1,89 @@
+"""Links below the root, pipes and large files are refused; the root may be a link."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfpreempt.core import contained
+
+READ, WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A directory that is reached by a link, with a file in a directory."""
+    (tmp_path / "real" / "a").mkdir(parents=True)
+    (tmp_path / "real" / "a" / "file").write_bytes(b"12345")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"years of work")
+    (tmp_path / "root").symlink_to("real")
+    return tmp_path / "root"
+
+
+def test_a_root_may_be_a_link(root: Path) -> None:
+    assert contained.read(root / "a" / "file", 5, root=str(root)) == b"12345"
+    with contained.directory(str(root / "b" / "c"), str(root), makes=True):
+        assert (root / "b" / "c").is_dir()
+
+
+def above(path: Path, elsewhere: Path) -> None:
+    (path / "a").rename(path / "b")
+    (path / "a").symlink_to(elsewhere)
+
+
+def itself(path: Path, elsewhere: Path) -> None:
+    (path / "a" / "file").unlink()
+    (path / "a" / "file").symlink_to(elsewhere / "file")
+
+
+def pipe(path: Path, elsewhere: Path) -> None:
+    del elsewhere
+    (path / "a" / "file").unlink()
+    os.mkfifo(path / "a" / "file")
+
+
+def second_name(path: Path, elsewhere: Path) -> None:
+    (path / "a" / "file").unlink()
+    (path / "a" / "file").hardlink_to(elsewhere / "file")
+
+
+@pytest.mark.parametrize(
+    ("plant", "flags", "error"),
+    [
+        (above, READ, contained.LinkError),
+        (above, WRITE, contained.LinkError),
+        (itself, READ, contained.LinkError),
+        (itself, WRITE, contained.LinkError),
+        (pipe, READ, contained.UnsafeFileError),
+        (pipe, WRITE, contained.UnsafeFileError),
+        (second_name, WRITE, contained.UnsafeFileError),
+    ],
+)
+def test_what_was_planted_is_refused(
+    root: Path,
+    plant: Callable[[Path, Path], None],
+    flags: int,
+    error: type[contained.UnsafeFileError],
+) -> None:
+    elsewhere = root.parent / "elsewhere"
+    plant(root, elsewhere)
+    with pytest.raises(error):
+        contained.open_file(root / "a" / "file", flags, root=str(root))
+    assert (elsewhere / "file").read_bytes() == b"years of work"
+
+
+def test_without_a_root_the_directories_are_the_programs_own(root: Path) -> None:
+    above(root, root.parent / "elsewhere")
+    assert contained.read(root / "a" / "file", 13) == b"years of work"
+
+
+def test_no_more_is_read_than_such_a_file_has(root: Path) -> None:
+    os.truncate(root / "a" / "file", 8 << 40)
+    with pytest.raises(OSError, match="More than") as raised:
+        contained.read(root / "a" / "file", 5)
+    assert raised.value.errno == errno.EFBIG

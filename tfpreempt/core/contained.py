@@ -1,0 +1,219 @@
+"""Opens what lies below a directory, and follows no link that leads out of it.
+
+Other users may be able to write to a checkpoint directory, to a directory of logs or to
+a journal. A link that another user put there would make this process read, overwrite or
+delete files elsewhere; a pipe would block it; a sparse file would fill its memory.
+
+The directory itself, the *root*, is the user's choice, and may be reached by links.
+Each part of a path below the root is opened from the directory above it, so that there
+is no moment between a check and the operation. A path outside of the root, or without a
+root, is the program's own: there only the last part must not be a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+
+_ODD = re.compile(r"//|/\.{0,2}(/|$)")
+_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_WRITES = os.O_WRONLY | os.O_RDWR
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket, no driver
+_PIECE = 1 << 20
+
+
+class UnsafeFileError(OSError):
+    """Something else lies where a regular file or a directory should."""
+
+
+class LinkError(UnsafeFileError):
+    """A part of a path below the root is a symbolic link."""
+
+    def __init__(self, path: str) -> None:
+        text = "Is a symbolic link, which is not followed here"
+        super().__init__(errno.ELOOP, text, path)
+
+
+@contextlib.contextmanager
+def directory(
+    path: str, root: str = "", *, makes: bool = False, reads: bool = False
+) -> Iterator[int]:
+    """Opens a directory.
+
+    Args:
+        path: of the directory.
+        root: the directory below which no link is followed.
+        makes: makes the directory, and those above it.
+        reads: opens the directory to list or to sync it too.
+
+    Yields:
+        A descriptor for `dir_fd`, open while the body runs.
+
+    Raises:
+        LinkError: below the root a part of the path is a link.
+        OSError: a directory cannot be opened, or made.
+    """
+    top, below = _split(_normal(path), _normal(root) if root else "")
+    if makes:
+        os.makedirs(top, exist_ok=True)
+    flags = [_FOLDER] * len(below) + [_READ if reads else _FOLDER]
+    here = os.open(top, flags[0])
+    try:
+        for part, how in zip(below, flags[1:], strict=True):
+            above, here = here, _folder(here, part, how, path, makes)
+            os.close(above)
+        yield here
+    finally:
+        os.close(here)
+
+
+@contextlib.contextmanager
+def parent(path: str | os.PathLike[str], root: str = "") -> Iterator[tuple[int, str]]:
+    """Opens the directory in which a file or directory lies.
+
+    Args:
+        path: of the file or directory.
+        root: see `directory`.
+
+    Yields:
+        A descriptor for `dir_fd`, open while the body runs, and the name in it.
+
+    Raises:
+        LinkError: see `directory`.
+        OSError: the directory cannot be opened.
+    """
+    folder, name = os.path.split(_normal(os.fspath(path)))
+    with directory(folder, root) as opened:
+        try:
+            yield opened, name
+        except OSError as error:
+            for attribute in ("filename", "filename2"):
+                if getattr(error, attribute) == name:
+                    setattr(error, attribute, os.fspath(path))
+            raise
+
+
+def open_file(
+    path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, root: str = ""
+) -> int:
+    """Opens a regular file, without waiting for a pipe or a device.
+
+    To write, the file must have one name only: the other one may be elsewhere.
+
+    Args:
+        path: of the file.
+        flags: of `os.open`; with O_TRUNC the file is truncated once it is known to be
+            a regular file.
+        mode: of a new file.
+        root: the directory below which no link is followed.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        LinkError: the file, or a directory between the root and the file, is a link.
+        UnsafeFileError: it is no regular file, or not to be written.
+        OSError: it cannot be opened.
+    """
+    with parent(path, root) as (folder, name):
+        return open_at(folder, name, flags, mode, path=os.fspath(path))
+
+
+def open_at(
+    folder: int, name: str, flags: int, mode: int = 0o666, *, path: str = ""
+) -> int:
+    """Opens a regular file in an open directory; see `open_file`.
+
+    Args:
+        folder: descriptor of the directory.
+        name: of the file in it.
+        flags: see `open_file`.
+        mode: see `open_file`.
+        path: of the file, for errors.
+    """
+    path = path or name
+    try:
+        descriptor = os.open(name, flags & ~os.O_TRUNC | _SAFE, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise LinkError(path) from None
+        if error.errno in _NOT_REGULAR:
+            raise UnsafeFileError(errno.EINVAL, "Not a regular file", path) from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafeFileError(errno.EINVAL, "Not a regular file", path)
+        if flags & _WRITES and status.st_nlink > 1:
+            raise UnsafeFileError(errno.EMLINK, "Has a second name elsewhere", path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
+    """Reads a small file.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
+        root: the directory below which no link is followed.
+
+    Raises:
+        LinkError: see `open_file`.
+        OSError: see `open_file`; EFBIG: the file has more bytes.
+    """
+    descriptor = open_file(path, os.O_RDONLY, root=root)
+    with open(path, "rb", buffering=0, opener=lambda *_: descriptor) as file:
+        data = bytearray()
+        while len(data) <= most and (piece := file.read(min(_PIECE, most + 1))):
+            data += piece
+    if len(data) > most:
+        text = f"More than the {most} bytes that such a file has"
+        raise OSError(errno.EFBIG, text, os.fspath(path))
+    return bytes(data)
+
+
+def _split(folder: str, root: str) -> tuple[str, list[str]]:
+    """The directory that is opened as it is, and the parts below it."""
+    if not root:
+        return folder, []
+    start = os.path.join(root, "")
+    below = folder[len(start) :].split("/") if folder.startswith(start) else []
+    return (root, below) if below else (folder, [])
+
+
+def _normal(path: str) -> str:
+    """The absolute path without "." and ".."; of most paths that is the path itself."""
+    is_normal = path.startswith("/") and not _ODD.search(path)
+    return path if is_normal else os.path.abspath(path)
+
+
+def _folder(above: int, name: str, flags: int, path: str, makes: bool) -> int:
+    """Opens a directory below another one."""
+    for _ in range(2):
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)
+        except FileNotFoundError as error:
+            error.filename = path
+            if not makes:
+                raise
+        except NotADirectoryError as error:
+            if stat.S_ISLNK(os.lstat(name, dir_fd=above).st_mode):
+                raise LinkError(path) from None
+            error.filename = path
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=above)
+    raise FileNotFoundError(errno.ENOENT, "Removed by another process", path)
