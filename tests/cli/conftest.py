@@ -155,6 +155,10 @@ class Run:
         said = f'"event": "{event}"'
         wait_until(lambda: journal.exists() and said in journal.read_text(), event)
 
+    def err(self) -> str:
+        """What the supervisor has printed so far."""
+        return (self.directory / "err").read_text()
+
     def log(self, worker: int) -> str:
         return (self.directory / "logs" / f"worker-{worker}.log").read_text()
 

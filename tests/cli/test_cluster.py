@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import random
@@ -43,6 +44,17 @@ def test_a_port_is_claimed_once(monkeypatch: pytest.MonkeyPatch) -> None:
             claimed_ports(1).__enter__()
     with claimed_ports(1) as again:
         assert again == (port,)
+
+
+def test_without_descriptors_nothing_is_known_of_the_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        claimed_ports(1).__enter__()
 
 
 def test_ports_lie_below_those_of_outgoing_connections() -> None:

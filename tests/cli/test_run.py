@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -320,6 +321,25 @@ until_told()
     wait_until(are_reaped, "the orphans to be reaped")
     supervised.signal(signal.SIGTERM)
     assert supervised.finish()[0] == 143
+
+
+def test_a_start_without_descriptors_is_tried_again(supervised: Run) -> None:
+    """Such as those that take connections to the supervisor, or the whole machine."""
+    program = "tell('supervisor', str(os.getppid()))\nuntil_told()"
+    supervised.start(program, "--backoff", "2")
+    worker = int(supervised.wait_told("ready-0-0"))
+    supervisor = int(supervised.wait_told("supervisor"))
+    before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (0, before[1]))
+    os.kill(worker, signal.SIGTERM)
+    wait_until(lambda: "failure: restarting" in supervised.err(), "the first attempt")
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
+    supervised.wait_told("ready-0-2")
+    supervised.signal(signal.SIGTERM)
+    code, out, err = supervised.finish()
+    assert code == 143
+    assert "worker-0 cannot be started: [Errno 24] Too many open files" in out
+    assert "preemptions: 1, failures: 1" in err
 
 
 def test_a_program_behind_a_shell_is_told_and_waited_for(supervised: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import random
 import socket
@@ -36,7 +37,8 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
     its number tells other supervisors of this machine to choose another.
 
     Raises:
-        ConfigurationError: there are not enough.
+        ConfigurationError: there are not enough free ports.
+        OSError: there is no descriptor left to try a port with.
     """
     chance, top = random.SystemRandom(), _outgoing_ports_start()
     claims: dict[int, socket.socket] = {}
@@ -56,15 +58,21 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """None where somebody has it."""
+    """A socket that claims the port; None if the port is in use.
+
+    Raises:
+        OSError: the port cannot be tried, which says nothing about the port.
+    """
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0tfpreempt-port-{port}")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((_HOST, port))
-    except OSError:
+    except OSError as error:
         claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
         return None
     return claim
 

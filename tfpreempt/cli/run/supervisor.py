@@ -32,6 +32,7 @@ from tfpreempt.cli.run.standby import Standbys
 from tfpreempt.cli.signals import Wait, held_signals
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
+from tfpreempt.errors import ConfigurationError
 
 _LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
 _LINE_LENGTH = 500  # of an error in the summary; its log has all of it
@@ -139,9 +140,10 @@ class Supervisor:
     def _run_once(self, name: str, restart: int, home: Home | None) -> Restart | Leave:
         """One incarnation, and the pause after it."""
         limits = self.options.limits
-        with claimed_ports(0 if self.options.task else self.options.workers) as ports:
+        with contextlib.ExitStack() as claims:
             first_step = self._newest_step()
-            self._start(name, restart, ports)
+            ports, obstacle = self._claim_ports(claims, restart)
+            self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_step)
             if isinstance(verdict, Restart) and home and _is_elsewhere(home):
                 verdict = policy.leave_without_directory(verdict.spent)
@@ -157,8 +159,41 @@ class Supervisor:
         self._note(spent=verdict.spent)
         return verdict
 
-    def _start(self, name: str, restart: int, ports: tuple[int, ...]) -> None:
-        """Starts all workers; who cannot be started has ended."""
+    def _claim_ports(
+        self, claims: contextlib.ExitStack, restart: int
+    ) -> tuple[tuple[int, ...], Exception | None]:
+        """Free ports for the workers, and the error if there are none now.
+
+        A shortage of ports or descriptors may pass: it is a failure of this start.
+
+        Raises:
+            ConfigurationError: there are not enough ports for the first start.
+        """
+        count = 0 if self.options.task else self.options.workers
+        try:
+            return claims.enter_context(claimed_ports(count)), None
+        except OSError as error:
+            return (), error
+        except ConfigurationError as error:
+            if not restart:
+                raise
+            return (), error
+
+    def _start(
+        self,
+        name: str,
+        restart: int,
+        ports: tuple[int, ...],
+        obstacle: Exception | None,
+    ) -> None:
+        """Starts all workers; a worker that cannot be started counts as ended.
+
+        Args:
+            name: of the incarnation.
+            restart: number of starts before.
+            ports: of the local cluster; empty without one.
+            obstacle: error by which no worker can be started; None without one.
+        """
         now = self.clock.monotonic()
         options = self.options
         pids: list[int | None] = []
@@ -169,14 +204,16 @@ class Supervisor:
             told = options.worker_environment(worker, name, restart, ports)
             told |= self.watch.to_environment(worker)
             environments.append(told)
-            pid = self.standbys.take(worker, told)
-            if pid is not None:
+            pid, error = None, obstacle
+            if error is None and (pid := self.standbys.take(worker, told)) is not None:
                 from_standby.append(worker)
-            else:
+            elif error is None:
                 try:
                     pid = self.fleet.start(worker, options.command, told, log.writing)
-                except OSError as error:
-                    log.say(f"{options.label(worker)} cannot be started: {error}")
+                except OSError as refused:
+                    error = refused
+            if error is not None:
+                log.say(f"{options.label(worker)} cannot be started: {error}")
             pids.append(pid)
         self.reporter.started(name, restart, pids, from_standby, options.first_worker)
         self.standbys.begin(now, environments)
