@@ -222,6 +222,7 @@ def logger(place: Path) -> Any:
     )
 
 
+MADE_OF = {"keras": "keras", "steps": 5, "slots": 7, "weights": 4, "values": "1 2"}
 PLACE = progress.Progress(
     fit=1,
     phase="validation",
@@ -229,8 +230,8 @@ PLACE = progress.Progress(
     batch=3,
     loop={"num_batches": 5},
     logs={"loss": 0.5},
-    histories=({"epoch": [0], "history": {"loss": [0.5]}},),
-    made_of={"keras": "keras", "steps": 5, "slots": 7},
+    histories=({"epoch": [0], "history": {"loss": [0.5]}, "made_of": MADE_OF},),
+    made_of=MADE_OF,
 )
 
 
@@ -251,7 +252,8 @@ def read_fit(data: bytes, place: Path) -> None:
     found = Record.read(io.BytesIO(data))
     if "progress" in found:
         saved = progress.read(found["progress"])
-        progress.check_same(saved, {"keras": "keras", "steps": 5, "slots": 7}, "/x")
+        progress.check_same(saved, MADE_OF, "/x")
+        progress.check_values(saved, MADE_OF, "/x")
     if "callbacks" in found:
         of_callbacks.restore(callbacks(), found["callbacks"])
     if "files" in found:

@@ -109,6 +109,71 @@ def test_a_finished_program_of_two_fits_trains_nothing(on: Machine, line: str) -
     assert trained == []
 
 
+def wide(on: Machine) -> Any:
+    """Another model than `on.model()`."""
+    model = on.keras.Sequential([on.keras.layers.Dense(3), on.keras.layers.Dense(1)])
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+OTHER_ROWS = {"x": X + 1, "y": Y + 1}
+
+
+@LINES
+@pytest.mark.parametrize("kind", ["model", "rows", "epochs"])
+def test_a_program_that_leaves_out_finished_fits_gets_no_other_fits_history(
+    on: Machine, line: str, kind: str
+) -> None:
+    """The second fit of a directory is interrupted, the first is not run again."""
+    done = on.directory / "done"
+
+    def program(ours: Any = None) -> Result:
+        if not done.exists():
+            on.fit(on.model(), ours=ours, epochs=1)
+            done.touch()
+        on.keras.utils.set_random_seed(8)
+        model = wide(on) if kind == "model" else on.model()
+        given = {"rows": OTHER_ROWS, "epochs": {"epochs": 2}}.get(kind, {})
+        where = ("begin", 1, 2) if kind == "epochs" else ("begin", 1, 3)
+        on.cuts = [where] if cut.pop(0) else []
+        return result(model, on.fit(model, ours=ours, **given))
+
+    cut = [False]
+    expected = alone(on, program)
+    done.unlink()
+    cut = [True]
+    on.start()
+    with pytest.raises(SystemExit):
+        program()
+    cut = [False]
+    on.start()
+    assert program() == expected
+
+
+@LINES
+def test_the_end_of_another_fit_is_not_given_to_the_next_one(
+    on: Machine, line: str
+) -> None:
+    """Killed between two fits of one directory; the program leaves out the first."""
+    on.run(lambda: on.fit(epochs=1))
+    on.start()
+    with pytest.raises(errors.CheckpointMismatchError, match="each fit its own dir"):
+        on.fit(epochs=1, **OTHER_ROWS)
+    assert on.run(lambda: on.fit(epochs=1)).epoch == [0]
+
+
+@LINES
+def test_a_fit_that_resumes_on_other_data_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A split without a seed, say; an exact copy is not named."""
+    rows = [{}, {"x": X + 0, "y": Y + 0}, OTHER_ROWS]
+    cuts = [("begin", 0, 1), ("begin", 0, 2)]
+    on.run(lambda: on.fit(epochs=1, **rows.pop(0)), *cuts)
+    [text] = [each for each in caplog.messages if "arrays differ" in each]
+    assert "resumes on other data" in text
+
+
 @LINES
 def test_what_a_validation_found_is_not_kept_after_it(on: Machine, line: str) -> None:
     held: list[int] = []

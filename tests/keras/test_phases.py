@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tfpreempt import errors
 from tfpreempt.keras.fit.phases import BEGINNINGS, TABLE, Event, Phase, after
 from tfpreempt.keras.fit.plan import make_plan
 from tfpreempt.keras.fit.progress import Progress
@@ -37,6 +38,13 @@ def test_what_keras_never_does_is_named() -> None:
         after(Phase.VALIDATING, Event.TRAIN_END)
 
 
+def made_of(**more: Any) -> dict[str, Any]:
+    """The facts of a fit."""
+    facts = ("keras", "data", "samples", "steps", "model", "shapes", "values")
+    known = {"weights": 4, "initial_epoch": 0, "epochs": 3}
+    return dict.fromkeys(facts) | known | more
+
+
 def saved(stage: Any, epoch: int = 1, **more: Any) -> Progress:
     return Progress(**{"fit": 1, "phase": stage, "epoch": epoch, "batch": 0} | more)
 
@@ -58,6 +66,51 @@ def saved(stage: Any, epoch: int = 1, **more: Any) -> Progress:
 def test_the_checkpoint_decides_how_a_fit_begins(
     progress: Progress, before: list[str], epochs: int, beginning: Phase
 ) -> None:
-    plan = make_plan(progress, before, epochs)
+    plan = make_plan(progress, before, epochs, made_of())
     assert plan.beginning is beginning
     assert plan.number == len(before) + 1
+
+
+def two_fits(first: dict[str, Any], second: dict[str, Any]) -> Progress:
+    """A checkpoint of the second of two."""
+    past = {"epoch": [0], "history": {}, "made_of": first}
+    return saved("train", fit=2, histories=(past,), made_of=second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "now", "number"),
+    [
+        # A program that begins from its top, or cannot be told from one that does.
+        ({}, {}, {}, 1),
+        ({"shapes": 1}, {"shapes": 2}, {"shapes": 1}, 1),
+        ({"values": "1 2"}, {"values": "3 4"}, {"values": "1 2.0001"}, 1),
+        ({"values": "1 2"}, {"values": "3 4"}, {"values": "5 6"}, 1),
+        ({"epochs": 3}, {"epochs": 3}, {"epochs": 9}, 1),
+        # One that leaves out its first fit.
+        ({"shapes": 1}, {"shapes": 2}, {"shapes": 2}, 2),
+        ({"model": "A"}, {"model": "B"}, {"model": "B", "weights": 0}, 2),
+        ({"steps": 6}, {"steps": 7}, {"steps": 7}, 2),
+        ({"values": "1 2"}, {"values": "3 4"}, {"values": "3 4"}, 2),
+        ({"initial_epoch": 0}, {"initial_epoch": 3}, {"initial_epoch": 3}, 2),
+        # Unbuilt models have no shapes yet.
+        ({"shapes": 1}, {"shapes": 2}, {"shapes": 3, "weights": 0}, 1),
+    ],
+)
+def test_a_fit_is_found_where_the_program_leaves_out_earlier_ones(
+    first: Any, second: Any, now: Any, number: int
+) -> None:
+    progress = two_fits(made_of(**first), made_of(**second))
+    plan = make_plan(progress, [], 3, made_of(**now))
+    assert plan.number == number
+    assert plan.beginning is (Phase.SKIP if number == 1 else Phase.RESUME)
+
+
+def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_fits() -> None:
+    progress = saved("train", fit=2, histories=({"epoch": [0], "history": {}},))
+    assert make_plan(progress, [], 3, made_of()).beginning is Phase.SKIP
+
+
+def test_a_fit_that_is_none_of_the_checkpoint_is_refused() -> None:
+    progress = two_fits(made_of(steps=6), made_of(steps=7))
+    with pytest.raises(errors.CheckpointMismatchError, match="own directory"):
+        make_plan(progress, [], 3, made_of(steps=8))

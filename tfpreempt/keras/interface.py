@@ -51,6 +51,9 @@ class Fit(Protocol):
         validation_data: what `fit` was given.
         steps_per_execution: batches that a whole call of the train function trains in
             this epoch.
+        given: the arguments x and y, without the part that validates.
+        initial_epoch: the first epoch of the fit in the program.
+        epochs: the number of epochs at the end of the fit.
         cuts_last_step: whether the last step of an epoch trains on fewer batches, where
             fewer are left.
         keeps_iterator: whether one iterator serves several epochs.
@@ -74,6 +77,9 @@ class Fit(Protocol):
     callbacks: Any
     validation_data: Any
     steps_per_execution: int
+    given: Sequence[Any]
+    initial_epoch: int
+    epochs: int
     cuts_last_step: bool
     keeps_iterator: bool
     first_iterator: int

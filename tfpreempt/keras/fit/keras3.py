@@ -48,6 +48,8 @@ class Keras3Fit(Fit):
         self.adapter = self.loop.data_adapter
         self.validation_data = names["validation_data"]
         self.steps_per_execution = int(self.loop.steps_per_execution)
+        self.given = names["x"], names["y"]
+        self.initial_epoch, self.epochs = names["initial_epoch"], names["epochs"]
         self.keeps_iterator = self.loop.steps_per_epoch is not None
         sequence: Any = getattr(self.adapter, "py_dataset", None)
         self.sequence = sequence

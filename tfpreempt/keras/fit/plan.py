@@ -2,7 +2,9 @@
 
 A program that calls `fit` twice and is interrupted in the second is started from its
 top again. Its first call must then train nothing, and its second go on. So the fits of
-this process that came to their end are counted, for each checkpoint directory.
+this process that came to their end are counted, for each checkpoint directory. A
+program may also leave out the fits that it knows to be finished: then the fit is found
+among those of the checkpoint by the facts that it is made of.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from tfpreempt import errors
 from tfpreempt.keras.fit.phases import Phase
-from tfpreempt.keras.fit.progress import Progress
+from tfpreempt.keras.fit.progress import GIVE_EACH, Progress, may_be
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +38,22 @@ class Plan:
     note: str
 
 
-def make_plan(saved: Progress, before: list[Any], epochs: int) -> Plan:
+def make_plan(
+    saved: Progress, before: list[Any], epochs: int, now: Mapping[str, Any]
+) -> Plan:
     """Decides.
 
     Args:
         saved: of the checkpoint.
         before: histories of the fits that ended in this process.
         epochs: what `fit` was asked for.
+        now: what the fit is made of.
+
+    Raises:
+        CheckpointMismatchError: later fits of the program are in the checkpoint, and
+            this fit is none of those that it can be.
     """
-    number, note = len(before) + 1, ""
+    number, note = _find(saved, len(before) + 1, now), ""
     beginning, histories = Phase.RESTORE, saved.histories
     if number > saved.fit:
         beginning, histories = Phase.START, tuple(before)
@@ -80,6 +90,32 @@ def make_plan(saved: Progress, before: list[Any], epochs: int) -> Plan:
     return Plan(number=number, beginning=beginning, histories=histories, note=note)
 
 
+def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
+    """The number of a fit in the program.
+
+    Args:
+        saved: of the checkpoint.
+        number: the fit's, if the program has left out none before it.
+        now: what the fit is made of.
+    """
+    if number >= saved.fit:
+        return number
+    each = [*(past.get("made_of", {}) for past in saved.histories), saved.made_of]
+    found = [
+        (n, may_be(made, now, exactly=True))
+        for n, made in enumerate(each[number - 1 :], number)
+        if may_be(made, now, exactly=False)
+    ]
+    if not found:
+        raise errors.CheckpointMismatchError(
+            f"The checkpoint is of fit {saved.fit} of a program. This fit was expected "
+            f"to be fit {number}, or a later one, and is none of them: its model, or "
+            f"the kind or the length of its data, is another. {GIVE_EACH} To start "
+            "from scratch, use another checkpoint directory."
+        )
+    return next((n for n, is_exact in found if is_exact), found[0][0])
+
+
 # --- the fits before -----------------------------------------------------------------
 
 _histories: dict[str, list[Any]] = {}
@@ -90,16 +126,20 @@ def histories(directory: str) -> list[Any]:
     return list(_histories.get(os.path.realpath(directory), []))
 
 
-def add(directory: str, history: Any) -> None:
+def add(directory: str, history: Any, made: Plan, made_of: Mapping[str, Any]) -> None:
     """A fit came to its end.
 
     Args:
         directory: the checkpoint directory.
         history: Keras' History callback.
+        made: the fit's plan.
+        made_of: the facts by which it is recognized.
     """
     values = {name: list(map(plain, each)) for name, each in history.history.items()}
-    past = {"epoch": [int(epoch) for epoch in history.epoch], "history": values}
-    _histories.setdefault(os.path.realpath(directory), []).append(past)
+    epochs = [int(epoch) for epoch in history.epoch]
+    past = {"epoch": epochs, "history": values, "made_of": dict(made_of)}
+    before = made.histories[: made.number - 1]
+    _histories[os.path.realpath(directory)] = [*before, past]
 
 
 def forget(directory: str | None = None) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import numbers
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import readable
@@ -33,7 +37,8 @@ class Progress:
         stopped: whether training was stopped before its last epoch.
         loop: what the loop has learned of its data; JSON.
         logs: what the last train step returned; in "validation" those of the epoch.
-        histories: of the fits before this one; each has `epoch` and `history`.
+        histories: of the fits before this one; each has `epoch`, `history` and
+            `made_of`.
         made_of: what the run is made of; must not change over restarts.
         metrics: variables that the model's metrics have; a validation may have made
             some of them.
@@ -65,14 +70,15 @@ def read(saved: Encoded) -> Progress:
     with readable("a fit"):
         found = Progress(**value)
         tables: Sequence[Any]
-        tables = found.loop, found.logs, found.made_of, *found.histories
+        made = [found.made_of, *(past.get("made_of", {}) for past in found.histories)]
+        tables = found.loop, found.logs, *made, *found.histories
         are_tables = all(isinstance(each, Mapping) for each in tables)
         counts: list[Any] = [found.fit, found.epoch, found.batch, found.metrics]
-        if (slots := found.made_of.get("slots")) is not None:
-            counts.append(slots)
+        others = [each.get(name) for each in made for name in ("slots", "weights")]
+        counts += [count for count in others if count is not None]
         is_told = all(isinstance(n, numbers.Integral) and int(n) >= 0 for n in counts)
         plain = str, numbers.Integral, type(None)
-        is_plain = all(isinstance(each, plain) for each in found.made_of.values())
+        is_plain = all(isinstance(v, plain) for each in made for v in each.values())
         is_known = found.phase in get_args(Stage)
         if not (is_known and are_tables and is_told and is_plain):
             raise ValueError(f"it is no place in a fit: {str(value)[:200]}")
@@ -80,14 +86,16 @@ def read(saved: Encoded) -> Progress:
 
 
 def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
-    """What a run must have in common with the run that it goes on from.
+    """The facts by which a fit is recognized after a restart; None for unknown ones.
 
     Args:
-        fit: of the run.
+        fit: the fit.
         is_built: whether the optimizer has made its variables.
     """
     slots = getattr(fit.model.optimizer, "variables", ())
     slots = slots() if callable(slots) else slots
+    weights = fit.model.weights if fit.model.built else ()
+    shapes = sorted(f"{each.dtype} {tuple(each.shape)}" for each in weights)
     return {
         "keras": fit.line,
         "optimizer": type(fit.model.optimizer).__name__,
@@ -96,8 +104,72 @@ def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
         "steps": fit.steps,
         "steps_per_execution": fit.steps_per_execution,
         "slots": len(slots) if is_built else None,
+        "model": type(fit.model).__name__,
+        "weights": len(shapes),
+        "shapes": zlib.crc32("\n".join(shapes).encode()),
+        "values": _some_values(fit.given),
+        "initial_epoch": fit.initial_epoch,
+        "epochs": fit.epochs,
     }
 
+
+_SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4
+
+
+def _some_values(given: Sequence[Any]) -> str | None:
+    """A few values of training data in arrays, from all over them; None without any.
+
+    Ten folds of one data set differ in a tenth of their rows, so there are 32 values.
+    """
+    found = []
+    for array in _arrays(given):
+        places = np.linspace(0, array.size - 1, _SHOWN_VALUES).astype(int)
+        found += [f"{float(value):.6g}" for value in array.flat[places]]
+    return " ".join(found) or None
+
+
+def _arrays(given: Sequence[Any]) -> Iterator[np.ndarray]:
+    """Arrays of numbers among arguments, and the first in their lists and dicts."""
+    for each in given:
+        parts = each.values() if isinstance(each, dict) else each
+        parts = parts if isinstance(each, dict | list | tuple) else [each]
+        for part in itertools.islice(parts, _SHOWN_ARRAYS):
+            is_array = isinstance(part, np.ndarray) and part.dtype.kind in "biuf"
+            if is_array and part.size:
+                yield part
+
+
+def _are_close(values: Any, others: Any) -> bool:
+    """Whether values of two starts are equal, but for their last digits."""
+    try:
+        pair = np.array([each.split() for each in (values, others)], dtype=float)
+    except (AttributeError, ValueError):
+        return False  # not as many, or of a damaged checkpoint
+    return np.allclose(pair[0], pair[1], rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -> bool:
+    """Whether a fit may be the saved one; a fact that is not known speaks for it.
+
+    Args:
+        saved: what the saved fit is made of.
+        now: what the fit of this start is made of.
+        exactly: whether its epochs and the values of its data count too, which a user
+            may change between two starts.
+    """
+    facts = ["keras", "data", "samples", "steps", "model", "shapes"]
+    facts += ["initial_epoch", "epochs"] if exactly else []
+    if now["weights"] < saved.get("weights", 0):
+        facts.remove("shapes")  # it makes more of them in its first step
+    pairs = [(saved.get(fact), now[fact]) for fact in facts]
+    values = saved.get("values"), now["values"]
+    return all(None in pair or pair[0] == pair[1] for pair in pairs) and (
+        not exactly or None in values or _are_close(*values)
+    )
+
+
+GIVE_EACH = "If the program has several fits, give each fit its own directory."
+"""Ends the errors of a checkpoint that may be another fit's."""
 
 _FIXES = {
     "keras": ("keras", "train with the same Keras"),
@@ -137,7 +209,7 @@ def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
             raise errors.CheckpointMismatchError(
                 f"The checkpoint in {directory!r} is of another run: {name} was "
                 f"{before!r} there and is {here!r} here. To go on with it, {fix}; to "
-                "start anew, use another checkpoint directory."
+                f"start anew, use another checkpoint directory. {GIVE_EACH}"
             )
     size = now.get("steps_per_execution", 1)
     if saved.batch % size:
@@ -147,3 +219,34 @@ def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
             "which does not divide it. Compile with the steps_per_execution of the "
             f"interrupted run ({saved.made_of.get('steps_per_execution')})."
         )
+
+
+def check_values(saved: Progress, now: Mapping[str, Any], directory: str) -> str | None:
+    """Compares samples of the training data with those of the checkpoint.
+
+    Args:
+        saved: of the checkpoint.
+        now: what this run is made of.
+        directory: for the message.
+
+    Returns:
+        A warning, if the interrupted fit would resume on other data.
+
+    Raises:
+        CheckpointMismatchError: the checkpoint is the end of a fit on other data.
+    """
+    values = saved.made_of.get("values"), now["values"]
+    if None in values or _are_close(*values):
+        return None
+    fix = "seed the operations that shuffle, split or generate the data"
+    if saved.phase != "complete":
+        return (
+            "samples of the training arrays differ from those of the interrupted fit, "
+            f"so the fit resumes on other data. To resume exactly, {fix}"
+        )
+    raise errors.CheckpointMismatchError(
+        f"The checkpoint in {directory!r} is of a complete fit on other training data: "
+        f"samples of the arrays differ. {GIVE_EACH} To restore the end of that fit, "
+        f"pass the same data in each start ({fix}); to train on these data, use "
+        "another checkpoint directory."
+    )

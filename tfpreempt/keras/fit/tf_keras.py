@@ -52,6 +52,8 @@ class TfKerasFit(Fit):
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
         self.validation_data = names["validation_data"]
+        self.given = names["x"], names["y"]
+        self.initial_epoch, self.epochs = names["initial_epoch"], names["epochs"]
         self.keeps_iterator = not self.adapter.should_recreate_iterator()
         # If not, one is made and thrown away.
         self.first_iterator = 1 if self.keeps_iterator else 2

@@ -110,6 +110,8 @@ class Training:
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
+            if self._session.cluster.world > 1:
+                self.fit.given = ()  # each worker may have arrays of its own
             with self._session.start_of(self.member):
                 self.member.commits.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
@@ -129,7 +131,8 @@ class Training:
             self._saved = Progress()
             plan.forget(self._directory)
         before = plan.histories(self._directory)
-        made = plan.make_plan(self._saved, before, self._epochs)
+        now = progress.made_of(self.fit, is_built=False)
+        made = plan.make_plan(self._saved, before, self._epochs, now)
         if made.note:
             log.warning("tfpreempt: %s", made.note)
         return made
@@ -146,6 +149,8 @@ class Training:
             saved = self._saved
             now = progress.made_of(self.fit, is_built=False)
             progress.check_same(saved, now, self._directory)
+            if problem := progress.check_values(saved, now, self._directory):
+                log.warning("tfpreempt: %s.", problem)
             self.steps.epoch = saved.epoch - (saved.phase == "complete")
             is_trained = self._phase in (Phase.RESTORE, Phase.SKIP)
             if self._state.own.part is not None and not is_trained:
@@ -370,7 +375,8 @@ class Training:
             raise
         # Not where it was broken off: the member is open, and saves the States yet.
         self._release()
-        plan.add(self._directory, history)
+        made_of = progress.made_of(self.fit, is_built=True)
+        plan.add(self._directory, history, self._plan, made_of)
         take_over()
 
     def abandon(self) -> None:
