@@ -130,15 +130,6 @@ class DuplicateStateError(TfpreemptError, ValueError):
 class NoticeError(TfpreemptError, RuntimeError):
     """A notice source cannot work here.
 
-    Args:
-        message: what happened.
-        said: the part of it that quotes what a server said, which may change with each
-            answer while the fault stays the same.
-
-    Attributes:
-        kind: the message without that part: equal for each answer with this fault.
+    The message quotes nothing that a metadata server answered: metadata can hold
+    passwords, and messages are logged.
     """
-
-    def __init__(self, message: str = "", *, said: str = "") -> None:
-        super().__init__(message)
-        self.kind = message.replace(said, "") if said else message

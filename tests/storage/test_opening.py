@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 import pathlib
 import sys
 
 import fsspec
 import pytest
+from click.testing import CliRunner
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.remote.chosen_store import chosen_store
+from tfpreempt.cli import main
+from tfpreempt.storage import failure, paths
 from tfpreempt.storage.filesystem import FilesystemStore
 from tfpreempt.storage.gcs import GcsStore
 from tfpreempt.storage.local import LocalStore
@@ -56,7 +62,7 @@ def test_a_path_object():
         ("gs://", "names the bucket ''"),
         ("gs:///run", "names the bucket ''"),
         ("gs://Bucket/run", "names the bucket 'Bucket'"),
-        ("gs://user@bucket/run", "names the bucket"),
+        ("gs://user@bucket/run", "user name or password"),
         ("gs://bucket:80/run", "names the bucket"),
         ("s3://b/run", "3 to 222"),
         ("gs://bucket/run?x=1", "without options"),
@@ -75,6 +81,60 @@ def test_a_path_object():
 def test_places_that_are_none(place, said):
     with pytest.raises(errors.ConfigurationError, match=said):
         open_store(place)
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        f"gs://user:{SECRET}@bucket/run",
+        f"s3://{SECRET}@bucket/run",
+        f"s3a://key:{SECRET}@bucket/run",
+        f"hdfs://user:{SECRET}@namenode:8020/run",
+        f"file://user:{SECRET}@localhost/run",
+        f"gs:/user:{SECRET}@bucket/run",
+        f"gs://bucket/run?token={SECRET}",
+        f"gs://bucket?token={SECRET}",
+        f"az://container/run?sig={SECRET}",
+        f"file:///run?token={SECRET}",
+    ],
+)
+def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", place)
+    opens = [
+        lambda: open_store(place),
+        lambda: Checkpoint(place),
+        lambda: Checkpoint(place, LocalStore("/a")),
+        lambda: chosen_store(None, tmp_path),
+        lambda: chosen_store(None, place),
+        lambda: failure.check_directory(place),
+    ]
+    for name in ("report", "status", "inspect", "verify", "doctor"):
+        opens.append(lambda name=name: run_command(name, place))
+    remote = ["run", "--remote-checkpoint-dir", place, "--checkpoint-dir"]
+    opens.append(lambda: run_command("run", "--checkpoint-dir", place, "--", "true"))
+    opens.append(lambda: run_command(*remote, str(tmp_path), "--", "true"))
+    opens.append(lambda: run_command("inspect", str(tmp_path), "--remote", place))
+    opens.append(lambda: run_command("notify", "--metadata", place))
+    for each in opens[: None if "@" in place and "://" in place else 2]:
+        with pytest.raises((errors.ConfigurationError, SystemExit)) as caught:
+            each()
+        assert SECRET not in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def run_command(*words):
+    result = CliRunner().invoke(main, words)
+    assert SECRET not in result.output
+    raise SystemExit(result.exit_code)
+
+
+@pytest.mark.parametrize("place", ["/a@b/c", "gs://bucket/a@b", "a@b/c:d@e"])
+def test_an_at_sign_of_a_path_is_no_user_info(place):
+    paths.check_no_user_info(place)
+    open_store(place)
 
 
 def test_a_path_mangled_by_pathlib():

@@ -372,6 +372,7 @@ def _check_path(path: object) -> str:
             f"{path!r}."
         )
     text = os.fsdecode(os.fspath(path))
+    paths.check_no_user_info(text)
     if "\0" in text:
         raise errors.ConfigurationError(f"No path has a NUL in it; got {text!r}.")
     return text

@@ -21,7 +21,7 @@ from tfpreempt.notice.metadata import (
     DEFAULT_URL,
     Answer,
     epoch_seconds,
-    printable,
+    readable,
     url_from,
 )
 from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
@@ -54,8 +54,8 @@ def read_interruption(answer: Answer) -> Told | None:
     action = fields.get("action")
     if not isinstance(action, str) or not re.fullmatch("[a-z][a-z-]{2,31}", action):
         raise answer.refused(expected)
-    told = printable(f"spot/instance-action is {action} at {fields.get('time')}")
-    return Told(told, epoch_seconds(fields.get("time")))
+    goes_at = epoch_seconds(fields.get("time"))
+    return Told(f"spot/instance-action is {action} at {readable(goes_at)}", goes_at)
 
 
 def read_rebalance(answer: Answer) -> Told | None:
@@ -67,8 +67,8 @@ def read_rebalance(answer: Answer) -> Told | None:
     when = answer.fields(expected).get("noticeTime")
     if not isinstance(when, str) or not when:
         raise answer.refused(expected)
-    detail = printable(f"rebalance is recommended since {when}")
-    return Told(detail, since=epoch_seconds(when))
+    since = epoch_seconds(when)
+    return Told(f"rebalance is recommended since {readable(since)}", since=since)
 
 
 def read_lifecycle(answer: Answer) -> Told | None:

@@ -20,7 +20,6 @@ from tfpreempt import errors
 from tfpreempt.notice.metadata import (
     Answer,
     epoch_seconds,
-    printable,
     readable,
     url_from,
 )
@@ -87,28 +86,26 @@ def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]
                 "EventType": str(kind),
                 "Resources": [*resources],
             }:
-                told = fields.get("NotBefore")
-                starts_at = epoch_seconds(told)
-                when = told if starts_at is None else readable(starts_at)
+                starts_at = epoch_seconds(fields.get("NotBefore"))
                 state = "has started" if status == "Started" else "is scheduled"
-                ahead = f", not before {when}" if when else ""
+                ahead = f", not before {readable(starts_at)}" if starts_at else ""
+                shown = identity if re.fullmatch(r"[\w-]{1,64}", identity) else "?"
                 event = Event(
                     id=identity,
                     kind=kind,
                     is_started=status == "Started",
                     machines=tuple(str(each).casefold() for each in resources),
-                    detail=printable(f"{kind} {state}{ahead} (event {identity})"),
+                    detail=f"{kind} {state}{ahead} (event {shown})",
                     starts_at=starts_at,
                 )
                 events.append(event)
             case dict() if fields.get("EventStatus") not in ("Scheduled", "Started"):
                 pass  # it is over
             case _:
-                said = printable(repr(fields))
                 odd = odd or errors.NoticeError(
-                    f"{answer.url} has an event {said}, expected one with EventId, "
-                    "EventType and Resources; it is taken for no notice",
-                    said=said,
+                    f"{answer.url} lists an event without EventId, EventType or "
+                    "Resources; the event is taken for no notice. The event is not "
+                    "shown: metadata can hold secrets"
                 )
     return events, odd
 

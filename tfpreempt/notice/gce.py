@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from tfpreempt.notice.metadata import (
     Answer,
     SessionClosedError,
     epoch_seconds,
-    printable,
+    readable,
     url_from,
 )
 from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
@@ -81,11 +82,10 @@ def read_word(
     if word in up:
         return Told(f"{topic} is {word}")
     if word not in quiet | {"NONE", ""}:
-        said = repr(printable(str(value)))
         raise errors.NoticeError(
-            f"the metadata server says {said} for {topic}, expected one of "
-            f"{sorted(up | quiet | {'NONE'})}; it is taken for no notice",
-            said=said,
+            f"the metadata server's value of {topic} is unknown, expected one of "
+            f"{sorted(up | quiet | {'NONE'})}; the value is taken for no notice. The "
+            "value is not shown: metadata can hold secrets"
         )
     return None
 
@@ -115,12 +115,11 @@ def read_upcoming_maintenance(value: object, now: float) -> Told | None:
         ends = begins if ends is None else ends
     if ends is not None and ends <= now:
         return None
-    kind = fields.get("maintenancetype") or fields.get("type") or "UNKNOWN"
-    detail = (
-        f"{topic} is {status or 'PENDING'}, type {kind}, "
-        f"window {start or '?'} to {end or '?'}"
-    )
-    return Told(printable(detail), now if status == "ONGOING" else begins)
+    kind = str(fields.get("maintenancetype") or fields.get("type"))
+    shown = kind if re.fullmatch("[A-Z_]{1,40}", kind) else "UNKNOWN"
+    window = f"{readable(begins)} to {readable(ends)}"
+    detail = f"{topic} is {status or 'PENDING'}, type {shown}, window {window}"
+    return Told(detail, now if status == "ONGOING" else begins)
 
 
 def _words(topic: str, up: set[str], quiet: set[str]) -> Read:

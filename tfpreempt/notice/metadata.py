@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from tfpreempt import errors
+from tfpreempt.storage import paths
 
 # The address of all clouds' servers, and of Google's name for it: looking up a name has
 # no time limit, and fails where a container has a resolver of its own.
@@ -95,12 +96,13 @@ class Answer:
         return value
 
     def refused(self, expected: str) -> errors.NoticeError:
-        """An error: this came, and what was expected is something else."""
-        said = repr(printable(self.text()))
+        """An error that says what was expected, and does not quote the answer.
+
+        Metadata can hold passwords, for instance in startup scripts.
+        """
         return errors.NoticeError(
-            f"{self.url} answered {said} with status {self.status}, expected "
-            f"{expected}",
-            said=said,
+            f"{self.url} answered with status {self.status}, expected {expected}. The "
+            "answer is not shown: metadata can hold secrets"
         )
 
 
@@ -334,8 +336,9 @@ def checked_base_url(text: str, origin: str) -> str:
     except ValueError:
         is_host = False
     if not is_host or "@" in host or " " in host or not host.isprintable():
+        shown = paths.without_secrets(text)
         raise errors.ConfigurationError(
-            f"{origin}={text!r}: expected the host of a metadata server, such as "
+            f"{origin}={shown!r}: expected the host of a metadata server, such as "
             "'169.254.169.254' or 'localhost:8080'; it is only asked by plain http, "
             "without user names and paths"
         )
@@ -365,7 +368,7 @@ def url_from(
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """What a server said, fit for a log: at most `limit` printable characters."""
+    """Text fit for a log: at most `limit` printable characters."""
     cut = text[:limit]
     return "".join(char if char.isprintable() else "?" for char in cut)
 
@@ -394,8 +397,10 @@ def _from_rfc_3339(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", with_micros))
 
 
-def readable(seconds: float) -> str:
-    """A time in seconds since the Unix epoch, in UTC, as in RFC 3339."""
+def readable(seconds: float | None) -> str:
+    """A time in seconds since the Unix epoch, in UTC, as in RFC 3339; None is "?"."""
+    if seconds is None:
+        return "?"
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 

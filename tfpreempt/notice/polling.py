@@ -30,9 +30,9 @@ def retry_seconds(failures: int, first: float = 1.0, longest: float = 30.0) -> f
 class FailureLog:
     """Counts failures in a row and says each one once.
 
-    Two are the same if type and message are the same, but for what a server said
-    (`NoticeError.kind`), and but for the numbers in errors of others: a page may carry
-    a date, a message the address of an object, that is always new.
+    Two failures are the same if type and message are the same. In errors of other
+    packages numbers are ignored: a message may have the address of an object, which is
+    always new.
 
     Args:
         name: the source's name, for messages.
@@ -58,7 +58,7 @@ class FailureLog:
         self.count += 1
         self.text = str(error)
         ours = error if isinstance(error, errors.NoticeError) else None
-        this = type(error), ours.kind if ours else _NUMBER.sub("", self.text)
+        this = type(error), self.text if ours else _NUMBER.sub("", self.text)
         if this != self._last:
             # The traceback comes with the first of a row; what follows it is one line,
             # and the same again says nothing. Our own errors say in words what happened

@@ -60,8 +60,8 @@ def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
     if str(pick(instance, "scheduling/preemptible")).upper() == "TRUE":
         kinds["spot"] = "the instance's scheduling is preemptible"
     machine = str(pick(instance, "machine-type")).rpartition("/")[2]
-    if machine.startswith(_GPU_MACHINES):
-        kinds["gpu"] = f"the machine type {machine} has GPUs"
+    if family := next(filter(machine.startswith, _GPU_MACHINES), ""):
+        kinds["gpu"] = f"machine types {family}* have GPUs"
     evidence = (f"{base} answers as GCE's metadata server", *kinds.values())
     return Finding(cloud="gce", evidence=evidence, kinds=frozenset(kinds))
 

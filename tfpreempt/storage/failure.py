@@ -93,6 +93,7 @@ def check_directory(
             f"checkpoint_dir must be a path (str or os.PathLike); got {directory!r}."
         )
     text = os.fsdecode(os.fspath(directory))
+    paths.check_no_user_info(text)
     paths.check_text(os.path.abspath(text))
     if name is not None:
         paths.check_restorable(os.path.join(paths.absolute(text), name))

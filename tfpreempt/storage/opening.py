@@ -39,11 +39,13 @@ def local_path(place: str) -> str | None:
         ConfigurationError: a file:// URI of another host, or one with a query; a URI
             that has lost a "/", as pathlib makes them; or one that is none.
     """
+    paths.check_no_user_info(place)
     match = _SCHEME.match(place)
     if match and match[2] == "/" and not os.path.exists(place):
         raise errors.ConfigurationError(
-            f"{place!r} is neither a path nor a URI; expected two slashes, as in "
-            f"'{match[1]}://...'. pathlib.Path makes one of them: pass a str."
+            f"{paths.without_secrets(place)!r} is neither a path nor a URI; expected "
+            f"two slashes, as in '{match[1]}://...'. pathlib.Path makes one of them: "
+            "pass a str."
         )
     if not is_uri(place):
         return os.path.abspath(place)
@@ -62,8 +64,8 @@ def local_path(place: str) -> str | None:
         )
     if parts.query or parts.fragment:
         raise errors.ConfigurationError(
-            f"{place!r} has a '?' or '#'; expected file:///path. Write %3F for a "
-            "question mark and %23 for a hash in a name."
+            f"{paths.without_secrets(place)!r} has a '?' or '#'; expected "
+            "file:///path. Write %3F for a question mark and %23 for a hash in a name."
         )
     return os.path.abspath(urllib.parse.unquote(parts.path))
 
@@ -105,6 +107,7 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
         raise errors.ConfigurationError(
             f"Got the place {place!r}; expected a path or a URI of one of {_schemes()}."
         )
+    paths.check_no_user_info(place)
     if filesystem is not None:
         return _in_filesystem(place, filesystem)
     path = local_path(place)
@@ -151,9 +154,15 @@ def split(uri: str) -> tuple[str, str, str]:
     scheme, _, rest = uri.partition("://")
     if scheme not in ("gs", "s3"):
         raise errors.ConfigurationError(
-            f"{uri!r} cannot be opened; expected a local path, or a URI of one of "
-            f"{_schemes()}. For other places pass filesystem=, an fsspec or pyarrow "
-            "file system, and the path in it."
+            f"{paths.without_secrets(uri)!r} cannot be opened; expected a local path, "
+            f"or a URI of one of {_schemes()}. For other places pass filesystem=, an "
+            "fsspec or pyarrow file system, and the path in it."
+        )
+    if "?" in rest or "#" in rest:
+        raise errors.ConfigurationError(
+            f"{paths.without_secrets(uri)!r} has a '?' or '#'; expected "
+            f"{scheme}://bucket/prefix without options. Endpoint and credentials come "
+            "from the environment."
         )
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
@@ -161,11 +170,6 @@ def split(uri: str) -> tuple[str, str, str]:
             f"{uri!r} names the bucket {bucket!r}; expected {scheme}://bucket/prefix "
             "with a bucket's name of 3 to 222 lower-case letters, digits, '-', '_' and "
             "'.', which begins and ends with a letter or digit."
-        )
-    if "?" in prefix or "#" in prefix:
-        raise errors.ConfigurationError(
-            f"{uri!r} has a '?' or '#'; expected {scheme}://bucket/prefix without "
-            "options. Endpoint and credentials come from the environment."
         )
     return scheme, bucket, _checked(prefix, uri)
 

@@ -8,6 +8,7 @@ import re
 from tfpreempt import errors
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_USER_INFO = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)[^/]*@")
 
 
 def is_url(path: str) -> bool:
@@ -19,6 +20,27 @@ def absolute(path: str | os.PathLike[str]) -> str:
     """An absolute path; a URL is one."""
     text = os.fspath(path)
     return text.rstrip("/") if is_url(text) else os.path.abspath(text)
+
+
+def without_secrets(url: str) -> str:
+    """A URL as messages may quote it: user name, password and query are left out."""
+    shown, mark, _ = _USER_INFO.sub(r"\1***@", url, count=1).partition("?")
+    return shown + ("?***" if mark else "")
+
+
+def check_no_user_info(path: str) -> None:
+    """Refuses a URL with a user name or password, before anything quotes the URL.
+
+    Raises:
+        ConfigurationError: the URL has user info; the message does not show it.
+    """
+    if is_url(path) and _USER_INFO.match(path):
+        raise errors.ConfigurationError(
+            f"The URL {without_secrets(path)!r} has a user name or password before the "
+            "'@'; expected neither, because URLs are written to logs, file names and "
+            "metrics. Give credentials in the way of the storage's own client, such as "
+            "environment variables."
+        )
 
 
 def check_text(path: str) -> None:

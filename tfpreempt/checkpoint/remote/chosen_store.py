@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.storage import paths
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import check_apart, is_store, is_uri, open_store
@@ -36,6 +37,9 @@ def chosen_store(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
         place = _below(named, directory)
     if place is None or place == "":
         return None
+    for each in (place, directory):
+        if isinstance(each, str):
+            paths.check_no_user_info(each)
     if is_uri(directory):
         raise errors.ConfigurationError(
             f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "

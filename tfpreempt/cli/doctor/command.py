@@ -24,6 +24,7 @@ from tfpreempt.core.fields import is_kind
 from tfpreempt.core.journal import journal_directory, read_journal
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, VARIANTS, detect_platform
+from tfpreempt.storage import paths
 
 _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.PROBLEM: "red"}
 
@@ -79,9 +80,9 @@ def _gather(
 ) -> Facts:
     if directory is not None and "://" in directory:
         raise ConfigurationError(
-            f"{directory!r} is an address; what doctor can measure is a disk. Name the "
-            "directory that the training commits to, such as /mnt/ckpt, or none if it "
-            "commits to object storage itself"
+            f"{paths.without_secrets(directory)!r} is an address; what doctor can "
+            "measure is a disk. Name the directory that the training commits to, such "
+            "as /mnt/ckpt, or none if it commits to object storage itself"
         )
     named = {} if name is None else {VARIABLE: name}
     platform = detect_platform(environment={**os.environ, **named})

@@ -14,6 +14,8 @@ from tfpreempt.cli.inspect.view import show_states, show_table, to_json
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
+from tfpreempt.errors import ConfigurationError
+from tfpreempt.storage import paths
 from tfpreempt.storage.opening import SCHEMES
 
 
@@ -21,6 +23,10 @@ def _checked(
     ctx: click.Context, param: click.Parameter, place: str | None
 ) -> str | None:
     """Refuses what no command line can open."""
+    try:
+        paths.check_no_user_info(place or "")
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from error
     scheme, is_uri, _ = (place or "").partition("://")
     if place == "" or (is_uri and scheme not in SCHEMES):
         known = ", ".join(f"{each}://" for each in SCHEMES)

@@ -16,6 +16,7 @@ from tfpreempt.cli.sizes import Seconds
 from tfpreempt.cli.terminal import echo, plain
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.notice.file import checked_path
+from tfpreempt.notice.metadata import checked_base_url
 from tfpreempt.notice.signals import parse_signal
 
 _FILE_SECONDS = 5.0  # a job looks more often, and a restarted one takes longer to look
@@ -105,6 +106,7 @@ def notify(
         elif url is not None:
             from tfpreempt.cli.notify.server import ASK_SECONDS, announce
 
+            url = checked_base_url(url, "--metadata")
             echo(
                 f"telling {url} to announce a preemption until the job has asked, for "
                 f"{ASK_SECONDS:g} s at most"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from tfpreempt.errors import ConfigurationError, NoticeError
-from tfpreempt.notice.metadata import MetadataSession, checked_base_url
+from tfpreempt.notice.metadata import MetadataSession
 from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
 
@@ -109,12 +109,12 @@ def announce(url: str) -> None:
     """Has a server of another process give its notice until a client has heard it.
 
     Args:
-        url: where it listens, as it has printed it.
+        url: the server's address, as `checked_base_url()` returns it.
 
     Raises:
-        ConfigurationError: nothing listens there, it does not obey, or nobody asks it.
+        ConfigurationError: no rehearsal server listens there, or no client asks it.
     """
-    session = MetadataSession(checked_base_url(url, "--metadata"))
+    session = MetadataSession(url)
     seconds = ASK_SECONDS + _ANSWER_SECONDS
     try:
         answer = session.request(_CONTROL, method="POST", seconds=seconds)

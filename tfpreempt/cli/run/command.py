@@ -238,6 +238,8 @@ def run(
                 "cluster made."
             )
         _check_command(command)
+        for given_place in (checkpoint_dir, remote_checkpoint_dir):
+            paths.check_no_user_info(given_place or "")
         directory = _make_directory(checkpoint_dir)
         is_local = directory is not None and not paths.is_url(directory)
         if is_local and limits["max_idle_preemptions"] is None:
