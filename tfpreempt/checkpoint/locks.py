@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.storage import failure
+from tfpreempt.storage.files import LocalFiles, make_lasting_dirs
 
 _log = logging.getLogger(__name__)
 _POLL = 0.02
@@ -61,7 +62,7 @@ def acquire(
     limit, is_said = time.monotonic() + seconds, False
     while True:
         if makes:
-            os.makedirs(path, exist_ok=True)
+            make_lasting_dirs(LocalFiles(), path)
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         has_locked = lock(descriptor, how)
         if has_locked is not False and is_at(descriptor, path):

@@ -8,6 +8,7 @@ could still commit elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -89,7 +90,7 @@ class JsonLines:
         self._descriptor: int | None = None
         self._has_warned = False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(path.parent)
         except OSError as error:
             self._warn(error)
 
@@ -264,6 +265,22 @@ def open_file(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return descriptor
+
+
+def _make_directory(path: Path) -> None:
+    """Makes the directory of a journal, and syncs the names that are new.
+
+    Lines that are synced are lost with the name of a directory above.
+    """
+    new = [each for each in (path, *path.parents) if not each.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in new:
+        with contextlib.suppress(OSError):  # some file systems cannot sync a directory
+            above = os.open(each.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
 
 
 def _open(path: Path) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tfpreempt import errors
 from tfpreempt.storage import paths, reading
-from tfpreempt.storage.files import files_for, make_lasting_dirs, sync_name
+from tfpreempt.storage.files import files_for, make_lasting_dirs, sync_names
 
 ADVICE = {
     errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
@@ -115,11 +115,12 @@ def check_directory(
         is_file = reading.is_file(path)
         if not is_file and is_url:
             files_for(path).make_dirs(path)
-        elif not is_file and not reading.is_dir(path):
-            make_lasting_dirs(files_for(path), path)
         elif not is_file:
-            with contextlib.suppress(OSError):  # somebody may just have made it
-                sync_name(files_for(path), path)
+            if not reading.is_dir(path):
+                make_lasting_dirs(files_for(path), path)
+            # Nothing can be done about an error of a disk above, and saves may work.
+            with contextlib.suppress(OSError):
+                sync_names(files_for(path), path)
     except OSError as error:
         advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(

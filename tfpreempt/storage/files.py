@@ -212,6 +212,25 @@ def make_lasting_dirs(files: Files, path: str) -> None:
         sync_name(files, each)
 
 
+def sync_names(files: Files, path: str) -> None:
+    """Syncs the names of a directory and of all above it in its file system.
+
+    For a directory that exists: another process, or the user's program, may just have
+    made the directory and its parents.
+
+    Args:
+        files: the operations to use.
+        path: absolute; a directory that exists.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    device = os.stat(path).st_dev
+    while (above := os.path.dirname(path)) != path and os.stat(above).st_dev == device:
+        sync_name(files, path)
+        path = above
+
+
 def sync_name(files: Files, path: str) -> None:
     """Returns when the name of a file or directory is on the device.
 

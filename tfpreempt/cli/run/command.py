@@ -21,6 +21,7 @@ from tfpreempt.core.fields import MOST_WORKERS
 from tfpreempt.core.journal import directory_to_write
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
+from tfpreempt.storage.files import LocalFiles, make_lasting_dirs
 from tfpreempt.storage.opening import check_apart, local_path, split
 
 
@@ -320,7 +321,7 @@ def _make_directory(given: str | None) -> str | None:
     paths.check_text(str(path))
     paths.check_restorable(str(path))
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_lasting_dirs(LocalFiles(), str(path))
     except OSError as error:
         raise ConfigurationError(
             f"Cannot use --checkpoint-dir {given!r} ({error.strerror}). Expected a "
