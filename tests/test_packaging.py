@@ -7,6 +7,7 @@ import configparser
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +152,34 @@ def test_the_workflow_runs_each_cell_of_the_matrix_on_its_python() -> None:
     assert rows == [{"cell": c["name"], "python": c["python"]} for c in cells]
 
 
+def commands(job: Mapping[str, Any]) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
 def test_what_is_published_was_built_and_run_and_needs_no_token() -> None:
     jobs = workflow("publish")["jobs"]
-    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["needs"] == ["build", "demo"]
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
-    commands = [step.get("run", "") for step in jobs["build"]["steps"]]
-    assert "make wheel" in commands
-    assert any("tfpreempt demo" in command for command in commands)
+    assert "make wheel" in commands(jobs["build"])
+    assert any("tfpreempt demo" in command for command in commands(jobs["demo"]))
     assert "secrets" not in (ROOT / ".github/workflows/publish.yml").read_text()
+
+
+def test_nothing_unpinned_runs_where_the_upload_comes_from() -> None:
+    """The demo installs the newest packages, in a job whose files are not published."""
+    jobs = workflow("publish")["jobs"]
+    build, publish = jobs["build"], jobs["publish"]
+    assert not [command for command in commands(build) if "pip install" in command]
+    assert "upload-artifact" in build["steps"][-1]["uses"]
+    assert commands(publish) == []
+    uploads = [name for name, job in jobs.items() if "upload-artifact" in str(job)]
+    assert uploads == ["build"]
+
+
+@pytest.mark.parametrize("name", ["ci", "publish"])
+def test_actions_are_pinned_by_commit(name: str) -> None:
+    source = (ROOT / f".github/workflows/{name}.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (.*)", source)
+    assert used
+    for each in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v[\d.]+", each), each
