@@ -208,6 +208,40 @@ def test_a_process_that_is_hidden_from_this_user_is_not_dead(monkeypatch, error)
     assert dataclasses.replace(HERE, pid=2**22 + 1).is_dead(HERE)
 
 
+NEIGHBOR = dataclasses.replace(HERE, pid=os.getppid(), started=HERE.started + 1)
+
+
+@pytest.mark.parametrize(
+    ("holder", "here", "is_dead"),
+    [
+        (NEIGHBOR, HERE, True),  # another process has the pid now
+        (dataclasses.replace(NEIGHBOR, time_namespace="time:[1]"), HERE, False),
+        (dataclasses.replace(NEIGHBOR, started=0), HERE, False),
+        (NEIGHBOR, dataclasses.replace(HERE, started=0), False),
+        (dataclasses.replace(NEIGHBOR, pid=2**22 + 1, started=0), HERE, True),
+        (
+            dataclasses.replace(NEIGHBOR, pid=2**22 + 1, namespace=""),
+            dataclasses.replace(HERE, namespace=""),
+            False,
+        ),
+    ],
+)
+def test_a_start_time_says_something_where_two_can_be_compared(holder, here, is_dead):
+    assert holder.is_dead(here) is is_dead
+
+
+@pytest.mark.parametrize("own", ["", "1"])
+def test_without_a_proc_of_this_process_nothing_is_read_there(monkeypatch, own):
+    """There is none, or one of another pid namespace, as in some containers."""
+    links = {"/proc/self": own}
+    monkeypatch.setattr(
+        "tfpreempt.checkpoint.holder._link", lambda path: links.get(path, "")
+    )
+    holder = this_process(GRACE)
+    assert holder.started == 0
+    assert not dataclasses.replace(holder, pid=2**22 + 1).is_dead(holder)
+
+
 def test_a_zombie_is_dead(tmp_path):
     pid = os.fork()
     if pid == 0:

@@ -46,11 +46,20 @@ for line in iter(sys.stdin.readline, ""):
 class Run:
     """A program that saves whenever it is told to."""
 
-    def __init__(self, directory, log, renewal=0.1, expiry=1.0, grace=5.0, margin=5.0):
+    def __init__(
+        self,
+        directory,
+        log,
+        renewal=0.1,
+        expiry=1.0,
+        grace=5.0,
+        margin=5.0,
+        wrap=(),
+    ):
         self._log = log
         times = map(str, (renewal, expiry, grace, margin))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *times, str(directory)],
+            [*wrap, sys.executable, "-c", PROGRAM, *times, str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.open("wb"),
@@ -128,6 +137,38 @@ def test_after_a_kill_the_next_start_waits_for_nothing(run, tmp_path):
     assert (word, path) == ("saved", str(tmp_path / "ckpt" / "2"))
     assert float(seconds) < 2.0
     assert "which is dead" in second.end()
+
+
+def unshared(*options):
+    """The command that gives a program namespaces of its own; skips without it."""
+    command = ["unshare", "-r", *options]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{' '.join(command)} is not possible here")
+    return command
+
+
+def test_a_live_holder_in_another_time_namespace_is_not_dead(run):
+    """The start time of a process is another one there."""
+    wrap = unshared("--time", "--fork", "--boottime", "100000", "--")
+    first = run()
+    first.save()
+    second = run(grace=0.5, margin=0.0, wrap=wrap)
+    assert second.save().startswith("DirectoryInUseError")
+    assert first.save().startswith("saved")
+
+
+HIDDEN = ["sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--mount", *HIDDEN], ["--pid", "--fork"]], ids=["none", "foreign"]
+)
+def test_a_start_needs_no_proc(run, options):
+    """Some containers have none; others have that of another pid namespace."""
+    first = run(wrap=unshared(*options))
+    assert first.save().startswith("saved")
+    second = run(grace=0.5, margin=0.0, wrap=unshared(*options))
+    assert second.save().startswith("DirectoryInUseError")
 
 
 def test_a_frozen_one_that_wakes_after_a_takeover_commits_nothing(run, tmp_path):

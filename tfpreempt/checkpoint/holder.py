@@ -13,6 +13,7 @@ MAX_BYTES = 4096
 _MAX_PID = (1 << 31) - 1
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _NAMESPACE = "/proc/self/ns/pid"
+_TIME_NAMESPACE = "/proc/self/ns/time"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +24,16 @@ class Holder:
         token: of this lease alone. In a directory it is the fencing token; in an object
             store that is the number of the record.
         pid: in its own namespace.
-        started: when the process began, in clock ticks of its machine; with the pid it
-            names one process of a boot.
+        started: clock ticks from the boot to the start of the process, as /proc shows
+            them in its time namespace; with the pid they name one process of a boot. 0
+            where /proc is missing, or that of another pid namespace.
         host: the name of its machine or container, for people.
         boot: the id of the machine's boot, equal in all of its containers.
-        namespace: in which the pid counts.
+        namespace: the pid namespace; "" where /proc does not show it.
         grace_seconds: that it may need to leave, once it was told to.
         since: seconds since the epoch, for people.
         program: the name of what runs, for people; arguments may hold secrets.
+        time_namespace: in which `started` counts; "" on a kernel without such.
     """
 
     token: str
@@ -42,13 +45,14 @@ class Holder:
     grace_seconds: float
     since: float
     program: str
+    time_namespace: str = ""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
     def is_dead(self, here: Holder) -> bool:
-        """Whether it provably is: asked in the same boot and namespace of pids.
+        """Whether the process provably ended: of the same boot and pid namespace only.
 
         Another boot proves nothing: machines and containers that were copied have the
         same name and machine id, and both live.
@@ -56,11 +60,31 @@ class Holder:
         Args:
             here: the process that asks.
         """
-        if not self.boot or self.boot != here.boot or self.namespace != here.namespace:
+        where = (self.boot, self.namespace)
+        if "" in where or where != (here.boot, here.namespace):
             return False
         if self.pid == here.pid:
             return True  # of a number that is ours now, or of what we were before exec
-        return not _is_running(self.pid, self.started)
+        return not self._is_running(here)
+
+    def _is_running(self, here: Holder) -> bool:
+        """Whether the process is there, and not another one of the same pid."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        try:
+            started = _started(self.pid) if here.started else 0
+        except OSError:
+            return True  # hidden from this user
+        if started is None:
+            return False
+        # Start times of two time namespaces differ by the offset of these.
+        is_known = 0 not in (started, self.started)
+        is_comparable = is_known and self.time_namespace == here.time_namespace
+        return started == self.started or not is_comparable
 
     def to_json(self) -> bytes:
         """What the lease's file holds."""
@@ -92,13 +116,14 @@ def this_process(grace_seconds: float) -> Holder:
     return Holder(
         token=secrets.token_hex(16),
         pid=pid,
-        started=_started(pid) or 0,
+        started=_own_start(pid),
         host=os.uname().nodename,
         boot=_first_line(_BOOT),
         namespace=_link(_NAMESPACE),
         grace_seconds=grace_seconds,
         since=time.time(),
         program=os.path.basename(sys.argv[0] if sys.argv else "")[:200] or "python",
+        time_namespace=_link(_TIME_NAMESPACE),
     )
 
 
@@ -142,18 +167,14 @@ def from_json(data: bytes, token: str) -> Holder:
     )
 
 
-def _is_running(pid: int, started: int) -> bool:
+def _own_start(pid: int) -> int:
+    """When this process began; 0 where /proc is none, or of another pid namespace."""
+    if _link("/proc/self") != str(pid):
+        return 0
     try:
-        return _started(pid) == started
+        return _started(pid) or 0
     except OSError:
-        pass  # there is none, or it is hidden from this user
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        return 0
 
 
 def _started(pid: int) -> int | None:
