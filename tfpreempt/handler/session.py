@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.checkpoint.state import REGISTRY
@@ -89,6 +89,8 @@ _TRAINS = (ev.Main.TRAINING, ev.Main.DETACHED)
 """Who is detached by an error, and hangs on its way out, is ended by nobody else."""
 
 _STANDS = (*STANDING, ev.Main.LEAVING)
+
+Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Session:
@@ -343,12 +345,17 @@ class Session:
             where,
         )
 
-    def boundary(self) -> None:
-        """A place where the process may save and leave; counts no step."""
+    def boundary(self, saving: Saving = contextlib.nullcontext) -> None:
+        """A place where the process may save and exit; counts no step.
+
+        Args:
+            saving: context for any save here; makes the state the one to be saved.
+        """
         self.gate.started += 1
         self.pace.check(self.gate.started)
         if self.gate.flag:
-            self.look()
+            with saving():
+                self.look()
 
     def look(self, stages: Stages = PLAIN) -> None:
         """The slow path of a boundary: the next interval is counted.

@@ -10,22 +10,20 @@ and other callbacks did on the way there is undone:
 
 Weights and the optimizer are in the tf.train.Checkpoint; metrics and seed generators
 are in each worker's part of the commit, as for every loop (`per_replica.py` of
-checkpoint/). What they look like is compared here, before anything is assigned. A
-validation changes them, and is repeated: then they are kept as it found them.
+checkpoint/). Their kinds are compared here, before any variable is assigned. A
+validation may change any variable, and is repeated: `Moment` holds their values.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import per_replica
 from tfpreempt.checkpoint.random_state import RandomState
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import local_parts
@@ -34,6 +32,7 @@ from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit.attributes import Attributes
+from tfpreempt.keras.fit.held_values import HeldValues
 from tfpreempt.keras.fit.progress import Progress, check_same, made_of
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded, Record
@@ -58,6 +57,21 @@ class Own:
     parts: tuple[Any, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A moment of a fit, held for a save that is made later.
+
+    Attributes:
+        shared: see `FitState.take_shared`.
+        own: see `FitState.take_own`.
+        variables: the values of all variables on this worker.
+    """
+
+    shared: Taken
+    own: Taken
+    variables: HeldValues
+
+
 class OwnRecord(Record):
     """What is each worker's own; or what it goes on with of another number of workers.
 
@@ -71,8 +85,8 @@ class OwnRecord(Record):
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
         """A new worker has what the chief had, but no files. The place in the data is
-        the chief's if it is that in global batches, else there is none. Variables are
-        dealt (see `per_replica`), and random generators too (see `RandomState`).
+        the chief's if it is that in global batches, else there is none. Random
+        generators are dealt (see `RandomState`).
         """
         each_own = [None if file is None else self.read(file) for file in files]
         saved = [own for own in each_own if own is not None]
@@ -82,17 +96,10 @@ class OwnRecord(Record):
         ]
         mine = each_own[worker] if worker < len(each_own) else None
         is_new, own = mine is None, mine or saved[0]
-        values = [each["values"].value() for each in saved]
         place = saved[0]["position"].value()
         self.loaded = {
             **own,
             "files": Encoded(header={}) if is_new else own["files"],
-            "values": Encoded.of(
-                # For each variable the values of all replicas, in order.
-                None
-                if None in values
-                else [[*itertools.chain(*of)] for of in zip(*values, strict=True)]
-            ),
             "position": Encoded.of(place if _is_shared(place) else None),
         }
 
@@ -168,23 +175,24 @@ class FitState:
             "callbacks": state.capture(self._callbacks, leaves_out=True),
         }
 
-    def take_own(self, *, is_validated: bool = False) -> Taken:
-        """What is this worker's, besides its files and its place in the data.
-
-        Args:
-            is_validated: whether a validation begins, which changes variables.
-        """
+    def take_own(self) -> Taken:
+        """What is this worker's, besides its files and its place in the data."""
         random = io.BytesIO()
         self._random.save(random)
         now = of_worker(self._fit.model, self.checkpoint)
-        found = now if is_validated else []
-        values = [[part.numpy() for part in own.parts] for own in found]
         return {
             "random": Encoded.of(random.getvalue().decode()),
             "attributes": self.attributes.capture(),
             "replicas": Encoded.of([len(own.parts) for own in now]),
-            "values": Encoded.of(values if is_validated else None),
         }
+
+    def hold(self, reached: Progress) -> Moment:
+        """Holds this moment for a save that is made later."""
+        return Moment(
+            shared=self.take_shared(reached),
+            own=self.take_own(),
+            variables=HeldValues(self.checkpoint),
+        )
 
     # --- before the first step -------------------------------------------------------
 
@@ -225,11 +233,6 @@ class FitState:
         check(saved, now, _replicas(own))
         member.restore(named_states=False)
         if own is not None:
-            if (values := own["values"].value()) is not None:  # or the Checkpoint's
-                for each, arrays in zip(now, values, strict=True):
-                    part = self.own.part or (0, 1)
-                    dealt = per_replica.dealt(each.variable, arrays, *part)
-                    per_replica.assign(each.variable, dealt)
             self.attributes.restore(own["attributes"])
         self._fit.settle()
         state.restore(self._callbacks, shared["callbacks"], extends=extends)

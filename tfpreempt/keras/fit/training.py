@@ -26,7 +26,7 @@ from tfpreempt.keras.fit.lookup import epoch_logs, find, is_running
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.phases import Event, Phase
 from tfpreempt.keras.fit.progress import Progress, Stage
-from tfpreempt.keras.fit.state import FitState, Taken
+from tfpreempt.keras.fit.state import FitState, Moment, Taken
 from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded
@@ -63,7 +63,7 @@ class Training:
         self._epochs = epochs
         self._others = OtherCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
-        self._before_validation: tuple[Taken, Taken] | None = None
+        self._before_validation: Moment | None = None
         self._saved = Progress()  # of the commit
         self._is_traced = False
         self._committed: int | None = None  # the epoch that the newest commit began
@@ -311,22 +311,21 @@ class Training:
         elif self._phase is Phase.DATA_ENDED:
             self._catch_up()
             self._others.wake("on_test_begin")
-        shared = self._state.take_shared(self._progress("validation"))
-        self._before_validation = shared, self._state.take_own(is_validated=True)
+        self._before_validation = self._state.hold(self._progress("validation"))
         self._phase = phases.after(self._phase, Event.VALIDATION)
         self.validation_step()
 
     def validation_step(self) -> None:
         """`on_test_batch_begin`: the process may save and leave here."""
-        if self._phase is Phase.VALIDATING:
+        if self._phase is Phase.VALIDATING and self._before_validation is not None:
             self._session.ready(self.member, "a callback")
-            self._session.boundary()
+            self._session.boundary(self._before_validation.variables.assigned)
 
     def validation_ends(self) -> None:
         """`on_test_end`."""
         if self._phase is Phase.VALIDATING:
             self._phase = phases.after(self._phase, Event.VALIDATED)
-            self._before_validation = None  # can be as large as the model
+            self._before_validation = None  # may hold as much memory as the model
 
     def epoch_ends(self, epoch: int, logs: Any) -> None:
         """`on_epoch_end`.
@@ -399,7 +398,7 @@ class Training:
             case Phase.TRAINING:
                 return self._state.take_shared(self._progress("train"))
             case Phase.VALIDATING if self._before_validation is not None:
-                return self._before_validation[0]
+                return self._before_validation.shared
             case Phase.TRAINED:
                 return self._state.take_shared(self._progress("complete"))
             case Phase.RESTORED if self._state.shared.loaded is not None:
@@ -417,7 +416,7 @@ class Training:
         position = self._data.position(taken, is_at_end=is_at_end)
         place = None if position is None else dataclasses.asdict(position)
         if self._phase is Phase.VALIDATING and self._before_validation is not None:
-            held = self._before_validation[1]
+            held = self._before_validation.own
         else:
             held = self._state.take_own()
         return {
