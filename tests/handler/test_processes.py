@@ -158,6 +158,30 @@ finally:
     assert "waits for the thread 'uploader'" in done.stderr
 
 
+@pytest.mark.parametrize("end", ["h.close()", "pass"])
+def test_a_known_deadline_holds_until_the_process_has_ended(
+    python: Python, tmp_path: Path, end: str
+) -> None:
+    """Training has ended within the grace, and its end is committed."""
+    done = python(
+        f"""
+class Last(tfpreempt.State):
+    "The notice arrives in the final save."
+    def save(self, file):
+        if h.total_run_calls == 2: os.kill(os.getpid(), 15); time.sleep(0.5)
+    def load(self, file): pass
+last = Last("last")
+h = make(termination_config=tfpreempt.TerminationConfig(grace_period=4))
+h.run(step); h.run(step)
+threading.Thread(target=threading.Event().wait, name="uploader").start()
+{end}
+""",
+        tmp_path,
+    )
+    assert done.returncode == 143, done.stderr
+    assert "the process waits for the thread 'uploader'" in done.stderr
+
+
 def test_a_program_without_standard_streams_leaves_with_the_restart_code(
     python: Python, tmp_path: Path
 ) -> None:

@@ -134,6 +134,18 @@ def test_a_grace_that_outlasts_the_training_is_not_forgotten(
     assert (out.taken, program.exits) == (0, 0)
 
 
+def test_a_known_deadline_holds_after_the_last_handler_without_protection(
+    program: Program,
+) -> None:
+    def press() -> None:
+        program.button.press()
+        assert program.exits == 0
+
+    train(program, 1.0, press)
+    wait_until(lambda: program.exits)
+    assert [each["step"] for each in program.events("commit")] == [2]
+
+
 def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -> None:
     """Where nothing is protected too."""
     train(program, None, program.button.press)

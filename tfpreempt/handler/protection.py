@@ -17,6 +17,7 @@ from tfpreempt.core.events import Notice
 from tfpreempt.handler import this_process
 from tfpreempt.handler.process_end import (
     exit_hard,
+    holders,
     keep_streams,
     on_interpreter_end,
 )
@@ -51,13 +52,14 @@ class Protection:
         watched: tuple[WatchedSource, ...],
         find_more: FindSources | None = None,
     ) -> None:
+        global _newest
         self._config = config
         self._process = os.getpid()
         self._alarms: list[threading.Timer] = []
         self._left: Notice | None = None  # to the members that listened
         self._names = frozenset(each.source.name for each in watched)
         self._watcher = Watcher(watched, 0, self._hear, find_more=find_more)
-        _note_newest(self)
+        _newest = self
         self._watcher.start()
 
     def rearm(self) -> None:
@@ -121,7 +123,10 @@ class Protection:
     def _expire(self, notice: Notice) -> None:
         """The time is over: leaves, if nobody has served the notice."""
         if this_process.take_back(notice):
-            self._leave("tfpreempt: the machine goes, and nothing is being trained")
+            self._leave(
+                "tfpreempt: the machine goes, nothing is being trained, and the "
+                f"process waits for {', '.join(holders())}"
+            )
 
     def leave_by(self, error: Exception, *, is_printed: bool = False) -> None:
         """An error ends what was to serve a notice: the process is started again.
@@ -219,14 +224,18 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
 def take_over() -> None:
     """A handler or a fit was closed: what it heard too late to serve stands yet.
 
-    So does what it was to hear, and did not any more.
+    So does what it was to hear, and did not any more. A known deadline holds until the
+    process has ended, without `protect()` too: the next handler serves the notice, or
+    the process exits just before the deadline.
     """
     here = this_process.current()
     if here is None:
         return
     notice = here.take_left_over()
     if _current is None:
-        if notice is not None:
+        if notice is not None and notice.grace_seconds and _newest is not None:
+            _newest._hear(notice)
+        elif notice is not None:
             this_process.keep(notice)
         return
     notice = notice or _current._take_unheard(here.heard_at)
@@ -234,18 +243,17 @@ def take_over() -> None:
         _current._hear(notice)
 
 
-def _note_newest(made: Protection) -> None:
-    global _newest
-    if _newest is None:
-        on_interpreter_end(_at_exit)
-    _newest = made
-
-
 def _at_exit() -> None:
     """The interpreter ends. Python has printed the error by which it does, if any."""
     error, here = getattr(sys, "last_value", None), _current or _newest
     if here is not None and isinstance(error, Exception):
         here.leave_by(error, is_printed=True)
+    elif here is not None and error is None:
+        take_over()  # of handlers that the session has closed; threads may go on
+
+
+# With the import: the session's own hook is registered later, so it is called earlier.
+on_interpreter_end(_at_exit)
 
 
 def _seconds_to_wait(notice: Notice) -> float | None:
