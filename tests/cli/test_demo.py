@@ -7,10 +7,12 @@ import itertools
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -270,6 +272,25 @@ def test_it_may_be_preempted_never(
     assert done.exit_code == 0, done.output
     assert "Nothing was lost." in done.output
     assert [*map(list, planned)] == [[], []]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_demo_with_its_supervisor(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the supervisor, in a session of its own, outlives a terminal that closes."""
+    handlers = {number: signal.SIG_DFL}
+    monkeypatch.setattr(
+        "tfpreempt.cli.demo.command.signal",
+        SimpleNamespace(
+            SIG_DFL=signal.SIG_DFL, signal=handlers.__setitem__, getsignal=handlers.get
+        ),
+    )
+    monkeypatch.setattr(
+        "tfpreempt.cli.demo.command.train", lambda *_: handlers[number](number, None)
+    )
+    done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path)])
+    assert done.exit_code == 128 + number
 
 
 def test_at_its_end_it_names_the_report_of_the_preempted_run(

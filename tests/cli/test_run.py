@@ -15,6 +15,7 @@ import pytest
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.cli.conftest import Run, is_alive, wait_until
+from tfpreempt.cli.signals import NOTICES
 
 pytestmark = pytest.mark.slow  # new interpreters for each
 
@@ -144,7 +145,7 @@ def test_the_code_of_a_killed_worker_is_128_and_the_signal(supervised: Run) -> N
     assert supervised.run(program, "--max-failures", "0")[0] == 137
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", sorted(NOTICES), ids=lambda each: each.name)
 def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
     supervised: Run, number: signal.Signals
 ) -> None:
@@ -161,6 +162,39 @@ def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
     events = {r["event"]: r for r in supervised.records()}
     assert events["told_to_stop"]["signal"] == number.name
     assert events["left"]["code"] == 42
+
+
+def test_a_signal_to_all_processes_of_a_job_is_a_stop(supervised: Run) -> None:
+    """As Slurm sends SIGUSR1, with `srun tfpreempt run` and --signal=USR1@120."""
+    program = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143))\nuntil_told()"
+    supervised.start(program, "--max-preemptions", "0")
+    supervisor = Path(f"/proc/{supervised.wait_told('ready-0-0')}/stat").read_text()
+    supervisor = supervisor.rpartition(")")[2].split()[1]
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text()
+    for process in [supervisor, *children.split()]:  # the guard is one of these
+        os.kill(int(process), signal.SIGUSR1)
+    code, _, err = supervised.finish()
+    assert code == 143
+    assert "SIGUSR1: waiting as long as it takes for the workers" in err
+    assert [r["event"] for r in supervised.records()][-1] == "left"
+
+
+def test_a_worker_starts_with_no_signal_blocked(supervised: Run) -> None:
+    """Else a notice would not reach it; the supervisor blocks what it waits for."""
+    program = "tell('blocked', repr(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    assert supervised.run(program)[0] == 0
+    assert supervised.wait_told("blocked") == "set()"
+
+
+def test_a_signal_that_ends_the_supervisor_is_in_the_journal(supervised: Run) -> None:
+    supervised.start("until_told()")
+    supervised.wait_told("ready-0-0")
+    supervised.signal(signal.SIGSEGV)
+    supervised.wait_recorded("supervisor_died")
+    started, died = supervised.records()
+    assert started["event"] == "started"
+    assert died["supervisor"] == started["supervisor"]
+    assert died["wall"] >= started["wall"]
 
 
 def test_a_second_stop_does_not_cut_the_commit_short(supervised: Run) -> None:
@@ -188,8 +222,13 @@ while True:
     assert (supervised.directory / "committed").exists()
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [[signal.SIGINT] * 3, [signal.SIGINT, signal.SIGQUIT, signal.SIGQUIT]],
+    ids=["Ctrl-C", "Ctrl-backslash"],
+)
 def test_a_second_ctrl_c_gets_a_word_and_a_third_ends_the_workers(
-    supervised: Run,
+    supervised: Run, keys: list[signal.Signals]
 ) -> None:
     program = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -198,8 +237,9 @@ time.sleep(60)
 """
     supervised.start(program, "--workers", "2")
     pids = [supervised.wait_told(f"ready-{i}") for i in range(2)]
-    for event in ("told_to_stop", "urged", "left"):
-        supervised.signal(signal.SIGINT)
+    presses = zip(keys, ("told_to_stop", "urged", "left"), strict=True)
+    for number, event in presses:
+        supervised.signal(number)
         supervised.wait_recorded(event)
     code, _, err = supervised.finish()
     assert code == 143

@@ -300,6 +300,18 @@ def test_how_a_job_ended(
     assert result.exit_code == status
 
 
+def test_a_supervisor_that_a_signal_ended(training: Run) -> None:
+    for worker in range(2):
+        training.left(worker, Outcome.COMMITTED, 12, 143)
+    training.supervisor("supervisor_died")
+    picture = training.look(1e6)
+    assert picture.ended == "a signal or an error ended the supervisor"
+    assert not picture.is_fine
+    training.started()
+    assert training.look().ended == ""
+    assert training.look().restarts == {"lost": 1}
+
+
 def test_without_a_supervisor(run: Run) -> None:
     for incarnation in ("a", "b", "c"):
         for worker in range(2):

@@ -9,7 +9,16 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 
+from tfpreempt.notice.signals import WATCHABLE
+
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+NOTICES = frozenset(WATCHABLE.values()) - {signal.SIGCONT}
+"""Signals that a platform config may watch, and that would end this process.
+
+A platform may send its notice to all processes of a job. SIGCONT ends no process, and a
+shell sends it after Ctrl-Z.
+"""
 
 Wait = Callable[[float | None], signal.Signals | None]
 """Waits so many seconds (None: without limit); returns the signal that has ended it."""

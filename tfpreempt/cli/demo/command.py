@@ -18,6 +18,7 @@ from rich.table import Table
 
 from tfpreempt.cli.demo.job import EPOCH_STEPS, draw_preemptions, supervised, train
 from tfpreempt.cli.demo.result import Result, assess
+from tfpreempt.cli.signals import ENDS
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
 from tfpreempt.core import loading
@@ -83,8 +84,11 @@ def demo(
     try:
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
-        # SIGTERM ends the demo as Ctrl-C does, with its supervisor and workers.
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        # SIGTERM, and SIGHUP of a terminal that closes, end the demo as Ctrl-C does,
+        # with its supervisor and workers.
+        for number in ENDS:
+            if signal.getsignal(number) is signal.SIG_DFL:  # not ignored, as by nohup
+                signal.signal(number, lambda number, _: sys.exit(128 + number))
         echo(f"seed {seed}, files in {directory}", err=True)
         folders = [directory / name for name in ("interrupted", "uninterrupted")]
         for folder, planned in zip(folders, (drawn, ()), strict=True):

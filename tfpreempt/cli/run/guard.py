@@ -1,19 +1,23 @@
 """Ends the workers that a supervisor leaves behind when it is killed itself.
 
-A script of its own (run by path). It reads lines from its standard input, `+PGID` for
-a process group that has started and `-PGID` for one that is gone. When the input ends,
-the supervisor has: what is left gets SIGTERM, some seconds to commit, and SIGKILL.
+A script of its own (run by path). It reads lines from its standard input: `+PGID` for a
+process group that has started, `-PGID` for a process group that has ended, and `.` once
+the supervisor has written its last record. When the input ends, the supervisor has
+ended: remaining groups get SIGTERM, some seconds to commit, and SIGKILL. Without the
+`.` a signal or an error has ended the supervisor, and the guard appends a record to the
+supervisor's journal.
 The workers' pipes do not break meanwhile: their reading ends are open here too, and
 what is written is appended to the logs.
 The kernel's parent-death signal is not enough: TensorFlow's own SIGTERM handler
 swallows it, and two runs in one checkpoint directory would follow.
 
-Usage: guard.py GRACE_SECONDS [DESCRIPTOR LOG ...]
+Usage: guard.py GRACE_SECONDS JOURNAL SUPERVISOR [DESCRIPTOR LOG ...]
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -25,25 +29,48 @@ _TICK_SECONDS = 0.05
 _READ_BYTES = 1 << 20
 
 
-def read_groups(lines: Iterable[str]) -> set[int]:
-    """Follows the supervisor's lines to their end; returns the groups that are left."""
+def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
+    """Follows the supervisor's lines to their end.
+
+    Returns:
+        The groups that remain, and whether the supervisor's last record is missing.
+    """
     groups: set[int] = set()
+    is_cut_off = False
     for line in lines:
-        group = int(line[1:])
         if line.startswith("+"):
-            groups.add(group)
+            groups.add(int(line[1:]))
+            is_cut_off = True
+        elif line.startswith("-"):
+            groups.discard(int(line[1:]))
         else:
-            groups.discard(group)
-    return groups
+            is_cut_off = False
+    return groups, is_cut_off
+
+
+def record_end(journal: str, supervisor: str) -> None:
+    """Appends a record for the supervisor, which could write none; makes no file."""
+    times = {"wall": time.time(), "monotonic": time.monotonic()}
+    record = {**times, "event": "supervisor_died", "supervisor": supervisor}
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError), open(os.open(journal, flags), "r+b", 0) as file:
+        size = os.fstat(file.fileno()).st_size
+        is_torn = os.pread(file.fileno(), 1, max(0, size - 1)) not in (b"", b"\n")
+        file.write(b"\n" * is_torn + json.dumps(record).encode() + b"\n")
+
+
+def ask_groups(groups: set[int]) -> None:
+    """Sends SIGTERM to the worker of each group, or to what it has left behind.
+
+    To the worker alone, so that its loader processes live through its commit.
+    """
+    for group in groups:
+        _signal(group, signal.SIGTERM) or _signal(-group, signal.SIGTERM)
 
 
 def end_groups(groups: set[int], grace_seconds: float, outputs: dict[int, str]) -> None:
-    """Asks the workers to leave and kills what stays; keeps what they say."""
+    """Waits for the end of the groups, copies their output, and kills what stays."""
     deadline = time.monotonic() + grace_seconds
-    for group in groups:
-        # The worker alone, so that its loader processes live through its commit; where
-        # only children are left, all of them.
-        _signal(group, signal.SIGTERM) or _signal(-group, signal.SIGTERM)
     while groups and time.monotonic() < deadline:
         _copy(outputs, _TICK_SECONDS)
         groups = {group for group in groups if _signal(-group, 0)}
@@ -76,12 +103,16 @@ def _signal(target: int, number: int) -> bool:
 
 
 def main() -> None:
-    """Guards until the supervisor ends; only that ends the guard."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    outputs = dict(zip(map(int, sys.argv[2::2]), sys.argv[3::2], strict=True))
-    if groups := read_groups(sys.stdin):
-        end_groups(groups, float(sys.argv[1]), outputs)
+    """Guards until the supervisor ends; no signal ends the guard, but for SIGKILL."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    grace, journal, supervisor, *pairs = sys.argv[1:]
+    outputs = dict(zip(map(int, pairs[::2]), pairs[1::2], strict=True))
+    groups, is_cut_off = read_groups(sys.stdin)
+    ask_groups(groups)
+    if is_cut_off:
+        record_end(journal, supervisor)
+    if groups:
+        end_groups(groups, float(grace), outputs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
 def main() -> None:
@@ -24,8 +23,8 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before it could be watched
         sys.exit(128 + signal.SIGTERM)
-    # The supervisor holds these back from itself, and a mask stays through exec too.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    # The supervisor blocks the signals that it waits for, and a mask outlives exec.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Python ignores these, and what is ignored stays so through exec.
     for name in ("SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)

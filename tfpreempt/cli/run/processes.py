@@ -36,9 +36,17 @@ class Fleet:
             and what the guard gives the workers to commit and leave.
         outputs: the reading ends of the workers' pipes, and the files that the guard
             empties them into.
+        journal: the supervisor's, where the guard records an end without a last record.
+        supervisor: id of this supervisor's life.
     """
 
-    def __init__(self, leave_seconds: float, outputs: Mapping[int, Path]) -> None:
+    def __init__(
+        self,
+        leave_seconds: float,
+        outputs: Mapping[int, Path],
+        journal: Path,
+        supervisor: str,
+    ) -> None:
         self._leave_seconds = leave_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._left_behind: dict[int, float] = {}  # group -> when it is killed
@@ -49,7 +57,10 @@ class Fleet:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pairs = [str(each) for pair in outputs.items() for each in pair]
         self._guard = subprocess.Popen(
-            [*_SCRIPT, str(_HERE / "guard.py"), str(leave_seconds), *pairs],
+            [
+                *(*_SCRIPT, str(_HERE / "guard.py"), str(leave_seconds)),
+                *(str(journal), supervisor, *pairs),
+            ],
             pass_fds=tuple(outputs),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -57,6 +68,10 @@ class Fleet:
             start_new_session=True,
         )
         self._started.append(self._guard)
+
+    def end_orderly(self) -> None:
+        """Tells the guard that the journal has the supervisor's last record."""
+        self._tell_guard(".\n")
 
     def close(self) -> None:
         """The supervisor ends; the guard ends what is left and follows."""

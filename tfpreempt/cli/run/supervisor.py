@@ -22,14 +22,13 @@ from tfpreempt.cli.run import live, memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports
 from tfpreempt.cli.run.console import Console, status_line, unbuffered
 from tfpreempt.cli.run.hangs import Watch
-from tfpreempt.cli.run.launch import HELD
 from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Leave, Restart, ReturnCode, Situation, WorkerExit
 from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.run.standby import Standbys
-from tfpreempt.cli.signals import Wait, held_signals
+from tfpreempt.cli.signals import NOTICES, Wait, held_signals
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
@@ -51,7 +50,7 @@ def supervise(options: RunOptions) -> int:
     """
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose caller may ignore it
-    with held_signals(*HELD) as wait, contextlib.ExitStack() as ends:
+    with held_signals(signal.SIGCHLD, *NOTICES) as wait, contextlib.ExitStack() as ends:
         lent = ends.enter_context(memory.lent(options.snapshots, options.workers))
         options = dataclasses.replace(options, memory=lent)
         stderr, stdout = unbuffered(sys.__stderr__), unbuffered(sys.__stdout__)
@@ -78,7 +77,8 @@ def supervise(options: RunOptions) -> int:
         for log in logs:
             ends.callback(log.close)
         ends.enter_context(pumped(logs))
-        fleet = Fleet(grace, {log.reading: log.path for log in logs})
+        outputs = {log.reading: log.path for log in logs}
+        fleet = Fleet(grace, outputs, options.journal_path, name)
         ends.callback(fleet.close)
         standbys = Standbys(options, fleet, [log.writing for log in logs], reporter)
         ends.callback(standbys.close)
@@ -88,7 +88,9 @@ def supervise(options: RunOptions) -> int:
         supervisor = Supervisor(
             options, reporter, logs, fleet, standbys, watch, wait, clock
         )
-        return supervisor.run(name)
+        code = supervisor.run(name)
+        fleet.end_orderly()
+        return code
 
 
 @dataclasses.dataclass(eq=False)
@@ -102,7 +104,7 @@ class Supervisor:
         fleet: has no workers yet.
         standbys: what waits for their next start, if anything.
         watch: sees whether they get on.
-        wait: for SIGCHLD, and the signals that tell the supervisor to leave.
+        wait: for SIGCHLD, and the signals that tell the supervisor to exit.
         clock: for durations.
     """
 
@@ -319,8 +321,8 @@ class Supervisor:
     def _wait(self, seconds: float | None) -> None:
         """Waits for a worker's end or a signal to leave, and remembers that.
 
-        The first one stays. One Ctrl-C after it must not cut short what was asked for;
-        platforms repeat SIGTERM, which asks for nothing new.
+        The first one stays. One Ctrl-C or Ctrl-\\ after it must not cut short what was
+        asked for; platforms repeat SIGTERM, which asks for nothing new.
         """
         times = [] if seconds is None else [max(0.0, seconds)]
         if self.fleet.has_leftovers:
@@ -333,7 +335,7 @@ class Supervisor:
             self._note(stop_at=now)
             self.reporter.told_to_stop(told.name, grace)
             self.standbys.close()
-        elif told == signal.SIGINT:
+        elif told in (signal.SIGINT, signal.SIGQUIT):
             self._note(urges=self.seen.urges + 1)
             if not self.seen.is_urged:
                 left = grace and max(0.0, self.seen.stop_at + grace - now)

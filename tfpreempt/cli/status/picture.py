@@ -41,6 +41,7 @@ _OF_SUPERVISORS: Mapping[str, Mapping[str, str]] = {
     "worker_ended": {"worker": "count", "returncode": "number"},
     "budget": {"cause": "text", "is_used_up": "flag", "delay": "seconds?"},
     "left": {"cause": "text", "code": "number"},
+    "supervisor_died": {},
 }
 
 
@@ -219,9 +220,11 @@ class SupervisorJournal:
 
     Attributes:
         first: index of its first worker; None where it has none that train.
+        died_at: time at which a signal or an error ended the supervisor.
     """
 
     started_at: float | None = None
+    died_at: float | None = None
     first: int | None = 0
     count: int = 0
     ends: dict[int, tuple[float, ReturnCode]] = dataclasses.field(default_factory=dict)
@@ -259,6 +262,8 @@ class SupervisorJournal:
             case "left":
                 self.left_as, self.left_at = Cause(record["cause"]), wall
                 self.left_code, self.restarts_by = int(record["code"]), None
+            case "supervisor_died":
+                self.died_at, self.restarts_by = wall, None
 
     def _see_start(self, is_restart: bool) -> None:
         if is_restart and self._cause is not None:
@@ -270,6 +275,7 @@ class SupervisorJournal:
                 self.restarts[self.left_as.value] += 1
         self.ends = {}
         self._cause = self.left_as = self.left_at = self.restarts_by = None
+        self.died_at = None
 
     @property
     def workers(self) -> range:
@@ -453,10 +459,11 @@ def _ended(supervisors: Sequence[SupervisorJournal], workers: Sequence[Worker]) 
         if not states <= {State.DOWN, State.FINISHED}:
             return ""
         return "; ".join(dict.fromkeys(each.why for each in workers))
-    if any(each.left_at is None for each in supervisors):
+    if any(each.left_at is None and each.died_at is None for each in supervisors):
         return ""
-    last = max(supervisors, key=lambda each: each.left_at or 0.0)
-    assert last.left_as is not None
+    last = max(supervisors, key=lambda each: each.left_at or each.died_at or 0.0)
+    if last.left_as is None:
+        return "a signal or an error ended the supervisor"
     return f"{_CAUSES[last.left_as]}, exit code {last.left_code}"
 
 
