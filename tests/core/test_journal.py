@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -14,10 +15,13 @@ import pytest
 
 from tfpreempt.core import events
 from tfpreempt.core.journal import (
+    MAX_LINE_BYTES,
     Journal,
     JsonLines,
+    LineReader,
     directory_to_write,
     journal_directory,
+    read_files,
     read_journal,
 )
 
@@ -226,6 +230,37 @@ def test_a_pipe_in_its_place_blocks_neither_writer_nor_reader(
     Journal(tmp_path, 0).record(EXIT)
     assert "Not a regular file" in caplog.text
     assert read_journal(tmp_path) == []
+
+
+def test_a_line_without_an_end_and_a_hole_cost_no_memory_and_no_time(
+    tmp_path: Path,
+) -> None:
+    """The attacker has appended to the journal of a worker."""
+    journal = Journal(tmp_path, 0)
+    journal.record(EXIT)
+    journal.close()
+    path = tmp_path / "worker-0.jsonl"
+    with path.open("ab") as file:
+        file.write(b"x" * (3 * MAX_LINE_BYTES))
+        file.truncate(8 << 40)
+    Journal(tmp_path, 0).record(EXIT)
+    (found,) = read_files(tmp_path)
+    assert [record["event"] for record in found.records] == ["exit", "exit"]
+    assert found.damaged == 1
+
+
+def test_lines_are_read_as_the_file_grows(tmp_path: Path, rng: random.Random) -> None:
+    lines = [b"x" * rng.choice([0, 1, 7, 1 << 20, 1 << 21]) for _ in range(20)]
+    text = b"".join(line + b"\n" for line in lines)
+    path, reader, found = tmp_path / "lines", LineReader(), []
+    with path.open("wb", buffering=0) as file, path.open("rb") as reading:
+        while text:
+            count = rng.randint(1, 1 << 21)
+            file.write(text[:count])
+            text = text[count:]
+            found += reader.read_on(reading.fileno())
+    assert found == [line[:MAX_LINE_BYTES] for line in lines]
+    assert reader.rest == b""
 
 
 def test_a_directory_that_is_gone_is_not_made_anew(

@@ -36,7 +36,7 @@ class LinkError(UnsafeFileError):
     """A part of a path below the root is a symbolic link."""
 
     def __init__(self, path: str) -> None:
-        text = "Is a symbolic link, which is not followed here"
+        text = "Links are not followed here"
         super().__init__(errno.ELOOP, text, path)
 
 

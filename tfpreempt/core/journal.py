@@ -17,18 +17,22 @@ import json
 import logging
 import os
 import re
-import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.core import events
+from tfpreempt.core import contained, events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.fields import is_time
 
 _log = logging.getLogger(__name__)
+_PIECE = 1 << 20
 _DURABLE = (events.Commit, events.Exit)
 _MOST_READABLE = 60  # characters of a URL in the name of its journal's directory
+
+MAX_LINE_BYTES = 1 << 20
+"""Of a record: what is longer is none."""
 
 DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
 
@@ -218,13 +222,74 @@ def read_files(directory: str | os.PathLike[str]) -> list[JournalFile]:
         OSError: one cannot be read.
     """
     files = []
-    for path in filter(Path.is_file, sorted(Path(directory).glob("*.jsonl"))):
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+    for path in sorted(Path(directory).glob("*.jsonl")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        reader, descriptor = LineReader(), contained.open_file(path, os.O_RDONLY)
+        try:
+            lines = [line for line in reader.read_on(descriptor) if line.strip()]
+        finally:
+            os.close(descriptor)
+        lines += [reader.rest] if reader.rest.strip() else []
         parsed = [parse_record(line) for line in lines]
         whole = tuple(record for record in parsed if record is not None)
         damaged = len(lines) - len(whole)
         files.append(JournalFile(path=path, records=whole, damaged=damaged))
     return files
+
+
+class LineReader:
+    """Reads a file that grows, line by line, with little memory.
+
+    Of a line with more than MAX_LINE_BYTES, which no record has, only the beginning is
+    given; and the holes of a sparse file are passed over.
+
+    Args:
+        at: bytes from the start of the file to the first line.
+
+    Attributes:
+        at: bytes that were read, or passed over.
+    """
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+        self._torn = bytearray()
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a line whose end is not there yet."""
+        return bytes(self._torn)
+
+    def read_on(self, descriptor: int) -> Iterator[bytes]:
+        """The lines whose end came since, without their line end.
+
+        Args:
+            descriptor: of the file, open to be read.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        while data := self._piece(descriptor):
+            first, *others = data.split(b"\n")
+            self._torn += first[: MAX_LINE_BYTES - len(self._torn)]
+            for line in others:
+                yield self.rest
+                self._torn = bytearray(line)
+
+    def _piece(self, descriptor: int) -> bytes:
+        start = self.at
+        try:
+            self.at = os.lseek(descriptor, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return b""  # there is nothing behind it, or a hole
+            if error.errno != errno.EINVAL:
+                raise
+        if self.at > start:
+            self._torn[:] = b"\0"  # a line with a hole in it is no record
+        data = os.pread(descriptor, _PIECE, self.at)
+        self.at += len(data)
+        return data
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
@@ -250,20 +315,11 @@ def open_file(path: Path, flags: int) -> int:
     Raises:
         OSError: it is none, or cannot be opened.
     """
-    for each in (path.parent, path):
-        if each.is_symlink():
-            raise OSError(errno.ELOOP, "Links are not followed", str(each))
-    safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | safe)
-    try:
-        descriptor = os.open(path.name, flags | safe, 0o644, dir_fd=folder)
+    root = os.path.dirname(os.path.abspath(path.parent))
+    with contained.directory(str(path.parent), root, reads=True) as folder:
+        descriptor = contained.open_at(folder, path.name, flags, 0o644, path=str(path))
         if flags & os.O_CREAT:
             os.fsync(folder)  # or lines that are synced are lost with the file's name
-    finally:
-        os.close(folder)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return descriptor
 
 

@@ -19,7 +19,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.core.journal import journal_directory, parse_record
+from tfpreempt.core.journal import (
+    LineReader,
+    journal_directory,
+    open_file,
+    parse_record,
+)
 from tfpreempt.errors import TfpreemptError
 
 
@@ -75,9 +80,12 @@ class Worker:
         Raises:
             OSError: its journal cannot be read.
         """
-        with self._records.open("rb") as file:
-            file.seek(self._offset)
-            return [record for line in file if (record := parse_record(line))]
+        descriptor = open_file(self._records, os.O_RDONLY)
+        try:
+            lines = list(LineReader(self._offset).read_on(descriptor))
+        finally:
+            os.close(descriptor)
+        return [record for line in lines if (record := parse_record(line))]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tfpreempt.cli.status.picture import (
     paint,
 )
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.journal import open_file, parse_record
+from tfpreempt.core.journal import LineReader, open_file, parse_record
 from tfpreempt.handler.now import TOLD_EVERY, now_path, read_now
 
 LOOKS_AGAIN = TOLD_EVERY + 2
@@ -28,7 +28,6 @@ LOOKS_AGAIN = TOLD_EVERY + 2
 _CLOCKS_DIFFER = 600.0  # seconds at most: who is silent for longer is so by any clock
 _WORKER = re.compile(r"worker-(\d{1,9})\.(?:jsonl|now)")
 _SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")
-_PIECE = 1 << 20
 
 _Journal = TypeVar("_Journal", bound=WorkerJournal | SupervisorJournal)
 
@@ -48,8 +47,7 @@ class _File(Generic[_Journal]):
         self._restart()
 
     def _restart(self) -> None:
-        self._read = 0  # bytes
-        self._torn = b""
+        self._lines = LineReader()
         self._journal = self._kind()
 
     def read_on(self) -> _Journal:
@@ -65,26 +63,20 @@ class _File(Generic[_Journal]):
             descriptor = open_file(self._path, os.O_RDONLY)
         except OSError:
             return self._journal
-        with open(descriptor, "rb", buffering=0) as file:
+        try:
             status = os.fstat(descriptor)
-            if status.st_ino != self._inode or status.st_size < self._read:
+            if status.st_ino != self._inode or status.st_size < self._lines.at:
                 self._inode = status.st_ino
                 self._restart()
-            try:
-                file.seek(self._read)
-                while data := file.read(_PIECE):
-                    self._take(data)
-            except OSError:
-                pass
+            with contextlib.suppress(OSError):
+                for line in self._lines.read_on(descriptor):
+                    record = parse_record(line)
+                    if record is not None:
+                        with contextlib.suppress(ValueError):
+                            self._journal.see(record)
+        finally:
+            os.close(descriptor)
         return self._journal
-
-    def _take(self, data: bytes) -> None:
-        self._read += len(data)
-        *lines, self._torn = (self._torn + data).split(b"\n")
-        for record in map(parse_record, lines):
-            if record is not None:
-                with contextlib.suppress(ValueError):
-                    self._journal.see(record)
 
 
 class Follower:
