@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import gc
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,6 +189,37 @@ def test_what_a_validation_found_is_not_kept_after_it(on: Machine, line: str) ->
     counts = on.callback(**dict.fromkeys(hooks, count))
     on.run(lambda: on.fit(None, counts, epochs=1, **HELD_OUT))
     assert [each > held[0] for each in held] == [False, True, True, False]
+
+
+@LINES
+def test_a_program_that_changes_its_directory(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative names mean the directory in which their fit began, for each fit."""
+    begun = {name: on.directory / name for name in ("first", "second")}
+
+    def program(ours: Any = None) -> list[Any]:
+        log = on.keras.callbacks.CSVLogger("log.csv")
+        found: list[Any] = []
+        for directory in begun.values():
+            directory.mkdir(exist_ok=True)
+            monkeypatch.chdir(directory)
+            # Not sooner: tf_keras opens the log with its first row.
+            move = on.callback(on_epoch_end=lambda *_, **__: os.chdir(on.directory))
+            on.checkpoints = Path("checkpoints")
+            given = on.preemption() if ours is None else ours
+            on.fit(None, log, move, ours=given, **HELD_OUT)
+            found.append((directory / "log.csv").read_bytes())
+            if given:
+                assert Path(given.latest_checkpoint.path).parent.parent == directory
+        return found
+
+    expected = alone(on, program)
+    for directory in begun.values():
+        shutil.rmtree(directory)
+    assert on.run(program, ("begin", 1, 2), ("test", 2, 0)) == expected
+    assert on.run(program) == expected  # complete: no row is written
+    assert not (on.directory / "log.csv").exists()
 
 
 # --- many restarts of one fit --------------------------------------------------------

@@ -6,6 +6,7 @@ that one class serves both and importing it imports neither.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from typing import Any
@@ -15,6 +16,7 @@ from tfpreempt.checkpoint import handle
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
+from tfpreempt.keras.callbacks.files import resolved
 from tfpreempt.keras.callbacks.state import capture_files
 from tfpreempt.keras.fit import plan
 from tfpreempt.keras.fit.lookup import (
@@ -102,6 +104,8 @@ class PreemptionCallback:
         resolve_config(termination_config).guard_children()
         self._training: Training | None = None
         self._files: Encoded | None = None
+        self._names = contextlib.ExitStack()  # resolved for the newest fit
+        self._directory: str | None = None  # of the newest fit
         self._last: MirrorStatus | None = None  # at the end of the newest fit
         self.model: Any = None
         self.params: Any = None
@@ -109,7 +113,8 @@ class PreemptionCallback:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        return handle.latest(paths.absolute(self._options.checkpoint_dir))
+        directory = self._directory or paths.absolute(self._options.checkpoint_dir)
+        return handle.latest(directory)
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -161,7 +166,10 @@ class PreemptionCallback:
         """
         check_model(model)
         self.model = model
-        self._files = capture_files(callbacks_of(model))  # a logger may empty its file
+        callbacks = callbacks_of(model)
+        self._names.close()  # of a fit that died
+        self._names.enter_context(resolved(callbacks))
+        self._files = capture_files(callbacks)  # a logger may empty its file
 
     def on_train_begin(self, logs: Any = None) -> None:
         """A fit begins: agrees with all workers on a checkpoint, finds its place."""
@@ -173,6 +181,7 @@ class PreemptionCallback:
         while _running:
             _running.pop().abandon()
         epochs = int(self.params["epochs"])
+        self._directory = paths.absolute(self._options.checkpoint_dir)
         self._training = Training(self._options, self.model, epochs, self, self._files)
         self.model.train_function = self._training.steps
         _running.append(self._training)
@@ -215,6 +224,7 @@ class PreemptionCallback:
             finally:
                 self._last = training.member.commits.mirror_status
                 self._training = None
+                self._names.close()
             _running.remove(training)
 
     # --- hooks without work ----------------------------------------------------------

@@ -6,15 +6,38 @@ there, on which disk, or whether the logger appends.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfpreempt.keras.callbacks import known
 from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import files_for
 
 KIND = "CSVLogger"
+
+
+@contextlib.contextmanager
+def resolved(callbacks: Sequence[Any]) -> Iterator[None]:
+    """Gives each CSVLogger the absolute name of its file inside.
+
+    A program may change its directory while a fit runs.
+
+    Args:
+        callbacks: any; the fit has not opened their files yet.
+    """
+    loggers = [each for each in callbacks if known.kind(each) == KIND]
+    given = [logger.filename for logger in loggers]
+    for logger in loggers:
+        logger.filename = paths.absolute(logger.filename)
+    try:
+        yield
+    finally:
+        for logger, name in zip(loggers, given, strict=True):
+            logger.filename = name
 
 
 def capture(logger: Any) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.detected import resolve_config
+from tfpreempt.storage import paths
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Training:
     ) -> None:
         self.fit: Fit = find(model)
         self._options = options
-        self._directory = options.checkpoint_dir
+        self._directory = paths.absolute(options.checkpoint_dir)
         self._epochs = epochs
         self._others = OtherCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
@@ -101,7 +102,7 @@ class Training:
             self.member = admit(
                 self._session,
                 self._state.checkpoint,
-                self._directory,
+                options.checkpoint_dir,
                 config,
                 restore=options.restore,
                 max_to_keep=options.max_to_keep,
