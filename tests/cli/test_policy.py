@@ -45,6 +45,11 @@ def ended(worker: int, code: int, at: float = 50.0, asked: bool = False) -> Work
     )
 
 
+def failed(failures: int = 1, *, in_a_row: int = 1) -> Spent:
+    """What failures at second 50 have spent, one of them in this hour."""
+    return Spent(failures=failures, in_a_row=in_a_row, failed_at=(50.0,))
+
+
 def situation(
     *codes: int, workers: int = 2, now: float = 50.0, **more: object
 ) -> object:
@@ -174,14 +179,14 @@ def test_a_stop_during_a_hang_leaves_no_time_to_commit() -> None:
     assert judge(now=50.5, hung_at=50.0, stop_at=50.5, limits=limits) == Ask()
     assert judge(now=60.5, limits=limits, **hung) == Kill()
     assert judge(-9, -9, limits=limits, **hung) == Leave(
-        cause=Cause.STOPPED, code=143, spent=Spent(failures=1, in_a_row=1)
+        cause=Cause.STOPPED, code=143, spent=failed()
     )
 
 
 def test_a_hang_is_one_failure_whatever_ends_the_workers() -> None:
     for ends in ((-9, -9), (143, 143), (143, -9), (0, -9), (1, 1)):
         assert judge(*ends, hung_at=50.0) == Restart(
-            cause=Cause.HANG, delay=1.0, spent=Spent(failures=1, in_a_row=1)
+            cause=Cause.HANG, delay=1.0, spent=failed()
         )
 
 
@@ -195,7 +200,7 @@ def test_one_hang_too_many() -> None:
     assert judge(-9, 143, hung_at=50.0, spent=spent) == Leave(
         cause=Cause.HANG,
         code=137,
-        spent=Spent(failures=2, in_a_row=2),
+        spent=failed(2, in_a_row=2),
         is_over_budget=True,
     )
 
@@ -284,10 +289,8 @@ def test_a_newer_commit_or_a_long_run_forgets_those_that_gained_nothing(
     [((1, 0), 1), ((143, 3), 3), ((-9, 143), 137), ((0, -11), 139), ((5, 6), 5)],
 )
 def test_a_failure_outweighs_a_preemption(codes: tuple[int, int], code: int) -> None:
-    assert judge(*codes) == Restart(
-        cause=Cause.FAILURE, delay=1.0, spent=Spent(failures=1, in_a_row=1)
-    )
-    no_more = judge(*codes, spent=Spent(failures=1))
+    assert judge(*codes) == Restart(cause=Cause.FAILURE, delay=1.0, spent=failed())
+    no_more = judge(*codes, spent=Spent(failures=1, in_a_row=1))
     assert isinstance(no_more, Leave)
     assert (no_more.cause, no_more.code) == (Cause.FAILURE, code)
     assert no_more.is_over_budget
@@ -298,7 +301,7 @@ def test_the_others_ends_after_a_failure_count_as_nothing() -> None:
     action = judge(exits=exits)
     assert isinstance(action, Restart)
     assert action.cause is Cause.FAILURE
-    assert action.spent == Spent(failures=1, in_a_row=1)
+    assert action.spent == failed()
 
 
 def test_a_straggler_that_was_killed_is_not_a_failure() -> None:
@@ -351,7 +354,89 @@ def test_a_long_run_starts_the_back_off_afresh() -> None:
     action = judge(limits=limits, exits=exits, spent=Spent(failures=5, in_a_row=5))
     assert isinstance(action, Restart)
     assert action.delay == 1.0
-    assert action.spent == Spent(failures=6, in_a_row=1)
+    assert action.spent.in_a_row == 6  # no newer commit: nothing is gained
+
+
+@pytest.mark.parametrize(
+    ("has_progressed", "lasted", "in_a_row"),
+    [
+        (True, 1.0, 1),
+        (True, 600.0, 1),
+        (False, 1.0, 3),
+        (False, 600.0, 3),
+        (None, 599.0, 3),  # commits are not seen: a long run is progress
+        (None, 600.0, 1),
+    ],
+)
+def test_progress_forgets_the_failures_before(
+    has_progressed: bool | None, lasted: float, in_a_row: int
+) -> None:
+    action = judge(
+        1,
+        143,
+        has_progressed=has_progressed,
+        started_at=50.0 - lasted,
+        spent=Spent(failures=9, in_a_row=2),
+        limits=dataclasses.replace(LIMITS, max_failures=2),
+    )
+    if in_a_row > 2:
+        assert isinstance(action, Leave)
+        assert (action.cause, action.is_over_budget) == (Cause.FAILURE, True)
+    else:
+        assert isinstance(action, Restart)
+    assert (action.spent.failures, action.spent.in_a_row) == (10, in_a_row)
+
+
+@pytest.mark.parametrize(
+    ("has_progressed", "in_a_row"), [(True, 0), (False, 2), (None, 2)]
+)
+def test_a_preemption_with_progress_forgets_the_failures_before(
+    has_progressed: bool | None, in_a_row: int
+) -> None:
+    action = judge(
+        143, 143, has_progressed=has_progressed, spent=Spent(failures=9, in_a_row=2)
+    )
+    assert isinstance(action, Restart)
+    assert action.spent.in_a_row == in_a_row
+
+
+def test_a_hang_where_no_commit_is_seen_is_no_progress() -> None:
+    """A start may hang for an hour, each time."""
+    spent = Spent(failures=1, in_a_row=1)
+    hung = {"started_at": -3550.0, "hung_at": 50.0, "has_progressed": None}
+    action = judge(-9, -9, spent=spent, **hung)
+    assert isinstance(action, Leave)
+    assert action.cause is Cause.HANG
+
+
+@pytest.mark.parametrize(
+    ("seconds", "max_failures", "allowed"),
+    [
+        (7 * 24 * 3600.0, 1, None),  # a month of crashes, one a week
+        (180.0, 1, None),  # just 20 in an hour
+        (10.0, 1, 20),
+        (10.0, 30, 30),  # the user allows more
+        (1.0, None, None),
+    ],
+)
+def test_failures_after_progress_have_a_limit_per_hour(
+    seconds: float, max_failures: int | None, allowed: int | None
+) -> None:
+    limits = dataclasses.replace(LIMITS, max_failures=max_failures)
+    spent, now = Spent(), 0.0
+    for count in range(1, 100):
+        exits = (ended(0, 1, at=now + seconds), ended(1, 143, at=now + seconds))
+        action = judge(
+            limits=limits, exits=exits, started_at=now, has_progressed=True, spent=spent
+        )
+        if isinstance(action, Leave):
+            assert (action.cause, action.code) == (Cause.FAILURE_RATE, 1)
+            assert action.is_over_budget
+            assert count - 1 == allowed
+            return
+        assert isinstance(action, Restart)
+        spent, now = action.spent, now + seconds
+    assert allowed is None
 
 
 # --- told to stop --------------------------------------------------------------------
@@ -413,7 +498,8 @@ def test_a_preemption_counts_if_it_came_before_the_stop(
 
 def test_a_stop_does_not_hide_the_failure_that_used_up_the_budget() -> None:
     exits = (ended(0, 9), ended(1, 143, asked=True))
-    action = judge(exits=exits, stop_at=51.0, asked_at=50.0, spent=Spent(failures=1))
+    spent = Spent(failures=1, in_a_row=1)
+    action = judge(exits=exits, stop_at=51.0, asked_at=50.0, spent=spent)
     assert isinstance(action, Leave)
     assert (action.cause, action.code) == (Cause.FAILURE, 9)
 

@@ -264,19 +264,21 @@ def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
     assert "preemptions: 11" in err
 
 
-def test_a_newer_commit_is_progress(supervised: Run) -> None:
+@pytest.mark.parametrize("code", [143, 1])
+def test_a_newer_commit_is_progress(supervised: Run, code: int) -> None:
     saver = make_saver(str(supervised.directory / "made"), OwnPayload())
     for step in (1, 2):
         save(saver, step)
-    program = """
+    program = f"""
 step = str(restart + 1)
 if restart < 2:
-    os.rename(f"made/{step}", f"ckpt/{step}")
-sys.exit(143 if restart < 2 else 0)
+    os.rename(f"made/{{step}}", f"ckpt/{{step}}")
+sys.exit({code} if restart < 2 else 0)
 """
-    code, _, err = supervised.run(program, "--max-idle-preemptions", "0")
-    assert code == 0, err
-    assert "preemptions: 2" in err
+    limits = ["--max-idle-preemptions", "0", "--max-failures", "1"]
+    status, _, err = supervised.run(program, *limits)
+    assert status == 0, err
+    assert f"{'preemptions' if code == 143 else 'failures'}: 2" in err
 
 
 def test_a_deaf_worker_is_killed_at_the_limit(supervised: Run) -> None:

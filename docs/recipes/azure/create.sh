@@ -1,15 +1,16 @@
 #!/bin/bash
-# A scale set of one VM: ./create.sh GROUP 10.0.0.4:/account/ckpt VNET SUBNET
+# A scale set of one VM: ./create.sh GROUP 10.0.0.4:/account/ckpt VNET SUBNET WHEEL
 set -euo pipefail
 cd "$(dirname "$0")"
 group=${1:?in which resource group?}
 share=${2:?which share has the checkpoints? Such as 10.0.0.4:/account/ckpt}
 vnet=${3:?in which network? One that the share can be mounted from}
 subnet=${4:?in which of its subnets?}
+wheel=${5:?which package? The URL of a wheel, with #sha256=}
 
 custom_data=$(mktemp)
 trap 'rm -f "$custom_data"' EXIT
-./user-data.sh "$share" >"$custom_data"
+./user-data.sh "$share" "$wheel" >"$custom_data"
 
 # --disable-overprovision: never two VMs in one directory.
 az vmss create --resource-group "$group" --name train \

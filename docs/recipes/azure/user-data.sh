@@ -1,10 +1,17 @@
 #!/bin/bash
-# Prints cloud-init.yaml with the share and the two files filled in.
+# Prints cloud-init.yaml with the share, the package and the two files filled in.
 set -euo pipefail
 cd "$(dirname "$0")"
 share=${1:?which share has the checkpoints? Such as 10.0.0.2:/ckpt}
+wheel=${2:?which package? Such as https://host/tfpreempt-1.0-py3-none-any.whl#sha256=...}
+# Without its sum whoever can write there could change what is installed.
+if ! [[ $wheel =~ ^https://[A-Za-z0-9./_~%+:-]+\.whl#sha256=[0-9a-f]{64}$ ]]; then
+  echo "the package is none that ends in .whl#sha256= and 64 digits" >&2
+  exit 2
+fi
 
 sed -e "s|@SHARE@|$share|" \
+  -e "s|@WHEEL@|$wheel|" \
   -e "s|@TRAIN_PY@|$(base64 -w 0 train.py)|" \
   -e "s|@TRAIN_SERVICE@|$(base64 -w 0 train.service)|" \
   cloud-init.yaml

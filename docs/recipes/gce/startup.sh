@@ -12,16 +12,22 @@ if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   apt-get install --yes nfs-common python3-venv
 fi
 
+# The same number on each machine: the owner of the checkpoints.
+id train ||
+  useradd --uid 20000 --home-dir /var/lib/train --shell /usr/sbin/nologin train
+
 # Checkpoints outlive the VM.
 mkdir -p /srv/ckpt
 share=$(attribute ckpt-share)
 grep -q ' /srv/ckpt ' /etc/fstab ||
-  echo "$share /srv/ckpt nfs hard,_netdev,nofail 0 0" >>/etc/fstab
+  echo "$share /srv/ckpt nfs hard,_netdev,nofail,nosuid,nodev,noexec 0 0" >>/etc/fstab
 mountpoint -q /srv/ckpt || mount /srv/ckpt
 
 if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   python3 -m venv /opt/train/venv
-  /opt/train/venv/bin/pip install tensorflow /srv/ckpt/wheels/tfpreempt-*.whl
+  # Wheels only, which run no code here; pip checks the sum of the one that is named.
+  wheel=$(attribute wheel)
+  /opt/train/venv/bin/pip install --only-binary :all: tensorflow "tfpreempt @ $wheel"
 fi
 
 attribute train-py >/opt/train/train.py

@@ -1,8 +1,14 @@
 #!/bin/bash
-# Keeps one queued TPU VM asked for, until it is interrupted: ./keep.sh 10.0.0.2:/ckpt
+# Keeps one queued TPU VM asked for, until interrupted: ./keep.sh 10.0.0.2:/ckpt WHEEL
 set -euo pipefail
 cd "$(dirname "$0")"
 share=${1:?which share has the checkpoints? Such as 10.0.0.2:/ckpt}
+wheel=${2:?which package? Such as https://host/tfpreempt-1.0-py3-none-any.whl#sha256=...}
+# Without its sum whoever can write there could change what is installed.
+if ! [[ $wheel =~ ^https://[A-Za-z0-9./_~%+:-]+\.whl#sha256=[0-9a-f]{64}$ ]]; then
+  echo "the package is none that ends in .whl#sha256= and 64 digits" >&2
+  exit 2
+fi
 zone=${ZONE:-us-west4-a}
 
 while true; do
@@ -21,7 +27,7 @@ while true; do
         --accelerator-type=v5litepod-8 \
         --runtime-version=v2-alpha-tpuv5-lite \
         --spot \
-        --metadata="ckpt-share=$share" \
+        --metadata="ckpt-share=$share,wheel=$wheel" \
         --metadata-from-file=startup-script=startup.sh,train-py=train.py,train-service=train.service ||
         echo "not asked for; tried again in a minute" >&2
       ;;

@@ -12,18 +12,24 @@ if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   apt-get install --yes nfs-common python3-venv
 fi
 
+# The same number on each machine: the owner of the checkpoints.
+id train ||
+  useradd --uid 20000 --home-dir /var/lib/train --shell /usr/sbin/nologin train
+
 # Checkpoints outlive the VM.
 mkdir -p /srv/ckpt
 share=$(attribute ckpt-share)
 grep -q ' /srv/ckpt ' /etc/fstab ||
-  echo "$share /srv/ckpt nfs hard,_netdev,nofail 0 0" >>/etc/fstab
+  echo "$share /srv/ckpt nfs hard,_netdev,nofail,nosuid,nodev,noexec 0 0" >>/etc/fstab
 mountpoint -q /srv/ckpt || mount /srv/ckpt
 
 if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   python3 -m venv /opt/train/venv
+  # Wheels only, which run no code here; pip checks the sum of the one that is named.
   # The libtpu that this TensorFlow was built for; with the newest its import aborts.
-  /opt/train/venv/bin/pip install tensorflow-tpu==2.20.0 libtpu==0.0.14 \
-    /srv/ckpt/wheels/tfpreempt-*.whl
+  wheel=$(attribute wheel)
+  /opt/train/venv/bin/pip install --only-binary :all: \
+    tensorflow-tpu==2.20.0 libtpu==0.0.14 "tfpreempt @ $wheel"
 fi
 
 attribute train-py >/opt/train/train.py
