@@ -159,6 +159,19 @@ def test_the_hook_makes_the_notice_file_on_a_volume_of_the_pods_own(file: str) -
 
 
 @pytest.mark.parametrize("file", JOBS)
+def test_nothing_runs_as_root(file: str) -> None:
+    (user,) = re.findall(r"(?m)^USER (\d+)$", text("gke", "Dockerfile"))
+    context = pod(file)["securityContext"]
+    assert context == {
+        "runAsNonRoot": True,
+        "runAsUser": int(user),
+        "fsGroup": int(user),
+    }
+    assert container(file)["securityContext"]["allowPrivilegeEscalation"] is False
+    assert f"is {user}, never root" in page("gke")
+
+
+@pytest.mark.parametrize("file", JOBS)
 def test_spot_nodes_are_asked_for_and_tolerated(file: str) -> None:
     assert pod(file)["nodeSelector"] == {SPOT: "true"}
     assert pod(file)["tolerations"] == [

@@ -16,6 +16,7 @@ from tests.recipes.folders import RECIPES, config, page, text, unit
 from tfpreempt.core.journal import journal_directory, read_journal
 
 SHARE = "10.0.0.2:/ckpt"
+WHEEL = f"https://host/tfpreempt-1.0-py3-none-any.whl#sha256={'0f' * 32}"
 GCLOUD = """#!/bin/bash
 echo "$*" >>"$CALLS"
 if [[ $4 == describe ]]; then
@@ -43,7 +44,7 @@ def calls_of_keep(tmp_path: Path, *states: str, fails: str = "") -> list[str]:
         (tmp_path / name).chmod(0o755)
     (tmp_path / "states").write_text("\n".join(states) + "\n")
     subprocess.run(
-        [RECIPES / "tpu" / "keep.sh", SHARE],
+        [RECIPES / "tpu" / "keep.sh", SHARE, WHEEL],
         env={
             "PATH": f"{tmp_path}:/usr/bin:/bin",
             "CALLS": str(tmp_path / "calls"),
@@ -71,7 +72,7 @@ def test_a_vm_is_asked_for_once_and_again_after_each_preemption(tmp_path: Path) 
     [created, again] = [call for call in calls if " create " in call]
     assert created == again
     assert "--spot" in created.split()
-    assert f"--metadata=ckpt-share={SHARE}" in created.split()
+    assert f"--metadata=ckpt-share={SHARE},wheel={WHEEL}" in created.split()
     [deleted] = [call for call in calls if " delete " in call]
     assert {"--force", "--quiet"} <= set(deleted.split())
 
@@ -92,7 +93,7 @@ def test_the_vm_gets_the_files_that_its_startup_asks_for(tmp_path: Path) -> None
     assert all((RECIPES / "tpu" / file).is_file() for file in files.values())
     assert files.pop("startup-script") == "startup.sh"
     asked = set(re.findall(r"attribute ([a-z-]+)", text("tpu", "startup.sh")))
-    assert asked == {*files, "ckpt-share"}
+    assert asked == {*files, "ckpt-share", "wheel"}
 
 
 def test_a_share_is_needed() -> None:

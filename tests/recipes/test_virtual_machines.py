@@ -27,6 +27,7 @@ from tests.recipes.folders import (
 )
 
 SHARE = "10.0.0.2:/ckpt"
+WHEEL = f"https://host/a/tfpreempt-1.0-py3-none-any.whl#sha256={'0f' * 32}"
 # Of the commands' own references; a name that is none of these is a typing error.
 GCLOUD = {
     "boot-disk-size", "image-family", "image-project", "instance-termination-action",
@@ -145,7 +146,7 @@ def test_the_page_says_the_units_numbers() -> None:
 @pytest.mark.parametrize("name", ["aws", "azure"])
 def test_user_data_has_the_files_as_they_are(name: str) -> None:
     done = subprocess.run(
-        [RECIPES / name / "user-data.sh", SHARE],
+        [RECIPES / name / "user-data.sh", SHARE, WHEEL],
         capture_output=True,
         text=True,
         check=True,
@@ -175,12 +176,69 @@ def test_user_data_has_the_files_as_they_are(name: str) -> None:
     assert not point.startswith("/mnt")
     for line in data["runcmd"]:
         subprocess.run(["bash", "-n", "-c", line], check=True)
+    (installed,) = (line for line in data["runcmd"] if "pip install" in line)
+    assert shlex.split(installed)[-1] == f"tfpreempt @ {WHEEL}"
 
 
 @pytest.mark.parametrize("name", ["aws", "azure"])
 def test_user_data_needs_a_share(name: str) -> None:
     done = subprocess.run([RECIPES / name / "user-data.sh"], capture_output=True)
     assert done.returncode != 0
+
+
+NO_WHEELS = [
+    "",
+    WHEEL.partition("#")[0],
+    WHEEL[:-1],
+    WHEEL.replace("https", "http"),
+    WHEEL.replace("host", "user:password@host"),
+    WHEEL.replace("/a/", "/$(id)/"),
+    WHEEL.replace("/a/", "/a b/"),
+    "/srv/ckpt/wheels/tfpreempt-1.0-py3-none-any.whl",
+]
+
+
+@pytest.mark.parametrize("wheel", NO_WHEELS)
+@pytest.mark.parametrize(
+    "script", ["aws/user-data.sh", "azure/user-data.sh", "gce/create.sh", "tpu/keep.sh"]
+)
+def test_a_package_without_its_sum_is_refused(
+    script: str, wheel: str, tmp_path: Path
+) -> None:
+    (tmp_path / "gcloud").write_text("#!/bin/bash\necho called\n")
+    (tmp_path / "gcloud").chmod(0o755)
+    done = subprocess.run(
+        [RECIPES / script, SHARE, wheel],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert done.stderr
+
+
+@pytest.mark.parametrize("name", [*VIRTUAL_MACHINES, "tpu"])
+def test_nothing_on_the_share_is_run_and_nothing_runs_as_root(name: str) -> None:
+    parsed = unit(text(name, "train.service"))
+    service, share = parsed["Service"], parsed["Unit"]["RequiresMountsFor"]
+    assert service["User"] == "train"
+    assert service["NoNewPrivileges"] == "yes"
+    assert service["ProtectSystem"] == "strict"
+    assert service["ReadWritePaths"] == share
+    preparing = text(
+        name, "startup.sh" if name in ("gce", "tpu") else "cloud-init.yaml"
+    )
+    assert f"{share}/" not in preparing
+    assert "nosuid,nodev,noexec" in preparing
+    ((user, home),) = re.findall(
+        r"useradd --uid (\d+) --home-dir (\S+) .* train$", preparing, re.MULTILINE
+    )
+    assert home == f"/var/lib/{service['StateDirectory']}"
+    assert f"-o {user} -g {user} {Path(directory('gce')).name}`" in page(name)
+    (installed,) = re.findall(r"pip install ((?:.*\\\n)*.*)", preparing)
+    assert installed.startswith("--only-binary :all: ")
 
 
 def complaints_of_amazon(service: str, shape: str, given: Any) -> str:
@@ -242,7 +300,7 @@ def test_google_makes_one_spot_machine_of_these_files() -> None:
     for file in files.values():
         assert (RECIPES / "gce" / file).is_file()
     asked = set(re.findall(r"attribute ([a-z-]+)", text("gce", "startup.sh")))
-    told = {*files, given["metadata"].partition("=")[0]}
+    told = {*files, *(each.partition("=")[0] for each in given["metadata"].split(","))}
     # The one that Google's agent runs itself.
     assert told - {"startup-script"} == asked
     assert files["startup-script"] == "startup.sh"
