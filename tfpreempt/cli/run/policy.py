@@ -16,6 +16,8 @@ ReturnCode = NewType(
     "ReturnCode", int
 )  # of subprocess: an exit code, or minus a signal
 
+_HOUR = 3600.0  # seconds
+_FAILURES_PER_HOUR = 20
 _HUNG = 128 + signal.SIGKILL  # as a shell gives the code of a worker that was killed
 
 
@@ -37,6 +39,7 @@ class Cause(enum.Enum):
     FAILURE = "failure"
     HANG = "hang"  # a failure too: no boundary came in time
     NO_PROGRESS = "no_progress"  # preempted again and again, with nothing gained
+    FAILURE_RATE = "failure_rate"  # too many failures within an hour
     MOVED = "moved"  # the checkpoint directory is another one than at the start
     STOPPED = "stopped"  # the supervisor itself was told to leave
 
@@ -47,7 +50,7 @@ class Limits:
 
     max_preemptions: int | None = None
     max_idle_preemptions: int | None = None  # in a row, without progress
-    max_failures: int | None = 3
+    max_failures: int | None = 3  # in a row, without progress
     restart_codes: tuple[int, ...] = (143, 42)
     grace: float | None = None  # to commit and leave, once told to stop
     failure_grace: float = 15.0  # to leave, once another worker has failed, or all hang
@@ -64,6 +67,17 @@ class Limits:
         No step is waited for then, so there is a limit where `grace` is None too.
         """
         return 35.0 if self.grace is None else self.grace
+
+    @property
+    def max_failures_per_hour(self) -> int | None:
+        """Failures within an hour, with or without progress between them.
+
+        A program that commits and fails at once, each time, makes progress; it is a
+        fault all the same. Never less than the failures that the user allows in a row.
+        """
+        if self.max_failures is None:
+            return None
+        return max(_FAILURES_PER_HOUR, self.max_failures)
 
     def is_preempted(self, exit: WorkerExit) -> bool:
         """Whether it left to be started again.
@@ -86,14 +100,16 @@ class Spent:
     Attributes:
         preemptions: in all.
         failures: in all.
-        in_a_row: failures without a long run between.
+        in_a_row: failures without progress between.
         idle_in_a_row: preemptions without progress between.
+        failed_at: monotonic seconds of the failures of the last hour.
     """
 
     preemptions: int = 0
     failures: int = 0
     in_a_row: int = 0
     idle_in_a_row: int = 0
+    failed_at: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +153,8 @@ class Situation:
             is open.
         hung_at: when they were found to, and asked for their stacks.
         urges: each Ctrl-C that came after the signal to leave.
-        has_progressed: the run has committed another step than it began with.
+        has_progressed: the run has committed another step than it began with; None if
+            commits cannot be seen.
         spent: what earlier runs have spent.
     """
 
@@ -151,7 +168,7 @@ class Situation:
     hang_due: float | None = None
     hung_at: float | None = None
     urges: int = 0
-    has_progressed: bool = False
+    has_progressed: bool | None = False
     spent: Spent = Spent()
 
     @property
@@ -322,14 +339,27 @@ def _after_failure(
     limits: Limits, seen: Situation, failure: _Failure
 ) -> Restart | Leave:
     is_long = failure.at - seen.started_at >= limits.backoff_reset
-    row = 1 if is_long else seen.spent.in_a_row + 1
+    # A hang may itself take as long as a long run.
+    is_gain = is_long and failure.cause is not Cause.HANG
+    has_gained = is_gain if seen.has_progressed is None else seen.has_progressed
     spent = dataclasses.replace(
-        seen.spent, failures=seen.spent.failures + 1, in_a_row=row
+        seen.spent,
+        failures=seen.spent.failures + 1,
+        in_a_row=1 if has_gained else seen.spent.in_a_row + 1,
+        failed_at=(
+            *(each for each in seen.spent.failed_at if each > failure.at - _HOUR),
+            failure.at,
+        ),
     )
-    if limits.max_failures is not None and spent.failures > limits.max_failures:
-        return Leave(
-            cause=failure.cause, code=failure.code, spent=spent, is_over_budget=True
-        )
+    for cause, count, allowed in (
+        (failure.cause, spent.in_a_row, limits.max_failures),
+        (Cause.FAILURE_RATE, len(spent.failed_at), limits.max_failures_per_hour),
+    ):
+        if allowed is not None and count > allowed:
+            return Leave(
+                cause=cause, code=failure.code, spent=spent, is_over_budget=True
+            )
+    row = 1 if is_long else spent.in_a_row
     return Restart(cause=failure.cause, delay=_backoff(limits, row), spent=spent)
 
 
@@ -337,11 +367,13 @@ def _after_preemption(
     limits: Limits, seen: Situation, preempted: WorkerExit
 ) -> Restart | Leave:
     lasted = preempted.at - seen.started_at
-    has_gained = seen.has_progressed or lasted >= limits.backoff_reset
+    is_long = lasted >= limits.backoff_reset
+    has_gained = is_long if seen.has_progressed is None else seen.has_progressed
     spent = dataclasses.replace(
         seen.spent,
         preemptions=seen.spent.preemptions + 1,
-        idle_in_a_row=0 if has_gained else seen.spent.idle_in_a_row + 1,
+        in_a_row=0 if has_gained else seen.spent.in_a_row,
+        idle_in_a_row=0 if has_gained or is_long else seen.spent.idle_in_a_row + 1,
     )
     for cause, count, allowed in (
         (Cause.PREEMPTION, spent.preemptions, limits.max_preemptions),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.hangs import Hang
-from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, WorkerExit
+from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, Spent, WorkerExit
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import JsonLines
@@ -21,6 +21,7 @@ _CAUSES = {
     Cause.FAILURE: "the failure budget is used up",
     Cause.HANG: "the failure budget is used up by hangs",
     Cause.NO_PROGRESS: "preempted again and again without progress",
+    Cause.FAILURE_RATE: "too many failures within an hour",
     Cause.MOVED: "the checkpoint directory is not the one of the start",
     Cause.STOPPED: "told to stop; the platform is expected to start the run again",
 }
@@ -156,7 +157,7 @@ class Reporter:
         self._add(
             "budget",
             cause=verdict.cause.value,
-            **dataclasses.asdict(spent),
+            **_counts(spent),
             max_preemptions=limits.max_preemptions,
             max_idle_preemptions=limits.max_idle_preemptions,
             max_failures=limits.max_failures,
@@ -165,7 +166,9 @@ class Reporter:
         )
         if isinstance(verdict, Restart):
             used = f"{spent.preemptions} preemption(s), {spent.failures} failure(s)"
-            if (idle := spent.idle_in_a_row) > 1:
+            is_preempted = verdict.cause is Cause.PREEMPTION
+            idle = spent.idle_in_a_row if is_preempted else spent.in_a_row
+            if idle > 1:
                 used += f", {idle} in a row without progress that is seen"
             delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
             self._say(f"{verdict.cause.value}: restarting{delay} ({used} so far)")
@@ -177,6 +180,12 @@ class Reporter:
                 "(`tfpreempt doctor` shows what is asked), or the program leaves with "
                 "a restart code by itself; see its log. --max-idle-preemptions allows "
                 "more"
+            )
+        elif verdict.cause is Cause.FAILURE_RATE:
+            self._say(
+                f"giving up: {len(spent.failed_at)} failures within an hour, although "
+                "the run made progress between them. The workers' logs have the error; "
+                f"--max-failures {len(spent.failed_at)} allows that many in an hour"
             )
         elif verdict.cause is Cause.MOVED:
             self._say(
@@ -198,9 +207,7 @@ class Reporter:
         """
         spent = verdict.spent
         told = {"code": verdict.code, "incarnations": incarnations, "seconds": seconds}
-        self._add(
-            "left", cause=verdict.cause.value, **told, **dataclasses.asdict(spent)
-        )
+        self._add("left", cause=verdict.cause.value, **told, **_counts(spent))
         journal = self.journal.path.parent
         if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
             self._say(
@@ -247,6 +254,13 @@ class Reporter:
         # The deciding thread says what it does before it does it, and must not wait.
         lines = "".join(f"{plain(line)}\n" for line in (f"tfpreempt: {text}", *more))
         self.console.feed(lines.encode())
+
+
+def _counts(spent: Spent) -> dict[str, int]:
+    """The numbers of a record; times of one machine's clock say nothing elsewhere."""
+    counts = dataclasses.asdict(spent)
+    counts["failures_in_an_hour"] = len(counts.pop("failed_at"))
+    return counts
 
 
 def _how(hang: Hang) -> str:

@@ -234,10 +234,9 @@ class Supervisor:
                 self._add_exit(worker, code, now)
             self.standbys.attend(now, self.fleet.running)
             is_over = len(self.seen.exits) == self.seen.workers
-            step = self._newest_step() if is_over else None
             self._note(
                 now=now,
-                has_progressed=step not in (None, first_step),
+                has_progressed=self._has_progressed(first_step) if is_over else False,
                 hang_due=self.watch.look(now, self.fleet.running),
             )
             match policy.decide(self.options.limits, self.seen):
@@ -343,6 +342,12 @@ class Supervisor:
 
     def _note(self, **values: Any) -> None:
         self.seen = dataclasses.replace(self.seen, **values)
+
+    def _has_progressed(self, first_step: int | None) -> bool | None:
+        """Whether there is a commit of another step; None if commits are not seen."""
+        if self.options.local_dir is None:
+            return None
+        return self._newest_step() not in (None, first_step)
 
     def _newest_step(self) -> int | None:
         """The step of the newest commit; None where none is seen."""

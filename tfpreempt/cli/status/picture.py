@@ -473,6 +473,7 @@ _CAUSES = {
     Cause.FAILURE: "gave up: the failure budget is used up",
     Cause.HANG: "gave up: the failure budget is used up by hangs",
     Cause.NO_PROGRESS: "gave up: preempted again and again without progress",
+    Cause.FAILURE_RATE: "gave up: too many failures within an hour",
     Cause.MOVED: "gave up: the checkpoint directory was another one",
     Cause.STOPPED: "told to stop, and to be started again",
 }
