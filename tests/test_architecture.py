@@ -91,6 +91,52 @@ SLEEPERS = {
     "cli/run/guard.py": "a process of its own that awaits the end of others' children",
     "notice/readers.py": "runs in a forked child, whose clock nobody moves",
 }
+# Who changes files without `core/contained.py` and `storage/files.py`, and why: a link
+# that another user put into a checkpoint directory must lead nowhere.
+CHANGE_FILES = {
+    "checkpoint/cache.py": "a directory of this user, closed to others",
+    "checkpoint/handle.py": "removes the empty directory that the user named",
+    "checkpoint/locks.py": "a cache of this user, or a directory that the user named",
+    "checkpoint/remote/journals.py": "a new temporary directory",
+    "cli/demo/command.py": "the demo's directory, which the user named",
+    "cli/demo/worker.py": "the demo's own new directory",
+    "cli/doctor/storage.py": "a new file of a random name, and empty directories",
+    "cli/notify/command.py": "a new file that the user named",
+    "cli/report/command.py": "a page that the user named",
+    "cli/run/become.py": "/proc and the working directory",
+    "cli/run/console.py": "/dev/null and the standard output",
+    "cli/run/guard.py": "a program without the package; follows no link itself",
+    "cli/run/logs.py": "gets its descriptors of core/contained.py",
+    "cli/run/memory.py": "a directory of this user, closed to others",
+    "core/contained.py": "the root, which is the user's choice",
+    "core/journal.py": "makes the directory of a journal, and writes nothing there",
+    "core/life.py": "a file in memory, by its descriptor in /proc",
+    "handler/process_end.py": "/dev/null",
+    "handler/snapshots.py": "a directory of this user, closed to others",
+    "keras/callbacks/files.py": "a log that the user named, as Keras opens it",
+    "notice/file.py": "reads a file that the user named; a pipe is not waited for",
+    "storage/filesystem.py": "objects of fsspec, which have no links",
+    "storage/reading.py": "reads, and waits for no pipe",
+    "testing/storage.py": "damages a file in a test",
+}
+# Who makes `LocalFiles` without a directory below which no link is followed.
+ROOTLESS = {
+    "checkpoint/locks.py": "makes a directory that the user named",
+    "cli/doctor/storage.py": "syncs a directory that the user named",
+    "cli/run/command.py": "makes the checkpoint directory, which the user named",
+    "testing/storage.py": "for tests, in directories of their own",
+}
+CHANGES = {
+    "os": {
+        *("open", "remove", "unlink", "rmdir", "rename", "replace", "mkdir"),
+        *("makedirs", "link", "symlink", "truncate", "utime"),
+    },
+    "shutil": {"rmtree", "copy", "copy2", "copyfile", "copytree", "move"},
+}
+PATH_CHANGES = {
+    *("write_text", "write_bytes", "unlink", "rmdir", "mkdir", "touch"),
+    *("symlink_to", "hardlink_to"),
+}
 # Who comes in by the front door, the package's own list of names.
 VISITORS = {
     "cli/__init__.py": "shows the version",
@@ -361,6 +407,42 @@ def test_only_listed_files_sleep() -> None:
         if file not in SLEEPERS and is_sleep(node)
     ]
     assert found == []
+
+
+def changes_files(node: ast.AST) -> bool:
+    """Whether a call makes, writes, renames or deletes a file, by its path."""
+    if not isinstance(node, ast.Call):
+        return False
+    keywords = {each.arg for each in node.keywords}
+    if {"dir_fd", "src_dir_fd", "dst_dir_fd", "opener"} & keywords:
+        return False
+    match node.func:
+        case ast.Attribute(ast.Name(module), name) if module in CHANGES:
+            return name in CHANGES[module]
+        case ast.Name("open") | ast.Attribute(_, "open"):
+            given = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            return any(re.fullmatch("(?=.*[wax+])[rwaxbt+]+", str(m)) for m in given)
+        case ast.Attribute(_, "replace" | "rename"):  # of a Path; others take two
+            return len(node.args) == 1 and not keywords
+        case ast.Attribute(_, name):
+            return name in PATH_CHANGES
+    return False
+
+
+def test_only_listed_files_change_files_by_their_paths() -> None:
+    found = {file for file, node in nodes() if changes_files(node)}
+    assert found == CHANGE_FILES.keys()
+
+
+def test_only_listed_files_follow_links_everywhere() -> None:
+    found = {
+        file
+        for file, node in nodes()
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"LocalFiles", "LocalDisk"}
+        and not (node.args or node.keywords)
+    }
+    assert found == ROOTLESS.keys()
 
 
 def test_exceptions_are_still_needed() -> None:

@@ -15,6 +15,7 @@ from tests.cli.conftest import wait_until
 from tfpreempt.cli.run import console
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.logs import WorkerLog, pumped
+from tfpreempt.core import contained
 from tfpreempt.errors import ConfigurationError
 
 TRACE = """Traceback (most recent call last):
@@ -34,7 +35,12 @@ class Logs:
         self.made: list[WorkerLog] = []
 
     def make(
-        self, *, size: int = 1 << 30, files: int = 3, console: Console | None = None
+        self,
+        *,
+        size: int = 1 << 30,
+        files: int = 3,
+        console: Console | None = None,
+        root: str = "",
     ) -> WorkerLog:
         log = WorkerLog(
             self.path,
@@ -42,6 +48,7 @@ class Logs:
             files=files,
             lost=lambda path, error: self.lost.append(f"{path.name}: {error.strerror}"),
             console=console,
+            root=root,
         )
         self.made.append(log)
         return log
@@ -140,15 +147,20 @@ def test_one_log_begins_anew_when_it_is_full(logs: Logs) -> None:
     assert logs.texts() == ["three\n"]
 
 
-def test_a_full_disk_takes_nothing_from_a_worker(logs: Logs) -> None:
-    logs.path.parent.mkdir()
-    logs.path.symlink_to("/dev/full")
+def test_a_full_disk_takes_nothing_from_a_worker(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, flags: int, **_: object) -> int:
+        del path
+        return os.open("/dev/full", flags & ~os.O_CREAT)
+
+    monkeypatch.setattr(contained, "open_file", full)
     log = logs.make()
     log.begin("part")
     write(log, "a\n" * 100_000 + TRACE)
     assert set(logs.lost) == {"worker-0.log: No space left on device"}
     assert log.error_lines()[-1] == "ValueError: boom"
-    logs.path.unlink()  # room again
+    monkeypatch.undo()  # room again
     write(log, "more\n")
     gap, more = logs.path.read_text().splitlines()
     assert "bytes were left out here" in gap
@@ -171,6 +183,40 @@ def test_the_pump_empties_pipes_until_it_is_closed(logs: Logs) -> None:
             os.write(log.writing, b"x" * 9_999 + b"\n")  # more than a pipe holds
     log.take()
     assert log.path.stat().st_size == 1_000_000
+
+
+@pytest.mark.parametrize("name", ["logs", "logs/worker-0.log"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_no_link_leads_a_log_elsewhere(
+    logs: Logs, tmp_path: Path, name: str, is_late: bool
+) -> None:
+    """Another user may write to the checkpoint directory, in which the logs lie."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "worker-0.log").write_text("years of work\n")
+    log = logs.make(root=str(tmp_path)) if is_late else None
+    planted = tmp_path / name
+    if is_late:
+        planted.rename(tmp_path / "moved")
+    planted.parent.mkdir(exist_ok=True)
+    planted.symlink_to(mine if name == "logs" else mine / "worker-0.log")
+    if log is None:
+        with pytest.raises(ConfigurationError, match="Links are not followed"):
+            logs.make(root=str(tmp_path))
+    else:
+        write(log, "lost\n")
+        write(log, "lost\n")
+        assert logs.lost[0] == "worker-0.log: Links are not followed here"
+    assert (mine / "worker-0.log").read_text() == "years of work\n"
+
+
+def test_a_log_directory_that_the_user_chose_may_be_a_link(
+    logs: Logs, tmp_path: Path
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "logs").symlink_to("scratch")
+    write(logs.make(), "there\n")
+    assert (tmp_path / "scratch" / "worker-0.log").read_text() == "there\n"
 
 
 def test_an_unwritable_log_directory_is_refused(tmp_path: Path) -> None:

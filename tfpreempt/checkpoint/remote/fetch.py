@@ -17,6 +17,7 @@ from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.core import contained
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.deadline import RETRY_SECONDS
@@ -183,7 +184,9 @@ def bring(
         committing.mark(files, target, commit.data, sequence)
         if commit.saved_at is not None:  # checkpoints of others rank by this time
             times = commit.saved_at, commit.saved_at
-            os.utime(os.path.join(target, layout.MARKER), times)
+            marker = os.path.join(target, layout.MARKER)
+            with contained.parent(marker, directory) as (folder, name):
+                os.utime(name, times, dir_fd=folder, follow_symlinks=False)
         with committing.tidying(directory):
             found, keep = catalog.scan(directory), max_to_keep
             committing.finish(files, directory, found, keep, is_pinned=target.__eq__)

@@ -89,7 +89,11 @@ def _copy(outputs: dict[int, str], seconds: float) -> None:
         if not data:
             del outputs[descriptor]
             continue
-        with contextlib.suppress(OSError), open(outputs[descriptor], "ab") as log:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with (
+            contextlib.suppress(OSError),
+            open(os.open(outputs[descriptor], flags, 0o666), "ab") as log,
+        ):
             log.write(data)
 
 

@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfpreempt.cli.run.console import Console
+from tfpreempt.core import contained
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.storage.files import LocalFiles
 
 _READ_BYTES = 1 << 20  # no pipe holds more, so that one read empties it
 _TAIL_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -40,6 +43,7 @@ class WorkerLog:
         files: how many there are then at most.
         lost: told the path and the error whenever text cannot be written.
         console: gets a copy of what the worker writes.
+        root: the directory below which no link is followed; see `contained`.
 
     Raises:
         ConfigurationError: the file cannot be written, other than for want of space.
@@ -53,8 +57,11 @@ class WorkerLog:
         files: int,
         lost: Callable[[Path, OSError], None],
         console: Console | None = None,
+        root: str = "",
     ) -> None:
         self.path = path
+        self._root = root
+        self._files = LocalFiles(root)
         self._names = [path] + [Path(f"{path}.{n}") for n in range(1, files)]
         self._size = size
         self._lost = lost
@@ -63,8 +70,8 @@ class WorkerLog:
         self._tail = bytearray()  # of the current part; it needs no disk
         self._left_out = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()
+            self._files.make_dirs(str(path.parent))
+            os.close(self._opened(_APPEND))
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise ConfigurationError(
@@ -149,7 +156,10 @@ class WorkerLog:
         """On a line of its own, whatever a worker has left at the end."""
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         torn = b""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(self._opened(os.O_RDONLY), "rb") as file,
+        ):
             file.seek(-1, os.SEEK_END)
             torn = b"\n" * (file.read(1) != b"\n")
         return torn + f"=== {now} {text} ===\n".encode()
@@ -158,7 +168,7 @@ class WorkerLog:
         """Writes what can be written, after a word about what could not."""
         try:
             if self._left_out:
-                self.path.parent.mkdir(exist_ok=True)
+                self._make_directory()
                 said = f"up to {self._left_out} bytes were left out here: no room"
                 self._write(self._own_line(said))
                 self._left_out = 0
@@ -170,7 +180,7 @@ class WorkerLog:
     def _write(self, data: bytes) -> None:
         """Opened each time: the file may be moved, or removed, by others meanwhile."""
         while data:
-            with self.path.open("ab", buffering=0) as file:
+            with open(self._opened(_APPEND), "ab", buffering=0) as file:
                 count = self._fitting(data, file.tell())
                 piece, data = data[:count], data[count:]
                 while piece:
@@ -187,10 +197,21 @@ class WorkerLog:
 
     def _rotate(self) -> None:
         if len(self._names) == 1:
-            self.path.unlink()
+            self._files.remove(str(self.path))
         for newer, older in reversed(list(itertools.pairwise(self._names))):
             with contextlib.suppress(FileNotFoundError):
-                newer.replace(older)
+                self._files.rename(str(newer), str(older))
+
+    def _make_directory(self) -> None:
+        """Not the directories above: the disk may have been unmounted."""
+        with (
+            contained.parent(self.path.parent, self._root) as (folder, name),
+            contextlib.suppress(FileExistsError),
+        ):
+            os.mkdir(name, dir_fd=folder)
+
+    def _opened(self, flags: int) -> int:
+        return contained.open_file(self.path, flags, root=self._root)
 
 
 @contextlib.contextmanager

@@ -71,6 +71,7 @@ def supervise(options: RunOptions) -> int:
                 files=options.log_files,
                 lost=reporter.log_lost,
                 console=None if worker else echo,
+                root=options.checkpoint_dir or "",
             )
             for worker in range(options.workers)
         ]
