@@ -125,6 +125,17 @@ def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "place"),
+    [("AWS_ENDPOINT_URL", "s3://bucket/x"), ("STORAGE_EMULATOR_HOST", "gs://bucket")],
+)
+def test_no_secret_of_an_endpoint_is_quoted(variable, place, monkeypatch):
+    monkeypatch.setenv(variable, f"http://user:{SECRET}@127.0.0.1:1")
+    with pytest.raises(errors.ConfigurationError, match=variable) as caught:
+        open_store(place).stat("name")
+    assert SECRET not in str(caught.value)
+
+
 def run_command(*words):
     result = CliRunner().invoke(main, words)
     assert SECRET not in result.output

@@ -28,6 +28,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from tfpreempt.core.threads import OutOfTimeError
 from tfpreempt.storage.bucket import Advice
 from tfpreempt.storage.deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
+from tfpreempt.storage.paths import check_no_user_info
 
 # The client's own first pause is a second, a good part of a notice of thirty.
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.2, maximum=10.0)
@@ -100,7 +101,8 @@ def connect() -> storage.Client:
     """
     anonymous: Any = AnonymousCredentials  # google-auth has types for some things only
     authorized: Any = AuthorizedSession
-    if os.environ.get("STORAGE_EMULATOR_HOST"):
+    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+        check_no_user_info(emulator, "STORAGE_EMULATOR_HOST")
         credentials, project = anonymous(), None
     else:
         credentials, project = google.auth.default(scopes=_SCOPES)

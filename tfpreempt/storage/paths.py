@@ -28,15 +28,19 @@ def without_secrets(url: str) -> str:
     return shown + ("?***" if mark else "")
 
 
-def check_no_user_info(path: str) -> None:
+def check_no_user_info(path: str, name: str = "The URL") -> None:
     """Refuses a URL with a user name or password, before anything quotes the URL.
+
+    Args:
+        path: a path or a URL.
+        name: subject of the message, such as the variable that holds the URL.
 
     Raises:
         ConfigurationError: the URL has user info; the message does not show it.
     """
     if is_url(path) and _USER_INFO.match(path):
         raise errors.ConfigurationError(
-            f"The URL {without_secrets(path)!r} has a user name or password before the "
+            f"{name} {without_secrets(path)!r} has a user name or password before the "
             "'@'; expected neither, because URLs are written to logs, file names and "
             "metrics. Give credentials in the way of the storage's own client, such as "
             "environment variables."

@@ -16,6 +16,7 @@ from tfpreempt import errors
 from tfpreempt.core.threads import OutOfTimeError
 from tfpreempt.storage.bucket import Advice
 from tfpreempt.storage.deadline import REQUEST_SECONDS, RETRY_SECONDS
+from tfpreempt.storage.paths import check_no_user_info
 
 _METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")  # where a role's keys are had
 _MARKUP = re.compile(r"[:\s]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
@@ -58,6 +59,7 @@ def connect(bucket: str) -> S3Store:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
         "AWS_ENDPOINT_URL"
     )
+    check_no_user_info(endpoint or "", "AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     try:
         return S3Store(
