@@ -64,6 +64,70 @@ print(sorted(os.listdir(d)))
     ], done.stderr
 
 
+def test_a_forked_child_is_refused_its_parent_s_handler(
+    python: Python, tmp_path: Path
+) -> None:
+    """Its threads are the parent's: a wait in the child would last for ever."""
+    done = python(
+        """
+import faulthandler
+def enter():
+    with h: pass
+calls = dict(
+    close=lambda: h.close(), run=lambda: h.run(step), save=lambda: h.save(),
+    enter=enter, check=lambda: h.check(), bare=lambda: h.save_checkpoint_if_preempted(),
+    wait=lambda: h.wait_for_mirror(),
+    delete=lambda: h.delete_checkpoint(h.latest_checkpoint))
+h = make()
+for _ in range(9): h.run(step)
+h.save()
+if os.fork() == 0:
+    faulthandler.dump_traceback_later(30, exit=True)
+    for name, call in calls.items():
+        try: call()
+        except tfpreempt.errors.UsageError as error:
+            assert f"belongs to process {os.getppid()}" in str(error)
+            print(name, "refused", flush=True)
+    os._exit(0)
+os.wait()
+try:
+    with h:
+        if os.fork() == 0: sys.exit(3)
+        os.wait()
+        h.run(step)
+except SystemExit:
+    os._exit(7)
+print(h.total_run_calls, os.path.basename(h.latest_checkpoint.path))
+""",
+        tmp_path,
+    )
+    names = ["close", "run", "save", "enter", "check", "bare", "wait", "delete"]
+    refused = [f"{name} refused" for name in names]
+    assert done.stdout.splitlines() == [*refused, "10 10"], done.stderr
+
+
+def test_a_handler_that_a_forked_child_makes_sees_the_child_s_notices(
+    python: Python, tmp_path: Path
+) -> None:
+    done = python(
+        """
+h = make()
+h.run(step)
+if os.fork() == 0:
+    d += "/child"
+    mine = make()
+    mine.run(step)
+    os.kill(os.getpid(), 15)
+    end = time.monotonic() + 20
+    while time.monotonic() < end: mine.run(step); time.sleep(0.01)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+h.close()
+""",
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == ["143"], done.stderr
+
+
 def test_training_off_the_main_thread_leaves_with_the_restart_code(
     python: Python, tmp_path: Path
 ) -> None:

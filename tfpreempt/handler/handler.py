@@ -210,7 +210,7 @@ class PreemptionCheckpointHandler:
             SystemExit: by the exit function, after a commit.
         """
         gate, member = self._gate, self._member
-        if gate.flag or gate.busy or member.is_closed:
+        if gate.flag or gate.busy or member.stop_at < 0:
             self._session.ready(member, "check()")
         if gate.bare == gate.started:
             gate.bare += 1  # its step goes on
@@ -308,6 +308,7 @@ class PreemptionCheckpointHandler:
                 "tfpreempt.Checkpoint, such as handler.latest_checkpoint or "
                 "tfpreempt.Checkpoint(path)"
             )
+        self._session.check_process("delete_checkpoint()")
         if self._member.is_closed:
             raise errors.HandlerClosedError(
                 f"delete_checkpoint({checkpoint!r}) was called after close(); call it "
@@ -360,7 +361,7 @@ class PreemptionCheckpointHandler:
                 copy; None: while they live, and while it gets on.
 
         Raises:
-            UsageError: inside `run()`.
+            UsageError: inside `run()`, or in a forked child of the handler's process.
             SaveError: the final state could not be committed, here or by another
                 worker; the handler is closed.
             SystemExit: a notice was served instead, or another worker was lost in the
@@ -382,7 +383,7 @@ class PreemptionCheckpointHandler:
         session, member = self._session, self._member
         if error is None:
             self.close()
-        elif not member.is_closed:
+        elif not (member.is_closed or session.is_forked):
             if not session.exit.left:
                 was_preemption(error, session, is_whole=session.is_whole)
             is_meant = isinstance(error, (SystemExit, GeneratorExit, *END_OF_DATA))

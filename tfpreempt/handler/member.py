@@ -48,7 +48,8 @@ class Member:
 
     Attributes:
         runs: steps that came back in this process.
-        stop_at: runs at which the loop has to look at more than the flag.
+        stop_at: runs at which the loop has to look at more than the flag; -1 where no
+            run may follow.
         base: steps that the restored commit carries.
         saved_at: runs at the newest save, tried or done; None where more than steps
             has come since, or the round of that save has committed nothing; equal on

@@ -263,13 +263,35 @@ class Session:
 
     # --- boundaries ------------------------------------------------------------------
 
+    def check_process(self, what: str) -> None:
+        """Refuses a call in a forked child, which has none of the session's threads.
+
+        Raises:
+            UsageError: the calling process is a forked child.
+        """
+        if self.is_forked:
+            raise UsageError(
+                f"{what} was called in process {os.getpid()}, and the handler belongs "
+                f"to process {self.exit.process}, from which this one was forked: the "
+                "threads that save and watch for notices are there. Call it in process "
+                f"{self.exit.process}; or make a new handler here, with a "
+                "checkpoint_dir of its own."
+            )
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the session's process."""
+        return os.getpid() != self.exit.process
+
     def check_open(self, member: Member, what: str) -> None:
-        """Refuses a call that comes too late, or inside a step.
+        """Refuses a call that comes too late, inside a step, or in a forked child.
 
         Raises:
             HandlerClosedError: after `close()`.
             NestedRunError: inside `run()`.
+            UsageError: see `check_process`.
         """
+        self.check_process(what)
         if member.is_closed:
             raise HandlerClosedError(
                 "this handler was closed; make a new PreemptionCheckpointHandler (it "
@@ -434,6 +456,7 @@ class Session:
         """
         if member.is_closed:
             return
+        self.check_process("close()")
         if self.gate.busy:
             raise UsageError("close() was called inside run(); call it after the loop")
         if member.amid and not member.is_at_end:
@@ -510,7 +533,7 @@ class Session:
     def _record_failure(self, member: Member, why: str) -> None:
         if self.exit.detached and (self.cluster.world > 1 or not why):
             why = self.coordinator.lost_because or why  # which peer was lost, say
-        if why and os.getpid() == self.exit.process:
+        if why and not self.is_forked:
             member.record_exit(Outcome.FAILED, why)
 
     def _commit_final(self, member: Member) -> Exception | None:
@@ -888,6 +911,7 @@ class Session:
         Returns:
             Whether the newest commit is copied.
         """
+        self.check_process("wait_for_mirror()")
         start = self._clock.monotonic()
         if not self.wait_for_save(seconds):
             return False
@@ -1043,7 +1067,7 @@ class Session:
     def _at_exit(self) -> None:
         """The interpreter ends while members are open: that is the last boundary."""
         members = list(self.members)
-        if os.getpid() != self.exit.process:
+        if self.is_forked:
             return
         flush_streams()
         if self.exit.left or not members:

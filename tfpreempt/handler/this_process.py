@@ -24,6 +24,20 @@ log = logging.getLogger(__name__)
 
 _current: Session | None = None
 _unserved = Unserved()
+_is_forked = False
+
+
+def _after_fork_in_child() -> None:
+    """The parent's handlers refuse to work here; a handler made here has a session."""
+    global _current, _unserved, _is_forked
+    if _current is None:
+        return
+    for member in _current.members:
+        member.stop_at = -1  # so that run() looks
+    _current, _unserved, _is_forked = None, Unserved(), True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
@@ -54,7 +68,8 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
                 _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout, _unserved)
-        tell(_current.sign)
+        if not _is_forked:  # the heartbeat of this worker is the parent's
+            tell(_current.sign)
     if _current.cluster != cluster:
         raise UsageError(
             f"this process already takes part in {_current.cluster}, and a second "
