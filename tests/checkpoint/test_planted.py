@@ -18,10 +18,13 @@ from click.testing import CliRunner
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint import layout, state_file
+from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.cli import main
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import files_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -62,6 +65,9 @@ NAMES = [
     "ckpt-3.tfpreempt-intent.tmp",
     "ckpt-3_temp",
     "commit-dead",
+    "states",
+    "states/word.state",
+    "states/word.state.tmp",
     "3",
     "1",
     "1/states",
@@ -82,6 +88,9 @@ NEEDED = [
     ".tfpreempt-staging/run-3.claim",
     ".tfpreempt-lease",
     f".tfpreempt-lease/{TOKEN}",
+    "ckpt-3_temp",
+    "states",
+    "states/word.state",
 ]
 """Without these nothing can be saved: the error says so."""
 
@@ -143,6 +152,15 @@ class Job:
     def commit(self, step: int) -> None:
         self.word.text = str(step)
         save(self.saver, step)
+
+    def save_alone(self) -> None:
+        directory = str(self.directory)
+        files = FencedFiles(files_for(directory), self.lease)
+        with failure.translated("save a State", directory):
+            state_file.write(files, directory, 0, self.word)
+
+    def load_alone(self) -> None:
+        state_file.read(state_file.path_of(str(self.directory), 0, self.word))
 
     def close(self) -> None:
         self.lease.release()
@@ -206,7 +224,8 @@ def test_nothing_outside_changes_and_nothing_waits(
     job = Job(directory, form)
     commits = [functools.partial(job.commit, step) for step in (3, 4, 5)]
     failed = []
-    for operation in (job.start, job.restore, *commits, job.close):
+    alone = [job.load_alone, job.save_alone, job.load_alone]
+    for operation in (job.start, job.restore, *alone, *commits, job.close):
         try:
             operation()
         except errors.TfpreemptError as error:  # an attacker achieves no more

@@ -30,6 +30,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, claims, commit, layout, retention
 from tfpreempt.checkpoint.manifest import Manifest, to_json
 from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, write_durably
@@ -52,8 +53,11 @@ def declare(files: Files, staged: str, prefix: str) -> None:
         prefix: TensorFlow's prefix.
 
     Raises:
+        LinkError: TensorFlow would write elsewhere, by a link that lies there.
         OSError: as the file system says.
     """
+    if reading.is_link(_temporary(prefix)):
+        raise contained.LinkError(_temporary(prefix))
     before = {} if is_half_written(prefix) else {"before": _stamp(prefix)}
     _write(files, prefix, attempt=os.path.basename(staged), **before)
 

@@ -73,17 +73,19 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
     """
     try:
         with reading.open_file(path) as file:
-            head, body = file.read(_HEADER.size), file.read()
+            head = file.read(_HEADER.size)
+            if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+                raise errors.CheckpointDamagedError(
+                    f"{path!r} is not a State that tfpreempt saved: it begins with "
+                    f"{head!r}."
+                )
+            body = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
+    except (OSError, MemoryError) as error:  # a sparse file may be of any size
         raise errors.CheckpointDamagedError(
-            f"The State in {path!r} cannot be read: {error}"
+            f"The State in {path!r} cannot be read: {error!r}"
         ) from error
-    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-        raise errors.CheckpointDamagedError(
-            f"{path!r} is not a State that tfpreempt saved: it begins with {head!r}."
-        )
     crc, expected = checksum.of_bytes(body), _HEADER.unpack(head)[1]
     if crc != expected or len(body) < _RANK.size:
         raise errors.CheckpointDamagedError(
