@@ -19,6 +19,7 @@ from tfpreempt.cli import main
 from tfpreempt.cli.notify.workers import NothingRunsError, Worker, held_workers
 from tfpreempt.core.events import Commit, Exit, Notice, Outcome
 from tfpreempt.core.journal import Journal, journal_directory
+from tfpreempt.handler.now import Doing, Now, _pack, now_path
 
 # A worker as this command sees it: it holds its journal open, and ends by SIGTERM, with
 # the records that are named last on its command line; SIGUSR2 it outlives, with those.
@@ -127,6 +128,31 @@ def test_readers_of_a_journal_are_not_the_worker(start: Start, tmp_path: Path) -
             assert reader.poll() is None
         finally:
             reader.kill()
+
+
+def test_forks_of_the_worker_before_are_not_the_worker(
+    start: Start, tmp_path: Path
+) -> None:
+    """A data loader that outlives its worker has the lower process id."""
+    earlier = start(0, "fork")
+    earlier.kill()
+    earlier.wait()
+    with held_workers(tmp_path, [0]) as (loader,):
+        assert loader.pid != earlier.pid
+    worker = start(0)
+    now = Now(
+        at=1.0,
+        worker=0,
+        world=1,
+        host="host",
+        pid=worker.pid,
+        doing=Doing.TRAINING,
+        step=1,
+        stepped_at=1.0,
+    )
+    now_path(journal_directory(tmp_path), 0).write_bytes(_pack(now))
+    with held_workers(tmp_path, [0]) as (found,):
+        assert found.pid == worker.pid
 
 
 def test_a_worker_that_opens_and_closes_files_is_found(

@@ -41,6 +41,7 @@ def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         signal.SIGINT,
         pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param(signal.SIGQUIT, marks=pytest.mark.slow),
     ],
 )
 def test_a_file_goes_however_the_command_is_ended(

@@ -312,6 +312,20 @@ def test_a_supervisor_that_a_signal_ended(training: Run) -> None:
     assert training.look().restarts == {"lost": 1}
 
 
+def test_workers_whose_supervisor_died(run: Run) -> None:
+    """They get time to commit; a worker that has not begun to train has ended."""
+    run.started()
+    run.restored(0)
+    run.says(0, 10)
+    run.supervisor("supervisor_died")
+    assert run.states() == [State.TRAINING, State.DOWN]
+    run.says(0, 11)
+    assert run.states(20) == [State.TRAINING, State.DOWN]
+    run.left(0, Outcome.COMMITTED, 12, 143)
+    assert run.states(20) == [State.DOWN, State.DOWN]
+    assert not run.look().is_fine
+
+
 def test_without_a_supervisor(run: Run) -> None:
     for incarnation in ("a", "b", "c"):
         for worker in range(2):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from tfpreempt.notice.signals import WATCHABLE
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 NOTICES = frozenset(WATCHABLE.values()) - {signal.SIGCONT}
 """Signals that a platform config may watch, and that would end this process.

@@ -84,8 +84,7 @@ def demo(
     try:
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
-        # SIGTERM, and SIGHUP of a terminal that closes, end the demo as Ctrl-C does,
-        # with its supervisor and workers.
+        # These end the demo as Ctrl-C does, with its supervisor and workers.
         for number in ENDS:
             if signal.getsignal(number) is signal.SIG_DFL:  # not ignored, as by nohup
                 signal.signal(number, lambda number, _: sys.exit(128 + number))

@@ -1,10 +1,11 @@
 """Finds the running worker of a directory, to signal it and nobody else.
 
 A worker that can receive a notice has its journal open for writing. Other processes may
-have the journal open for reading (`tail -F`, a log shipper), and forked children of the
-worker inherit its descriptor. A process id may belong to another process by the time
-of the signal: a pidfd holds the process first, then the journal is looked up again, and
-the signal goes through the pidfd.
+have the journal open for reading (`tail -F`, a log shipper). Forked children of the
+worker inherit its descriptor, and may outlive the worker: the worker's status file says
+which of several processes is the worker. A process id may belong to another process by
+the time of the signal: a pidfd holds the process first, then the journal is looked up
+again, and the signal goes through the pidfd.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tfpreempt.core.journal import (
     parse_record,
 )
 from tfpreempt.errors import TfpreemptError
+from tfpreempt.handler.now import now_path, read_now
 
 
 class NothingRunsError(TfpreemptError, RuntimeError):
@@ -135,10 +137,15 @@ def _find_workers(journal: Path) -> dict[int, int]:
         if entry.name.isdecimal():
             for index in _journals_of(int(entry.name), journal):
                 holders[index].add(int(entry.name))
-    return {
-        index: min(pid for pid in pids if _parent(pid) not in pids)
-        for index, pids in holders.items()
-    }
+    return {index: _choose(pids, journal, index) for index, pids in holders.items()}
+
+
+def _choose(pids: set[int], journal: Path, index: int) -> int:
+    """The worker among the processes that have its journal open for writing."""
+    told = read_now(now_path(journal, index))
+    if told is not None and told.pid in pids:
+        return told.pid
+    return min(pid for pid in pids if _parent(pid) not in pids)
 
 
 def _journals_of(pid: int, journal: Path) -> Iterator[int]:

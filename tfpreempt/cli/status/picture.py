@@ -440,6 +440,12 @@ def _end(
             return State.DOWN if code else State.FINISHED, when, why
         if supervisor.left_at is not None:
             return State.DOWN, supervisor.left_at, "its supervisor has left"
+        # The guard gives the workers time to commit: a worker may still tell its step.
+        died_at = supervisor.died_at
+        if said is None and died_at is not None:
+            is_quiet = heard is None or heard.at < died_at
+            if is_quiet and (heard is None or at - died_at > _LEFT_AFTER):
+                said = State.DOWN, died_at, "its supervisor died"
     # Who says that it leaves may have a copy to finish, or train on after all.
     goes_on = (
         said is not None
