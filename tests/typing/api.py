@@ -142,12 +142,13 @@ def subclassed(states: list[State]) -> list[str]:
     return [state.name for state in states]
 
 
-def saved_and_loaded(state: State, directory: str) -> str:
+def saved_and_loaded(state: State, directory: str) -> str | None:
     counter = StepCounter()
     assert_type(load_state(state), bool)
     assert_type(counter.increment(), int)
     save_state(JsonState("settings", {"rate": 0.1}), directory, sync=False)
     save_state(ArrayDictState("arrays", per_worker=True), directory)
+    save_state(state, None)
     save_state("arrays", directory)  # type: ignore[arg-type]  # a State
     assert_type(num_restarts(), int)
     return assert_type(save_all_states(), str | None)
