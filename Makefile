@@ -7,6 +7,8 @@ STAMP  := $(VENV)/.installed-from-constraints
 EXTRAS := tensorflow,demo,test,dev,legacy-keras,bench,docs
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# A handler without a config asks no metadata server, whichever machine this is.
+export TFPREEMPT_PLATFORM ?= generic
 
 # fsync on a disk takes most of the time of many tests; in memory, if there is a gibibyte
 # of it, it is free.

@@ -110,6 +110,25 @@ def test_a_worker_that_is_through_is_not_waited_for(
     assert chief.present == [(0,)]
 
 
+def test_a_part_that_failed_is_missing_although_its_worker_is_through(
+    pair: list[CollectiveSaves],
+) -> None:
+    """It is no worker that trained less: the others would rely on that commit."""
+
+    def fail(name: str) -> Staged:
+        raise SaveError("no room")
+
+    chief, other = Member(), Member()
+    with pytest.raises(SaveError, match="no room"):
+        pair[1].save(other, "save-1", "save", SECONDS, fail)  # type: ignore[arg-type]
+    pair[1].finishing()
+    with pytest.raises(SaveError, match=r"worker\(s\) \[1\]"):
+        pair[0].save(chief, "save-1", "save", SECONDS, chief.stage)  # type: ignore[arg-type]
+    assert chief.present == []
+    for saves, member in zip(pair, (chief, other), strict=True):
+        assert not saves.stands(member, SECONDS)  # type: ignore[arg-type]
+
+
 def test_the_next_fit_needs_it_again(pair: list[CollectiveSaves]) -> None:
     for saves in pair:
         saves.finishing()

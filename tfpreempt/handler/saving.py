@@ -278,8 +278,8 @@ class CollectiveSaves:
         try:
             staged = write()
             try:
-                absent = self._absent(name, timeout, may_miss)
-                missing = sorted(absent.keys() - may_miss)
+                absent, failed = self._absent(name, timeout, may_miss)
+                missing = sorted(failed | (absent.keys() - may_miss))
                 if missing and because != "finished":
                     reasons = "; ".join(filter(None, map(absent.get, missing)))
                     raise _without(missing, because, reasons)
@@ -321,17 +321,27 @@ class CollectiveSaves:
     def _get(self, what: str, then: Callable[[str], None]) -> None:
         self._runtime.get_each([f"{self._prefix}/{what}"], lambda _, text: then(text))
 
-    def _absent(self, name: str, timeout: float, may_miss: set[int]) -> dict[int, str]:
-        """Waits for the others' parts; returns whose never came, and why."""
+    def _absent(
+        self, name: str, timeout: float, may_miss: set[int]
+    ) -> tuple[dict[int, str], set[int]]:
+        """Waits for the others' parts.
+
+        Returns:
+            Workers without a part, with the reasons; and those of them whose part
+            failed. Such a worker took part, although it may be through by now.
+        """
         others = range(1, self._cluster.world)
-        if not others:
-            return {}
-        self._listen(others)
         absent: dict[int, str] = {}
+        failed: set[int] = set()
+        if not others:
+            return absent, failed
+        self._listen(others)
 
         def then(worker: int, value: Any, extra: keys.Extra) -> None:
             if value is not True:
                 absent[worker] = str(extra.get("reason", ""))
+            if value is False:
+                failed.add(worker)
 
         gathering = Gathering(
             self._runtime,
@@ -345,7 +355,7 @@ class CollectiveSaves:
         late = gathering.wait(timeout)
         why = f"no answer within {timeout:g} s"
         gathering.give_up(late, why)
-        return {**absent, **dict.fromkeys(late, why)}
+        return {**absent, **dict.fromkeys(late, why)}, failed
 
     def _listen(self, others: Sequence[int]) -> None:
         """On the chief: hears, from now on, who is through."""
