@@ -281,6 +281,34 @@ sys.exit({code} if restart < 2 else 0)
     assert f"{'preemptions' if code == 143 else 'failures'}: 2" in err
 
 
+SECOND = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+
+
+@pytest.mark.parametrize(
+    ("event", "environment", "status"),
+    [
+        ("commit", {}, 0),  # of the next step, after each start
+        ("decision", {}, 1),  # the chief is here, and has not committed
+        ("decision", {"TF_CONFIG": json.dumps(SECOND)}, 0),  # it may have, elsewhere
+    ],
+    ids=["commits", "none", "unknown"],
+)
+def test_commits_of_a_url_are_seen_in_the_chief_s_journal(
+    supervised: Run, event: str, environment: dict[str, str], status: int
+) -> None:
+    program = f"""
+journal = pathlib.Path(os.environ["TFPREEMPT_JOURNAL_DIR"], f"worker-{{me}}.jsonl")
+record = {{"wall": time.time(), "event": {event!r}, "step": restart}}
+with journal.open("a") as file:
+    file.write(json.dumps(record) + "\\n")
+sys.exit(1 if restart < 3 else 0)
+"""
+    limits = ["--max-failures", "1", "--backoff-reset", "0"]
+    options = ["--checkpoint-dir", "gs://bucket/run", *limits]
+    code, _, err = supervised.run(program, *options, environment=environment)
+    assert code == status, err
+
+
 def test_a_deaf_worker_is_killed_at_the_limit(supervised: Run) -> None:
     program = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -96,10 +96,9 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 )  # fmt: skip
 @click.option(
     "--max-failures", type=click.IntRange(min=0), default=_LIMITS.max_failures,
-    help="Failures to restart after without progress between them: a newer commit in a "
-    "local --checkpoint-dir; elsewhere commits are not seen, and a run of "
-    "--backoff-reset is progress. More than 20 failures within an hour, or more than "
-    "this number if it is larger, end the run too.",
+    help="Failures to restart after without progress between them: a newer commit, or, "
+    "where commits are not seen, a run of --backoff-reset. More than 20 failures in an "
+    "hour, or more than this number if it is larger, end the run too.",
 )  # fmt: skip
 @click.option(
     "--checkpoint-dir", type=click.Path(path_type=str),

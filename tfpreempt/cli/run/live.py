@@ -28,6 +28,13 @@ _WRITES_EVERY = 10.0
 _JOIN_SECONDS = 5.0  # for a disk that hangs
 
 
+def own_follower(options: RunOptions) -> Follower:
+    """Reads what this supervisor and its own workers record."""
+    first = options.first_worker
+    mine = () if first is None else range(first, first + options.workers)
+    return Follower(options.journal_dir, mine, options.journal_path.name)
+
+
 @contextlib.contextmanager
 def shown(
     options: RunOptions,
@@ -46,9 +53,7 @@ def shown(
     Raises:
         ConfigurationError: the metrics cannot be served or written.
     """
-    first = options.first_worker
-    mine = () if first is None else range(first, first + options.workers)
-    follower = Follower(options.journal_dir, mine, options.journal_path.name)
+    follower = own_follower(options)
 
     def look() -> Picture:
         try:

@@ -120,6 +120,9 @@ class Supervisor:
     seen: Situation = dataclasses.field(init=False)
     """What the next decision depends on."""
 
+    def __post_init__(self) -> None:
+        self._follower = live.own_follower(self.options)
+
     def run(self, name: str) -> int:
         """Runs to the end; returns the exit code.
 
@@ -345,17 +348,27 @@ class Supervisor:
         self.seen = dataclasses.replace(self.seen, **values)
 
     def _has_progressed(self, first_step: int | None) -> bool | None:
-        """Whether there is a commit of another step; None if commits are not seen."""
-        if self.options.local_dir is None:
+        """Whether there is a commit of another step than at the start.
+
+        Returns:
+            None if no commit is seen and the chief may commit unseen: on another
+            machine, or in a directory that this supervisor does not know.
+        """
+        step, chief = self._newest_step(), self.options.journal_dir / "worker-0.jsonl"
+        is_known = self.options.local_dir is not None or chief.exists()
+        if step is None and not (is_known and self.options.first_worker == 0):
             return None
-        return self._newest_step() not in (None, first_step)
+        return step not in (None, first_step)
 
     def _newest_step(self) -> int | None:
-        """The step of the newest commit; None where none is seen."""
+        """The step of the newest commit; None where none is seen.
+
+        Commits in object storage are seen in the journal of their chief.
+        """
         try:
-            found = (
-                catalog.scan(self.options.local_dir) if self.options.local_dir else ()
-            )
+            if self.options.local_dir is None:
+                return self._follower.look(self.clock.wall()).commit_step
+            found = catalog.scan(self.options.local_dir)
             return next((each.step for each in found if each.is_committed), None)
         except OSError:
             return None
