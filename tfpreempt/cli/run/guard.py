@@ -52,11 +52,15 @@ def record_end(journal: str, supervisor: str) -> None:
     """Appends a record for the supervisor, which could write none; makes no file."""
     times = {"wall": time.time(), "monotonic": time.monotonic()}
     record = {**times, "event": "supervisor_died", "supervisor": supervisor}
+    above, name = os.path.split(journal)
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError), open(os.open(journal, flags), "r+b", 0) as file:
-        size = os.fstat(file.fileno()).st_size
-        is_torn = os.pread(file.fileno(), 1, max(0, size - 1)) not in (b"", b"\n")
-        file.write(b"\n" * is_torn + json.dumps(record).encode() + b"\n")
+    with contextlib.suppress(OSError):
+        folder = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with open(os.open(name, flags, dir_fd=folder), "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            last = os.pread(file.fileno(), 1, max(0, size - 1))
+            line_end = b"" if last in (b"", b"\n") else b"\n"  # of a torn line
+            file.write(line_end + json.dumps(record).encode() + b"\n")
 
 
 def ask_groups(groups: set[int]) -> None:
