@@ -194,7 +194,7 @@ class PreemptionCallback:
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """An epoch ends; the next step commits it, when all callbacks are through."""
         if self._training is not None:
-            self._training.epoch_ends(epoch, logs)
+            self._training.epoch_ends(logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """The validation of a fit begins, or an `evaluate` of the user's."""

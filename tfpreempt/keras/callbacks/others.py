@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt import errors
@@ -58,6 +59,7 @@ class OtherCallbacks:
         self.callbacks = [one for one in holder.callbacks if one is not ours]
         self._all = [*self.callbacks, ours]
         self._ours = [ours]
+        self._wrapped: list[str] = []
         conflicts(self.callbacks, checkpoint_dir)
         # One more of our kind is refused when its turn comes.
         theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
@@ -70,19 +72,42 @@ class OtherCallbacks:
             )
         holder.callbacks = self._all
 
+    def wrap(self, **hooks: Callable[..., None]) -> None:
+        """Calls functions in place of hooks of Keras' CallbackList, until `unwrap`.
+
+        Args:
+            **hooks: by name; each gets the hook of the CallbackList, and the hook's
+                arguments.
+        """
+        for name, instead in hooks.items():
+            hook = functools.partial(instead, getattr(self._holder, name))
+            setattr(self._holder, name, hook)
+            self._wrapped.append(name)
+
+    def unwrap(self) -> None:
+        """Uncovers the hooks of the CallbackList."""
+        while self._wrapped:
+            delattr(self._holder, self._wrapped.pop())
+
     def silence(self) -> None:
         """The others are not called for a step that they have seen before."""
         self._holder.callbacks = self._ours
 
-    def wake(self, hook: str, *args: Any) -> None:
-        """They are called again, at once for the hook that is under way."""
+    def wake(self, hook: str | None = None, *args: Any) -> None:
+        """Calls the other callbacks again, at once for a hook that has begun."""
         self._holder.callbacks = self._all
-        self.call(hook, *args)
+        if hook is not None:
+            self.call(hook, *args)
 
     def call(self, hook: str, *args: Any) -> None:
         """Calls a hook of the others."""
         for callback in self.callbacks:
             getattr(callback, hook)(*args)
+
+    def have_ended_at(self, epoch: int) -> bool:
+        """Whether an EarlyStopping of Keras has stopped training after this epoch."""
+        stoppers = (one for one in self.callbacks if known.kind(one) == "EarlyStopping")
+        return epoch > 0 and any(one.stopped_epoch == epoch for one in stoppers)
 
 
 def unsupported(callbacks: Sequence[Any]) -> list[str]:

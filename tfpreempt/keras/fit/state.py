@@ -65,11 +65,13 @@ class Moment:
         shared: see `FitState.take_shared`.
         own: see `FitState.take_own`.
         variables: the values of all variables on this worker.
+        files: texts of log files, once a callback may write to them; None before.
     """
 
     shared: Taken
     own: Taken
     variables: HeldValues
+    files: Encoded | None = None
 
 
 class OwnRecord(Record):

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfpreempt import errors
@@ -15,6 +15,7 @@ from tfpreempt.core.events import Metrics
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
+from tfpreempt.handler.session import HEARD_WITHIN
 from tfpreempt.handler.step_errors import END_OF_DATA
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.keras.callbacks import state
@@ -64,7 +65,8 @@ class Training:
         self._epochs = epochs
         self._others = OtherCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
-        self._before_validation: Moment | None = None
+        self._moment: Moment | None = None  # where an epoch has trained its last step
+        self._is_stop_held = False
         self._saved = Progress()  # of the commit
         self._is_traced = False
         self._committed: int | None = None  # the epoch that the newest commit began
@@ -83,6 +85,9 @@ class Training:
             self._plan = self._make_plan()
             self._phase = self._plan.beginning
             self._begin(files)
+            self._others.wrap(
+                on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
+            )
             undo.pop_all()
 
     # --- the beginning ---------------------------------------------------------------
@@ -179,6 +184,36 @@ class Training:
         self.fit.epoch_begins()
         self.steps.epoch_begins(epoch)
         self._data.tracker.epoch_begins()
+
+    def _batch_ends(self, hook: Callable[..., None], batch: int, logs: Any) -> None:
+        """`on_train_batch_end` of all callbacks; Keras looks at the stop after it."""
+        hook(batch, logs)
+        if self.fit.model.stop_training or self._is_stop_held:
+            self._hold_stop()
+
+    def _hold_stop(self) -> None:
+        """Holds back `model.stop_training` while a notice is pending.
+
+        The notice's signal may be what the program stops for, and then the next start
+        must not. The step that would follow is where this process saves and exits; a
+        process that continues after it stops then.
+        """
+        model = self.fit.model
+        if self._phase is not Phase.TRAINING:
+            return
+        if not self._session.is_noticed(HEARD_WITHIN if model.stop_training else 0.0):
+            model.stop_training |= self._is_stop_held
+            self._is_stop_held = False
+        elif model.stop_training:
+            model.stop_training, self._is_stop_held = False, True
+            log.warning(
+                "tfpreempt: model.stop_training was set while a notice is pending. It "
+                "does not end this fit: the next start continues after batch %d of "
+                "epoch %d. A callback that stopped for another reason can stop again "
+                "after its next batch or epoch.",
+                self.steps.batches,
+                self.steps.epoch,
+            )
 
     def _slow_step(self, iterator: Any) -> Any:
         """A step where something is out of the ordinary."""
@@ -312,38 +347,98 @@ class Training:
         elif self._phase is Phase.DATA_ENDED:
             self._catch_up()
             self._others.wake("on_test_begin")
-        self._before_validation = self._state.hold(self._progress("validation"))
+        self._held()
         self._phase = phases.after(self._phase, Event.VALIDATION)
         self.validation_step()
 
     def validation_step(self) -> None:
-        """`on_test_batch_begin`: the process may save and leave here."""
-        if self._phase is Phase.VALIDATING and self._before_validation is not None:
+        """`on_test_batch_begin`: the process may save and exit here."""
+        if self._phase is Phase.VALIDATING:
             self._session.ready(self.member, "a callback")
-            self._session.boundary(self._before_validation.variables.assigned)
+            self._session.boundary(self._saving)
 
     def validation_ends(self) -> None:
         """`on_test_end`."""
         if self._phase is Phase.VALIDATING:
             self._phase = phases.after(self._phase, Event.VALIDATED)
-            self._before_validation = None  # may hold as much memory as the model
 
-    def epoch_ends(self, epoch: int, logs: Any) -> None:
-        """`on_epoch_end`.
+    def _epoch_ends(self, hook: Callable[..., None], epoch: int, logs: Any) -> None:
+        """`on_epoch_end` of all callbacks; the process may save and exit before it.
+
+        A commit made here or after it, because of an error or of a stop under a notice,
+        holds the end of the epoch's training. So the next start repeats the validation
+        and this hook, in which a callback that stops training for a reason of its own
+        stops it again.
 
         Raises:
-            ConfigurationError: there was nothing to train with.
+            ConfigurationError: no batch was trained.
         """
         self._check_trained(epoch)
-        if self._phase in phases.REPEATING:  # no validation, or not any more
+        if self._phase in phases.REPEATING:  # no validation in this start
             self._catch_up()
-            self._others.wake("on_epoch_end", epoch, logs)
+            self._others.wake()
+        was_stopped = bool(self.fit.model.stop_training)
+        if was_stopped:  # perhaps by the program's own signal handler
+            self._session.is_noticed(HEARD_WITHIN)
+        self._session.ready(self.member, "a callback")
+        self._session.boundary(self._saving)
+        try:
+            self._end_epoch(hook, epoch, logs, was_stopped)
+        finally:
+            self._moment = None  # may hold as much memory as the model
+
+    def _end_epoch(
+        self, hook: Callable[..., None], epoch: int, logs: Any, was_stopped: bool
+    ) -> None:
+        """Calls the hook; commits what was before it where it fails or stops.
+
+        Workers that have peers do not: the peers may have passed the hook.
+        """
+        is_alone = self._session.cluster.world == 1
+        is_held = is_alone and self._options.save_freq == "epoch" and self._hold_files()
+        try:
+            hook(epoch, logs)
+        except Exception:
+            if is_held and self.member.has_moved:
+                with self._saving():
+                    self._session.try_to_save(self.member)
+                self._session.wait_for_save()  # the process may be about to die
+            raise
+        if was_stopped or not self.fit.model.stop_training:
+            return
+        if is_held and self._session.is_noticed(HEARD_WITHIN):
+            self._session.boundary(self._saving)
+        elif not self._others.have_ended_at(epoch):
+            self._hold_stop()
+
+    def _hold_files(self) -> bool:
+        """Holds log files ahead of a hook that writes to them; whether it could."""
+        moment = self._held()
+        with contextlib.suppress(OSError):  # each save reports it
+            files = state.capture_files(self._others.callbacks)
+            self._moment = dataclasses.replace(moment, files=files)
+        return self._moment is not moment
+
+    def epoch_ends(self, logs: Any) -> None:
+        """`on_epoch_end` of our callback, after all other callbacks."""
         self._phase = phases.after(self._phase, Event.EPOCH_END)
         self.member.saved_at = None  # a commit of the last step lacks its validation
         if self._session.cluster.is_chief:
             kept = {name: plan.plain(each) for name, each in (logs or {}).items()}
             numbers = {n: each for n, each in kept.items() if isinstance(each, float)}
             self.member.record(Metrics(step=self.member.step, values=numbers))
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Makes the variables those of the end of the epoch's training."""
+        with self._held().variables.assigned():
+            yield
+
+    def _held(self) -> Moment:
+        """The end of the epoch's training; is held from now on."""
+        if self._moment is None:
+            self._moment = self._state.hold(self._progress("validation"))
+        return self._moment
 
     def _check_trained(self, epoch: int) -> None:
         is_first = self._plan.beginning is Phase.START and self.member.runs == 0
@@ -388,6 +483,8 @@ class Training:
         """Gives back what Keras had before."""
         self.fit.ends()
         self.fit.frame = None
+        self._others.unwrap()
+        self._moment = None
         if self.fit.model.train_function is self.steps:
             self.fit.model.train_function = self.steps.inner
         self._state.close()
@@ -395,11 +492,11 @@ class Training:
     # --- what a save takes -----------------------------------------------------------
 
     def _take_shared(self) -> Taken:
+        if self._moment is not None:
+            return self._moment.shared
         match self._phase:
             case Phase.TRAINING:
                 return self._state.take_shared(self._progress("train"))
-            case Phase.VALIDATING if self._before_validation is not None:
-                return self._before_validation.shared
             case Phase.TRAINED:
                 return self._state.take_shared(self._progress("complete"))
             case Phase.RESTORED if self._state.shared.loaded is not None:
@@ -416,13 +513,13 @@ class Training:
         taken = self.steps.before_epoch + self.steps.batches
         position = self._data.position(taken, is_at_end=is_at_end)
         place = None if position is None else dataclasses.asdict(position)
-        if self._phase is Phase.VALIDATING and self._before_validation is not None:
-            held = self._before_validation.own
-        else:
-            held = self._state.take_own()
+        held = self._state.take_own() if self._moment is None else self._moment.own
+        files = None if self._moment is None else self._moment.files
+        if files is None:
+            files = state.capture_files(self._others.callbacks)
         return {
             **held,
-            "files": state.capture_files(self._others.callbacks),
+            "files": files,
             "position": Encoded.of(place),
         }
 

@@ -1,0 +1,152 @@
+"""An epoch's end: stops under a notice, and callbacks that fail there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import (  # noqa: E402
+    BATCH,
+    BATCHES,
+    Machine,
+    X,
+    Y,
+    machine,
+    values,
+)
+
+HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
+LAST = BATCHES - 1
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+def program(
+    on: Machine,
+    ours: Any = None,
+    *,
+    first: Any = (),
+    stop: Any = None,
+    fail: Any = None,
+    **more: Any,
+) -> Any:
+    """A fit whose notices stop training, as a program's own signal handler may.
+
+    Args:
+        on: the machine.
+        ours: our callback; False: none.
+        first: callbacks ahead of the others.
+        stop: called with the model at the end of each epoch.
+        fail: called at the end of each epoch, before other callbacks.
+        **more: for `fit`.
+    """
+    model = on.model()
+    kinds = on.keras.callbacks
+
+    def press() -> None:
+        on.button.press()
+        model.stop_training = True
+
+    path = on.directory / "log.csv"
+    others = [
+        *first,
+        kinds.CSVLogger(str(path)),
+        kinds.ReduceLROnPlateau("loss", patience=1, min_delta=1e9),
+        on.callback(on_epoch_end=lambda epoch, logs=None: (fail or int)()),
+        on.interrupter(press),
+        on.callback(on_epoch_end=lambda epoch, logs=None: stop and stop(model, epoch)),
+    ]
+    given = {**on.arrays(), "epochs": 4, "verbose": 0, **more}
+    ours = [] if ours is False else [ours or on.preemption()]
+    history = model.fit(callbacks=[*ours, *others], **given)
+    rows = path.read_bytes()
+    return history.history, history.epoch, list(values(model).values()), rows
+
+
+CUTS = [
+    [("begin", 0, 2), ("end", 1, 3)],
+    [("end", 0, LAST), ("epoch", 1, 0)],
+    [("test", 0, 0), ("test", 1, 1)],
+]
+
+
+@LINES
+@pytest.mark.parametrize("cuts", CUTS, ids=["step", "end", "validation"])
+@pytest.mark.parametrize("save_freq", ["epoch", None])
+def test_a_stop_by_the_handler_of_the_signal_ends_no_fit(
+    on: Machine, line: str, cuts: list[Any], save_freq: Any
+) -> None:
+    on.start()
+    held_out = HELD_OUT if cuts[0][0] == "test" else {}
+    expected = program(on, False, **held_out)
+
+    def preempted() -> Any:
+        return program(on, on.preemption(save_freq=save_freq), **held_out)
+
+    assert on.run(preempted, *cuts) == expected
+
+
+@LINES
+@pytest.mark.parametrize("cut", [("test", 1, 1), ("epoch", 1, 0)])
+def test_a_stop_of_its_own_ends_a_fit_that_is_preempted(
+    on: Machine, line: str, cut: Any
+) -> None:
+    """A callback stops training where the notice comes."""
+
+    def stop(model: Any, epoch: int) -> None:
+        model.stop_training = epoch == 1
+
+    on.start()
+    expected = program(on, False, stop=stop, **HELD_OUT)
+    assert expected[1] == [0, 1]
+    run = functools.partial(program, on, stop=stop, **HELD_OUT)
+    assert on.run(run, cut) == expected
+
+
+@LINES
+def test_early_stopping_ends_a_fit_that_is_preempted(on: Machine, line: str) -> None:
+    """Also where no state from before the callbacks is held: the end is committed."""
+
+    def stopped(ours: Any) -> Any:
+        early = on.keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)
+        return program(on, ours, first=[early])
+
+    on.start()
+    expected = stopped(False)
+    assert expected[1] == [0, 1]
+    ours = functools.partial(on.preemption, save_freq=None)
+    assert on.run(lambda: stopped(ours()), ("epoch", 1, 0)) == expected
+
+
+@LINES
+@pytest.mark.parametrize("held_out", [{}, HELD_OUT], ids=["", "validated"])
+def test_a_callback_that_fails_costs_no_epoch(
+    on: Machine, line: str, held_out: dict[str, Any]
+) -> None:
+    """It ends the second epoch again, and no batch of the epoch is trained again."""
+    epochs: list[int] = []
+
+    def fail() -> None:
+        epochs.append(len(epochs))
+        if len(epochs) == 2:
+            raise RuntimeError("no network")
+
+    on.start()
+    expected = program(on, False, **held_out)
+    on.start()
+    with pytest.raises(RuntimeError, match="no network"):
+        program(on, fail=fail, **held_out)
+    assert on.commits[-1] == 2 * BATCHES
+    assert on.run(functools.partial(program, on, fail=fail, **held_out)) == expected
+    assert len(epochs) == 5
