@@ -187,7 +187,7 @@ def test_the_status_line_is_escaped() -> None:
     [
         ("plain é 日本", "plain é 日本"),
         ("a\x1b[31mb", "a\\x1b[31mb"),
-        ("a\nb\tc", "a\\nb\\tc"),
+        ("a\nb\tc\r", "a\\nb\tc\\r"),
         ("\udcff\u202e", "\\udcff\\u202e"),
     ],
 )

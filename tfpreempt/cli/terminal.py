@@ -13,8 +13,11 @@ import click
 
 
 def plain(text: str) -> str:
-    """Text as one line in which each unprintable character is escaped, as repr does."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    """Text as one line in which unprintable characters are escaped, as repr does.
+
+    A tab stays: log lines have tabs, and a tab steers nothing.
+    """
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
 
 def plain_lines(text: str) -> str:
