@@ -103,22 +103,29 @@ SECRET = "hunter2"
 )
 def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
     monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", place)
-    opens = [
-        lambda: open_store(place),
-        lambda: Checkpoint(place),
-        lambda: Checkpoint(place, LocalStore("/a")),
-        lambda: chosen_store(None, tmp_path),
-        lambda: chosen_store(None, place),
-        lambda: failure.check_directory(place),
-    ]
-    for name in ("report", "status", "inspect", "verify", "doctor"):
-        opens.append(lambda name=name: run_command(name, place))
-    remote = ["run", "--remote-checkpoint-dir", place, "--checkpoint-dir"]
-    opens.append(lambda: run_command("run", "--checkpoint-dir", place, "--", "true"))
-    opens.append(lambda: run_command(*remote, str(tmp_path), "--", "true"))
-    opens.append(lambda: run_command("inspect", str(tmp_path), "--remote", place))
-    opens.append(lambda: run_command("notify", "--metadata", place))
-    for each in opens[: None if "@" in place and "://" in place else 2]:
+    opens = [lambda: open_store(place), lambda: Checkpoint(place)]
+    if "://" in place:
+        opens += [
+            lambda: Checkpoint(place, LocalStore("/a")),
+            lambda: open_store(place, LocalStore("/a")),
+            lambda: failure.check_directory(place, name="ckpt"),
+        ]
+    if "://" in place and "@" in place:
+        remote = ["run", "--remote-checkpoint-dir", place, "--checkpoint-dir"]
+        opens += [
+            lambda: chosen_store(None, tmp_path),
+            lambda: chosen_store(None, place),
+            lambda: failure.check_directory(place),
+            *(
+                lambda name=name: run_command(name, place)
+                for name in ("report", "status", "inspect", "verify", "doctor")
+            ),
+            lambda: run_command("run", "--checkpoint-dir", place, "--", "true"),
+            lambda: run_command(*remote, str(tmp_path), "--", "true"),
+            lambda: run_command("inspect", str(tmp_path), "--remote", place),
+            lambda: run_command("notify", "--metadata", place),
+        ]
+    for each in opens:
         with pytest.raises((errors.ConfigurationError, SystemExit)) as caught:
             each()
         assert SECRET not in str(caught.value)

@@ -67,8 +67,9 @@ class Checkpoint:
             )
         if filesystem is not None and is_uri(text):
             raise errors.ConfigurationError(
-                f"Got the URI {text!r} together with filesystem={filesystem!r}; "
-                "expected one of them. Leave filesystem out, or give the path in it."
+                f"Got the URI {paths.without_secrets(text)!r} together with "
+                f"filesystem={filesystem!r}; expected one of them. Leave filesystem "
+                "out, or give the path in it."
             )
         if isinstance(filesystem, str | os.PathLike):
             raise errors.ConfigurationError(

@@ -177,8 +177,9 @@ def split(uri: str) -> tuple[str, str, str]:
 def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
     if is_uri(place):
         raise errors.ConfigurationError(
-            f"Got the URI {place!r} together with filesystem={filesystem!r}; expected "
-            "one of the two. Pass the path in that file system, or leave it out."
+            f"Got the URI {paths.without_secrets(place)!r} together with "
+            f"filesystem={filesystem!r}; expected one of the two. Pass the path in "
+            "that file system, or leave it out."
         )
     if is_store(filesystem):
         prefix = _checked(place, place)
