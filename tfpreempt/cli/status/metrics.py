@@ -156,6 +156,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 128  # a client that is not queued tries again after a second
 
     def __init__(
         self,
