@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.cli import main
-from tfpreempt.storage import failure
+from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import files_for
 
 pytestmark = pytest.mark.timeout(60)
@@ -233,3 +234,17 @@ def test_nothing_outside_changes_and_nothing_waits(
     inspect(directory)
     assert tree_of(outside) == before
     assert failed == [] or name in NEEDED
+
+
+def test_directories_may_lie_in_one_another_to_any_depth(tmp_path: Path) -> None:
+    """A staging directory is walked at each start; Python calls itself 1000 times."""
+    path, made = str(tmp_path), []
+    for _ in range(sys.getrecursionlimit() + 100):
+        path = os.path.join(path, "a")
+        os.mkdir(path)
+        made.append(path)
+    try:
+        assert [folder for folder, _, _ in reading.walk(str(tmp_path))][1:] == made
+    finally:
+        for each in reversed(made):
+            os.rmdir(each)

@@ -28,7 +28,7 @@ from tfpreempt.checkpoint import bundle_table, bundle_writer
 from tfpreempt.checkpoint.bundle_writer import data_file, slice_key
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum, paths
+from tfpreempt.storage import checksum, paths, reading
 
 _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was read
 _JOB_BYTES = 1 << 24  # so that one large tensor keeps all threads busy
@@ -180,8 +180,8 @@ class _Index:
     """
 
     def __init__(self, prefix: str) -> None:
-        with open(prefix + ".index", "rb") as file:
-            self._entries = dict(bundle_table.entries(file.read()))
+        with reading.open_file(prefix + ".index") as file:
+            self._entries = dict(bundle_table.entries(bundle_table.read(file)))
         self._prefix = prefix
         header = seams.tensor_bundle.BundleHeaderProto.FromString(self._entries[b""])
         self._files = header.num_shards

@@ -176,30 +176,37 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """A directory, its directories and its files, then the same of each directory.
 
     Links are named among the directories or files that they point to, and not
-    followed. A directory that is not there holds nothing.
+    followed. A directory that is not there holds nothing. Directories may lie in one
+    another to any depth.
 
     Raises:
         OSError: as the storage says; what could not be listed must not pass for empty.
     """
-    try:
-        if paths.is_url(path):
-            listed = _gfile().names(path)
-            is_folder = {name: is_dir(os.path.join(path, name)) for name in listed}
-        else:
-            # `os.path.isdir` says no of what it may not look at, and a directory would
-            # pass for a file; what a listing itself tells does not depend on that.
-            with os.scandir(path) as entries:
-                is_folder = {
-                    each.name: each.is_dir() if not each.is_symlink() else _leads(each)
-                    for each in entries
-                }
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    folders = sorted(name for name in is_folder if is_folder[name])
-    yield path, folders, sorted(is_folder.keys() - set(folders))
-    for name in folders:
-        if not is_link(below := os.path.join(path, name)):
-            yield from walk(below)
+    left = [path]
+    while left:
+        path = left.pop()
+        try:
+            is_folder = _listed(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        folders = sorted(name for name in is_folder if is_folder[name])
+        yield path, folders, sorted(is_folder.keys() - set(folders))
+        below = (os.path.join(path, name) for name in reversed(folders))
+        left += [each for each in below if not is_link(each)]
+
+
+def _listed(path: str) -> dict[str, bool]:
+    """The names in a directory, and whether each is a directory, or a link to one."""
+    if paths.is_url(path):
+        names = _gfile().names(path)
+        return {name: is_dir(os.path.join(path, name)) for name in names}
+    # `os.path.isdir` says no of what it may not look at, and a directory would pass for
+    # a file; what a listing itself tells does not depend on that.
+    with os.scandir(path) as entries:
+        return {
+            each.name: each.is_dir() if not each.is_symlink() else _leads(each)
+            for each in entries
+        }
 
 
 def _leads(link: os.DirEntry[str]) -> bool:

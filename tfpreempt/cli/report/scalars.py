@@ -18,6 +18,7 @@ import numpy as np
 from tfpreempt.cli.report.story import Point
 from tfpreempt.core.loading import to_install
 from tfpreempt.errors import ConfigurationError
+from tfpreempt.storage import reading
 
 _HEAD = struct.Struct("<QI")
 _SUM_BYTES = 4
@@ -81,7 +82,7 @@ def _scalars(path: Path, event_type: Any) -> Iterator[tuple[str, Point]]:
 
 def _frames(path: Path) -> Iterator[bytes]:
     """The records; raises ValueError where the file ends within one."""
-    with open(path, "rb") as file:
+    with reading.open_file(str(path)) as file:
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
                 raise ValueError("it ends within a record")
