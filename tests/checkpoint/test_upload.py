@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
+import shutil
 
 import pytest
 
@@ -182,3 +184,21 @@ def test_what_is_damaged_here_is_not_uploaded(tmp_path):
     with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
         uploaded(store, entry)
     assert folders(store) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "link above", "pipe"])
+def test_what_lies_elsewhere_is_not_uploaded(tmp_path, kind):
+    """Another user has put it in place of a file of the commit."""
+    store, entry = FaultyStore(), commit(tmp_path / "run", 5)
+    secret = shutil.copytree(tmp_path / "run" / "5", tmp_path / "secret")
+    name = entry.manifest.files[0].name
+    path = tmp_path / "run" / "5" / name
+    if kind == "link above":
+        shutil.rmtree(tmp_path / "run" / "5")
+        (tmp_path / "run" / "5").symlink_to(secret)
+    else:
+        path.unlink()
+        os.mkfifo(path) if kind == "pipe" else path.symlink_to(secret / name)
+    with pytest.raises((errors.TfpreemptError, OSError)):
+        uploaded(store, entry)
+    assert not any(each.endswith(f"/{name}") for each in store.list())

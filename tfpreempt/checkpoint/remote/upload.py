@@ -21,6 +21,7 @@ from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.remote import parts
 from tfpreempt.checkpoint.remote.ranges import Range
+from tfpreempt.core import contained
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectStore, composing, summed
@@ -231,8 +232,9 @@ class Upload:
         )
 
     def _opened(self, path: str, part: Range | None = None) -> _CountedFile:
+        root = self.commit.store.uri
         try:
-            return _CountedFile(path, part, self._check, self._on_bytes)
+            return _CountedFile(path, part, self._check, self._on_bytes, root)
         except FileNotFoundError as error:
             raise CommitGoneError(f"{path} was deleted before it was copied") from error
 
@@ -279,6 +281,7 @@ class _CountedFile(io.FileIO):
         part: its bytes that are seen, as if there were no others; None: all.
         check: called before each read; what it raises ends the upload.
         on_bytes: called with the number of bytes of each read.
+        root: the directory below which no link is followed.
     """
 
     def __init__(
@@ -287,8 +290,10 @@ class _CountedFile(io.FileIO):
         part: Range | None,
         check: Callable[[], None],
         on_bytes: Callable[[int], None],
+        root: str,
     ) -> None:
-        super().__init__(path)
+        descriptor = contained.open_file(path, os.O_RDONLY, root=root)
+        super().__init__(path, opener=lambda *_: descriptor)
         size = os.fstat(self.fileno()).st_size
         offset, length = part or (0, size)
         self._start, self._end = offset, max(offset, min(offset + length, size))
