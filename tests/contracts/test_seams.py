@@ -51,6 +51,31 @@ def test_the_installed_version_was_seen(library: str) -> None:
     assert seams.was_seen(library)
 
 
+def test_an_unseen_minor_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start of a fit, and of each handler and callback."""
+    pytest.importorskip("tf_keras")
+    from tests.keras import small_fit
+
+    for library in ("keras", "tensorflow"):
+        monkeypatch.setitem(seams.SEEN, library, ("2.0.0", "2.1.0rc0"))
+    seams.name_if_unseen.cache_clear()
+    with small_fit.machine("keras") as on:
+        on.run(on.fit, ("begin", 0, 1))
+    seams.name_if_unseen.cache_clear()
+    named = [
+        each.getMessage() for each in caplog.records if each.name == seams.__name__
+    ]
+    assert sorted(named) == [
+        f"tfpreempt: not yet tested with {library} {seams.version(library)}; tested "
+        "with 2.0.0, 2.1.0rc0. A resumed run may differ from an undisturbed run: "
+        "compare the two before you rely on the resume, or install "
+        f"{library}==2.0.0"
+        for library in ("keras", "tensorflow")
+    ]
+
+
 def test_what_is_named_is_looked_for() -> None:
     """A name that is nowhere is missing, in each of the forms of a name."""
     module = types.SimpleNamespace(Sample=Sample, function=print)

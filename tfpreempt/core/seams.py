@@ -9,7 +9,8 @@ loop of `fit`. What lies below the public surface may go with any release. So:
 - What is taken of them, and of their objects, is listed in `FEATURES`.
 - Who needs a feature calls `require` once, before it trains. A name that is missing is
   one error then, which names it, and not a surprise in the middle of a save.
-- There is no upper bound on versions: a release that keeps these names goes on working.
+- There is no upper bound on versions: a release that keeps these names is used, and
+  its minor version is named once in the log while `SEEN` lacks it.
   tests/contracts/test_seams.py tries all of them, in each cell of `make matrix`.
 
 What single callbacks of Keras remember is in `keras/callbacks/known.py`; a name that a
@@ -22,11 +23,14 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.core import reach
+
+log = logging.getLogger(__name__)
 
 SEEN = {
     "tensorflow": (
@@ -337,14 +341,35 @@ def _is_there(module: Any, name: str) -> bool:
 
 def _advice(feature: Feature, absent: list[str]) -> str:
     library = absent[0].partition(".")[0]
-    here, seen = version(library), SEEN[library]
-    final = [each for each in seen if each.replace(".", "").isdecimal()]
     return (
-        f"{library} {here} has no {', no '.join(absent)}, and {feature.what} needs it. "
-        f"tfpreempt was seen to work with {library} {', '.join(seen)}. Install one of "
-        f"these, such as {library}=={final[-1]}, or a newer tfpreempt; what does not "
+        f"{library} {version(library)} has no {', no '.join(absent)}, and "
+        f"{feature.what} needs it. tfpreempt was seen to work with {library} "
+        f"{', '.join(SEEN[library])}. Install one of these, such as "
+        f"{library}=={_newest_final(library)}, or a newer tfpreempt; what does not "
         "need this goes on working."
     )
+
+
+def _newest_final(library: str) -> str:
+    """Returns the newest version in `SEEN` that is no candidate or nightly build."""
+    return [each for each in SEEN[library] if each.replace(".", "").isdecimal()][-1]
+
+
+@functools.cache
+def name_if_unseen(library: str) -> None:
+    """Logs, once for each process, that a library's minor version is not in `SEEN`.
+
+    Args:
+        library: name of the imported library, a key of `SEEN`.
+    """
+    if not was_seen(library):
+        final = _newest_final(library)
+        log.warning(
+            "tfpreempt: not yet tested with %s %s; tested with %s. A resumed run may "
+            "differ from an undisturbed run: compare the two before you rely on the "
+            "resume, or install %s==%s",
+            *(library, version(library), ", ".join(SEEN[library]), library, final),
+        )
 
 
 def was_seen(library: str) -> bool:

@@ -22,6 +22,7 @@ from tfpreempt.checkpoint.remote.chosen_store import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.variables import out_of_scope
 from tfpreempt.checkpoint.writer import make_saver
+from tfpreempt.core import seams
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import after_travel
@@ -84,6 +85,7 @@ def admit(
         WorkersDisagreeError: workers differ.
     """
     began = time.monotonic()
+    seams.name_if_unseen("tensorflow")
     counter = attach_counters(checkpoint)
     cluster, connected = session.cluster, connection()
     own = getattr(checkpoint, "directory", checkpoint_dir)

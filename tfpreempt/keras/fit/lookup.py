@@ -42,6 +42,7 @@ def find(model: Any) -> Fit:
         )
     line = "tf_keras" if _is_of_tf_keras(model) else "keras"
     seams.require("pipelines", "iterators", f"{line}_fit")
+    seams.name_if_unseen(line)
     frame = next(_calls(model, "fit", LOOPS), None)
     if frame is None:
         raise errors.UsageError(
