@@ -4,7 +4,8 @@
 package with one TensorFlow into an environment of its own, looks for the private names
 that we take, and then, in real processes: preempts two workers and restarts them,
 resumes a `model.fit` exactly in each line of Keras that is there, and preempts a remote
-worker of one client. `make matrix CELLS="oldest newest"` runs some of them. A
+worker of one client. On the newest Keras and its nightly build a fit over each kind of
+data is resumed. `make matrix CELLS="oldest newest"` runs some of them. A
 cell whose interpreter or packages are not there is skipped, and the table says so.
 """
 
@@ -30,12 +31,14 @@ CHECKS = {
     "fit, Keras 3": f"{TESTS}test_fit.py::test_one_process[keras-repeated-mid]",
     "fit, tf_keras": f"{TESTS}test_fit.py::"
     "test_one_process[tf_keras-tfdata-validation]",
+    "each data": f"{TESTS}test_fit.py::test_each_kind_of_data",
     "coordinator": f"{TESTS}test_remote.py::"
     "test_a_worker_is_preempted_and_the_client_restarted[0]",
 }
 # Of what the rest of the development is pinned to; here new versions are tried.
 NEW_VERSIONS = "tests/contracts/test_seams.py::test_the_installed_version_was_seen"
 TOOLS = ("pytest>=9.0", "pytest-timeout>=2.3", "hypothesis>=6.100", "scikit-learn>=1.4")
+GRAIN = "grain>=0.2.12"
 RESULTS = Path(".nox/matrix.jsonl")
 
 
@@ -49,6 +52,8 @@ class Cell:
         tensorflow: the requirement, by any of the names that it is published under.
         keras: another Keras 3 than the newest that this TensorFlow and Python allow.
         tf_keras: of the same minor; None where there is none yet.
+        nightly: replaces Keras once all else is installed.
+        is_newest: whether each kind of data is tried; else one is.
         more: requirements besides.
         environment: variables besides.
     """
@@ -58,6 +63,8 @@ class Cell:
     tensorflow: str
     keras: str | None = None
     tf_keras: str | None = None
+    nightly: str | None = None
+    is_newest: bool = False
     more: tuple[str, ...] = ()
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -106,8 +113,26 @@ CELLS = (
         keras="keras==3.14.*",
         tf_keras="2.20",
     ),
-    Cell(name="2.21", python="3.11", tensorflow="tensorflow==2.21.*", tf_keras="2.21"),
-    Cell(name="newest", python="3.13", tensorflow="tensorflow==2.22.0rc0"),
+    Cell(
+        name="2.21",
+        python="3.11",
+        tensorflow="tensorflow==2.21.*",
+        tf_keras="2.21",
+        is_newest=True,
+    ),
+    Cell(
+        name="keras-nightly",
+        python="3.11",
+        tensorflow="tensorflow==2.21.*",
+        nightly="keras-nightly",
+        is_newest=True,
+    ),
+    Cell(
+        name="newest",
+        python="3.13",
+        tensorflow="tensorflow==2.22.0rc0",
+        is_newest=True,
+    ),
     Cell(
         name="cpu",
         python="3.12",
@@ -130,7 +155,8 @@ def run(cell: Cell, session: nox.Session) -> None:
     """Installs a cell, runs its checks and records what came out."""
     row = {"name": cell.name, "python": cell.python, "asked": cell.tensorflow}
     keras = () if cell.keras is None else (cell.keras,)
-    wanted = (cell.tensorflow, *keras, *cell.more, *TOOLS, ".")
+    loaders = (GRAIN,) if cell.is_newest else ()
+    wanted = (cell.tensorflow, *keras, *loaders, *cell.more, *TOOLS, ".")
     try:
         session.install("--dry-run", *wanted, silent=True)
     except nox.command.CommandFailed:
@@ -139,6 +165,9 @@ def run(cell: Cell, session: nox.Session) -> None:
     session.install(*wanted, silent=True)
     if cell.tf_keras is not None:  # it asks for `tensorflow` by that name
         session.install("--no-deps", f"tf_keras=={cell.tf_keras}.*", silent=True)
+    if cell.nightly is not None:  # in the folder of `keras`, which must be empty first
+        session.run("python", "-m", "pip", "uninstall", "-qy", "keras", silent=True)
+        session.install("--no-deps", "--pre", cell.nightly, silent=True)
     environment = {**cell.environment, "TF_CPP_MIN_LOG_LEVEL": "2"}
     row["versions"] = session.run(
         "python", "-c", VERSIONS, env=environment, silent=True, stderr=None
@@ -147,7 +176,9 @@ def run(cell: Cell, session: nox.Session) -> None:
         return
     checks = dict(CHECKS)
     if cell.tf_keras is None:
-        del checks["fit, tf_keras"]
+        checks.pop("fit, tf_keras", None)
+    if not cell.is_newest:
+        checks.pop("each data", None)
     report = Path(session.create_tmp()) / "report.xml"
     report.unlink(missing_ok=True)  # an earlier run's
     failed = []
@@ -194,7 +225,8 @@ def outcomes(report: Path, checks: dict[str, str]) -> dict[str, str]:
         if case.find("failure") is not None or case.find("error") is not None:
             outcome = "FAILED"
         for check, test in checks.items():
-            if test in (file, f"{file}::{case.get('name')}"):
+            name = str(case.get("name"))
+            if test in (file, f"{file}::{name}", f"{file}::{name.partition('[')[0]}"):
                 found[check] = max(found[check], outcome, key=WORST.index)
     return found
 

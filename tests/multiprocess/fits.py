@@ -20,7 +20,7 @@ from tests.multiprocess.harness import (
 )
 
 LINES = ("keras", "tf_keras")
-DATA = ("tfdata", "repeated", "arrays", "sequence", "generator", "loader")
+DATA = ("tfdata", "repeated", "arrays", "sequence", "generator", "index", "loader")
 POINTS = ("first", "mid", "last", "validation", "twice", "three")
 
 

@@ -28,6 +28,7 @@ from toy_model import (
     slow_down,
 )
 
+import tfpreempt.data
 import tfpreempt.keras
 
 BATCH = 8
@@ -148,6 +149,10 @@ def grain_batches() -> Any:
     return rows.map(lambda row: (x[row], y[row])).batch(BATCH)
 
 
+def row(index: Any) -> Any:
+    return tf.gather(x, index), tf.gather(y, index)
+
+
 def make_data() -> dict[str, Any]:
     """The training data, as `fit` takes them."""
     if options.data == "arrays":
@@ -156,6 +161,8 @@ def make_data() -> dict[str, Any]:
         return {"x": Batches(), "shuffle": True}
     if options.data == "generator":
         return {"x": generate(), "steps_per_epoch": options.batches}
+    if options.data == "index":
+        return {"x": tfpreempt.data.from_index(row, count, batch_size=BATCH, seed=3)}
     if options.data == "loader" and is_legacy:  # of other people; Keras 3 takes Grain
         return {"x": OwnLoader(), "steps_per_epoch": options.batches}
     if options.data == "loader":
