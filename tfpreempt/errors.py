@@ -113,7 +113,7 @@ class CheckpointDamagedError(CheckpointError):
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):
-    """The checkpoint was written by another model than the one to restore into."""
+    """The checkpoint is of another model, or of training data in another order."""
 
 
 class DirectoryNotSharedError(CheckpointError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import errors
+from tfpreempt.checkpoint.data_order import OrderState
 from tfpreempt.checkpoint.fence import LeaseDirectory
 from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.states import DatasetIteratorState, JsonState
@@ -182,3 +184,48 @@ def test_a_pipeline_goes_on_with_the_step(program: Program) -> None:
     with program.handler():
         assert before.value == expected[:7]
         assert before.value + [int(x) for x in again.iterator] == expected
+
+
+def numbers(seed: int) -> Any:
+    """An iterator of ours."""
+    data = tfpreempt.data.from_index(lambda i: i, 20, batch_size=4, seed=seed)
+    return iter(data.repeat())
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_pipeline_of_ours_in_another_order_is_refused(
+    program: Program, is_named: bool
+) -> None:
+    def use(seed: int) -> list[int]:
+        """Two batches, of which the last is saved."""
+        iterator = numbers(seed)
+        state = DatasetIteratorState("data", iterator) if is_named else None
+        given = tf.train.Checkpoint(
+            variable=program.variable, **({} if is_named else {"data": iterator})
+        )
+        try:
+            with program.handler(given) as handler:
+                return [int(handler.run(next, iterator)[0]) for _ in range(2)]
+        finally:
+            if state is not None:
+                state.unregister()
+
+    undisturbed = numbers(7)
+    expected = [int(next(undisturbed)[0]) for _ in range(4)]
+    assert use(7) + use(7) == expected
+    with pytest.raises(errors.CheckpointMismatchError, match="in another order"):
+        use(8)
+
+
+def test_a_commit_without_fingerprints_of_data_is_restored(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version's."""
+    checkpoint = tf.train.Checkpoint(data=numbers(7))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(OrderState, "is_wanted", lambda self: False)
+        with program.handler(checkpoint) as handler:
+            handler.run(next, checkpoint.data)
+    checkpoint = tf.train.Checkpoint(data=numbers(8))
+    with program.handler(checkpoint) as handler:
+        assert handler.total_run_calls == 1

@@ -10,6 +10,7 @@ catalog         one value for each checkpoint, wherever it lies; one scan, one o
 claims          who is saving here: what dead writers staged is left over
 collective      the part of a save that all workers do at once
 commit          files made durable, manifest, one rename, and the marker last
+data_order      fingerprints of the order of training data, compared by a restore
 dense           the large tensors of a save, taken out of what TensorFlow writes
 encoding        Python and NumPy values as JSON and raw bytes, bit for bit
 fence           the lease of a directory on its disk, and what it fences

@@ -30,6 +30,7 @@ from tfpreempt.checkpoint import (
 )
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective import gathering
+from tfpreempt.checkpoint.data_order import OrderState
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
@@ -190,7 +191,7 @@ class _Tracked(Payload):
             return
         if not tf.executing_eagerly():
             raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
-        self.states = [PerReplicaState(self.checkpoint)]
+        self.states = [OrderState(self.checkpoint), PerReplicaState(self.checkpoint)]
         if not self.cluster.is_chief:
             self.states.append(IteratorState(self.checkpoint))
 

@@ -79,6 +79,7 @@ MODULES = {
     "trackable_utils": _TF + "trackable.trackable_utils",
     "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
     "keras_callback_list": _KERAS + "callbacks.callback_list",
+    "keras_generator_adapter": _KERAS + "trainers.data_adapters.generator_data_adapter",
     "keras_layer": _KERAS + "layers.layer",
     "keras_py_dataset_adapter": _KERAS + "trainers.data_adapters.py_dataset_adapter",
     "keras_seeds": _KERAS + "random.seed_generator",
@@ -193,7 +194,9 @@ FEATURES = {
             "cache_op": "CacheDataset._filename",
             "concatenate_op": "_ConcatenateDataset",
             "repeat_op": "_RepeatDataset._count",
-            "shuffle_op": "_ShuffleDataset._reshuffle_each_iteration",
+            "shuffle_op": "_ShuffleDataset._buffer_size "
+            "_ShuffleDataset._reshuffle_each_iteration _ShuffleDataset._seed "
+            "_ShuffleDataset._seed2",
         },
     ),
     "distributed_data": Feature(
@@ -229,10 +232,12 @@ FEATURES = {
         names={
             "keras_array_adapter": "ArrayDataAdapter._shuffle",
             "keras_callback_list": "CallbackList._flush_futures",
+            "keras_generator_adapter": "GeneratorDataAdapter.generator",
             "keras_layer": "Layer._flatten_layers",
             "keras_py_dataset_adapter": "PyDatasetAdapter._epoch "
             "PyDatasetAdapter._standardize_batch PyDatasetAdapter.enqueuer "
-            "PyDatasetAdapter.py_dataset PyDatasetAdapter.shuffle",
+            "PyDatasetAdapter.py_dataset PyDatasetAdapter.shuffle "
+            "PyDatasetEnqueuer.executor_fn",
             "keras_seeds": "SeedGenerator global_state",
             "keras_trainer": "TFEpochIterator._current_iterator "
             "TFEpochIterator._distributed_dataset TFEpochIterator._enumerate_iterator "

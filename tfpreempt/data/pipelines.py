@@ -31,6 +31,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.data_order import first_positions, with_permutation
 from tfpreempt.data.slices import with_batch_size
 
 # TensorFlow's default of 4 rounds leaves patterns that are easy to measure (60,000
@@ -93,7 +94,7 @@ def from_arrays(
         return starts.map(gather, num_parallel_calls=tf.data.AUTOTUNE)
 
     key = _check_seed(seed) if shuffle else None
-    return with_batch_size(_finished(batches, key, count), batch_size)
+    return _finished(batches, key, count, size, batch_size)
 
 
 def from_index(
@@ -146,13 +147,15 @@ def from_index(
         return samples.batch(batch_size, drop_remainder)
 
     key = _check_seed(seed) if shuffle else None
-    return with_batch_size(_finished(batches, key, count), batch_size)
+    return _finished(batches, key, count, size, batch_size)
 
 
 def _finished(
     batches: Callable[[tf.Tensor | None], tf.data.Dataset],
     seed: int | None,
     count: int,
+    size: int,
+    batch_size: int,
 ) -> tf.data.Dataset:
     """One epoch, of what `batches` makes of its key; without a seed there is no key.
 
@@ -171,7 +174,19 @@ def _finished(
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
-    return epoch.prefetch(tf.data.AUTOTUNE).with_options(options)
+    made = epoch.prefetch(tf.data.AUTOTUNE).with_options(options)
+    if tf.executing_eagerly():  # else nothing can be known of the order
+        indices = _first_indices(seed, size)
+        made = with_permutation(made, [size, batch_size, *indices])
+    return with_batch_size(made, batch_size)
+
+
+def _first_indices(seed: int | None, size: int) -> Any:
+    """Returns the indices with which the first epoch begins."""
+    with tf.device("CPU:0"):
+        positions = tf.constant(first_positions(size), tf.int64)
+        key = None if seed is None else _keys(seed).get_single_element()
+        return _permuted(positions, key, size).numpy()
 
 
 def _keys(seed: int) -> tf.data.Dataset:

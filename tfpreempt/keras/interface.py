@@ -118,6 +118,22 @@ class Fit(Protocol):
         """
         return random.getstate()
 
+    def note_order(self, note: Callable[[int], None]) -> None:
+        """Calls a function with each index into the sequence that Keras asks for.
+
+        Args:
+            note: called in the order of the batches, in a thread that reads ahead.
+        """
+        return
+
+    def note_batches(self, note: Callable[[Any], None]) -> None:
+        """Calls a function with each batch of a Python generator.
+
+        Args:
+            note: called in the order of the batches, in a thread that reads ahead.
+        """
+        return
+
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
     ) -> Any:

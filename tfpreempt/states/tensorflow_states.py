@@ -9,6 +9,7 @@ from typing import IO, Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import data_order
 from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
 from tfpreempt.checkpoint.iterator_state import check_position, pack, unpack
 from tfpreempt.checkpoint.random_state import (
@@ -127,18 +128,22 @@ class DatasetIteratorState(State):
                 "with from_generator, py_function or unseeded random ops keep it to "
                 "themselves."
             ) from error
-        write_parts(fileobj, {"kind": "tf.data"}, parts)
+        order = data_order.of_iterator(self.iterator)
+        write_parts(fileobj, {"kind": "tf.data", "order": order}, parts)
 
     def load(self, fileobj: IO[bytes]) -> None:
         header, parts = read_parts(fileobj)
         try:
-            if header != {"kind": "tf.data"} or not parts:
+            if header.get("kind") != "tf.data" or not parts:
                 raise ValueError(f"its head is {str(header)[:80]!r}")
+            order = data_order.parse(header.get("order", {}))
             state = unpack(parts)
-        except (ValueError, tf.errors.OpError) as error:
+        except (AttributeError, ValueError, tf.errors.OpError) as error:
             raise errors.CheckpointDamagedError(
                 f"What was saved for {self!r} cannot be read: {error}"
             ) from error
+        here = data_order.of_iterator(self.iterator)
+        data_order.check(order, here, f"The data of {self!r}")
         try:
             self.iterator._restore_from_tensors({"_STATE": state})
         except (ValueError, tf.errors.OpError) as error:

@@ -19,12 +19,16 @@ Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfpreempt.checkpoint import data_order
 from tfpreempt.checkpoint.iterator_state import parts
 from tfpreempt.core import seams
+
+_MANY = 1 << 22  # samples whose order takes longer to draw than a start may wait
 
 
 def roots(dataset: Any) -> list[Any]:
@@ -97,6 +101,29 @@ def caches_in_memory(dataset: Any) -> bool:
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
         for node in parts(*roots(dataset))
     )
+
+
+def permutation(datasets: Sequence[Any]) -> dict[str, int]:
+    """Returns the fingerprint of the order in which Keras takes arrays.
+
+    Keras maps one element to the indices of an epoch, and cuts them in a `flat_map`.
+    The indices are read from iterators of their own; those of a fit are not advanced.
+
+    Args:
+        datasets: the pipelines that Keras made of the arrays.
+
+    Returns:
+        "permutation"; nothing if it differs between epochs, or is very long.
+    """
+    for node in parts(*datasets):
+        if type(node).__name__ == "_FlatMapDataset":
+            (indices,) = node._inputs()
+            spec = indices.element_spec
+            if spec.dtype != tf.int64 or spec.shape.rank != 1 or spec.shape[0] > _MANY:
+                break
+            one, other = (data_order.of_indices(next(iter(indices))) for _ in range(2))
+            return {"permutation": one} if one == other else {}
+    return {}
 
 
 def _reshuffles(node: Any) -> bool:

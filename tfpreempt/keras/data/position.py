@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import data_order
+from tfpreempt.checkpoint.data_order import Order
 from tfpreempt.checkpoint.encoding import readable
 from tfpreempt.checkpoint.iterator_state import (
     hidden_state,
@@ -47,6 +49,9 @@ AGAIN = (
     "keras.utils.PyDataset or tfpreempt.data goes on at once"
 )
 """Why batches are read again."""
+_KEPT = 512
+"""Fingerprints of batches that are kept, far more than are read ahead."""
+_DATA = "The training data"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,7 @@ class Position:
             each a list of parts. Empty for the other ways.
         more: what the way adds.
         is_shared: whether it is the place in global batches, the same on all workers.
+        order: fingerprints of the order of the data; see `checkpoint.data_order`.
     """
 
     kind: str
@@ -71,6 +77,7 @@ class Position:
     states: Sequence[Sequence[bytes]] = ()
     more: Any = None
     is_shared: bool = False
+    order: Order = dataclasses.field(default_factory=dict)
 
     @classmethod
     def parse(cls, place: Any) -> Position | None:
@@ -92,6 +99,7 @@ class Position:
                 isinstance(part, bytes) for state in found.states for part in state
             )
             is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
+            data_order.parse(found.order)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
             if not (is_kind and is_told and is_of_bytes and is_counted):
                 raise ValueError(f"it is no place in data: {str(place)[:200]}")
@@ -203,6 +211,30 @@ class ReplayTracker(Tracker):
 
     kind = "replay"
 
+    def __init__(self, fit: Fit, data: CountedDataset) -> None:
+        super().__init__(fit, data)
+        self._read = 0  # batches of a Python generator, ahead of training
+        self._elements: dict[int, int] = {}  # fingerprints of the newest of them
+        fit.note_batches(self._note)
+
+    def _note(self, batch: Any) -> None:
+        """Takes the fingerprint of a batch; in the thread that reads the generator."""
+        self._read += 1
+        self._elements[self._read] = data_order.of_batch(batch)
+        self._elements.pop(self._read - _KEPT, None)
+
+    def begins(self, iterator: Any) -> None:
+        self._read = 0
+        self._elements.clear()
+
+    def save(self, iterator: Any, position: Position) -> Position:
+        order = {**position.order, **self._element(position.batches)}
+        return dataclasses.replace(position, order=order)
+
+    def _element(self, batches: int) -> Order:
+        element = self._elements.get(batches)
+        return {} if element is None else {"element": element}
+
     def prepare(self, position: Position) -> None:
         for root in pipeline.roots(self.data.dataset):
             pipeline.draw(root, position.read)
@@ -226,6 +258,7 @@ class ReplayTracker(Tracker):
                         "become shorter. Use the data of the interrupted run, or "
                         "another checkpoint directory."
                     ) from None
+        data_order.check(position.order, self._element(position.batches), _DATA)
 
 
 def _states(iterator: Any) -> list[list[bytes]]:

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpreempt.checkpoint import data_order
+from tfpreempt.checkpoint.data_order import Order
 from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.checkpoint.random_state import is_seeded
 from tfpreempt.keras.callbacks.known import has_hooks
@@ -56,6 +58,9 @@ class SequenceTracker(Tracker):
         if (one_pass := fit.read_one_pass()) is not None:
             data.dataset = one_pass
         self._shuffle_state: Any = None
+        self._order: list[int] = []  # indices of this pass, as Keras asks for them
+        if fit.sequence_length is not None:  # else they are counted
+            fit.note_order(lambda index: self._order.append(index))
         self._calls: list[list[Any]] = []  # hook, generators before it or None
         self._again: list[list[Any]] = []  # calls that Keras makes again
         self._has_rest = False  # the next epoch is only what is left of one
@@ -79,6 +84,7 @@ class SequenceTracker(Tracker):
 
     def begins(self, iterator: Any) -> None:
         if not self.fit.reads_early:
+            self._order = []
             self._shuffle_state = self.fit.shuffle_state()
 
     def save(self, iterator: Any, position: Position) -> Position:
@@ -89,7 +95,14 @@ class SequenceTracker(Tracker):
             "again": self._calls[calls:],
             "state": state,
         }
-        return dataclasses.replace(position, more=more)
+        order = self._fingerprint(position.batches)
+        return dataclasses.replace(position, more=more, order=order)
+
+    def _fingerprint(self, batches: int) -> Order:
+        """Returns that of the first batches of this pass, where they are known."""
+        if not batches or len(self._order) < batches:
+            return {}
+        return {"permutation": data_order.of_indices(self._order[:batches])}
 
     def prepare(self, position: Position) -> None:
         more = position.more
@@ -104,6 +117,8 @@ class SequenceTracker(Tracker):
         if position.batches:
             self._has_rest = True
             rest = self._rest(position.batches)
+            here = self._fingerprint(position.batches)
+            data_order.check(position.order, here, "The batches of the training data")
             self.data.instead = self.fit.first_iterator, rest
 
     def extend(self, position: Position, iterator: Any) -> None:
@@ -129,6 +144,7 @@ class SequenceTracker(Tracker):
     def _begin_early(self, inner: Callable[[], None]) -> None:
         """Keras' readers start here, and draw the order in a thread of their own."""
         if not self._has_rest:
+            self._order = []
             self._shuffle_state = self.fit.shuffle_state()
             inner()
             return
@@ -145,6 +161,7 @@ class SequenceTracker(Tracker):
             indices = list(range(fit.sequence_length))
             if fit.shuffles_sequence:
                 _shuffler(self._shuffle_state).shuffle(indices)
+            self._order = [*indices]
 
         def rest() -> Iterator[Any]:
             left = itertools.count(batches) if indices is None else indices[batches:]

@@ -8,7 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint import data_order
 from tfpreempt.data.slices import batch_size, check_shares, global_batches
+from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.loader import LoaderTracker, warn_of_states
 from tfpreempt.keras.data.position import (
@@ -52,6 +54,9 @@ class TrainingData:
         self._read = 0  # iterators that were trained with, this one included
         self._made_before = 0  # iterators made before a restart, and not since
         self._saved: Position | None = None  # where a restart goes on
+        self._order: dict[
+            str, int
+        ] = {}  # of each epoch, as far as the pipeline tells it
 
     def any_iterator(self) -> Any:
         """One to look at, not to read: the one that is trained with, or another."""
@@ -70,6 +75,10 @@ class TrainingData:
 
     def _choose(self, way: type[Tracker]) -> None:
         self.tracker = way(self._fit, self.dataset)
+        roots = pipeline.roots(self.dataset.dataset)
+        self._order = data_order.of_pipeline(*roots, has_seeds=True)
+        if self._fit.array_way is not None:
+            self._order |= pipeline.permutation(roots)
         if way is ReplayTracker:
             warn_of_states()
 
@@ -92,6 +101,7 @@ class TrainingData:
             read=read,
             batches=batches,
             is_shared=self.tracker.is_shared(self._iterator),
+            order=self._order,
         )
         return self.tracker.save(self._iterator, position)
 
@@ -118,6 +128,9 @@ class TrainingData:
         Args:
             saved: this worker's position in the commit, if that has one.
             batches: to be read again without it: those of the epoch that are trained.
+
+        Raises:
+            CheckpointMismatchError: the data are of another kind, or in another order.
         """
         if saved is not None and saved.is_shared and not self._is_shared(saved.kind):
             saved = None
@@ -139,6 +152,7 @@ class TrainingData:
                     "data of the interrupted run, or use another checkpoint directory."
                 )
             self._choose(WAYS[saved.kind])
+        data_order.check(saved.order, self._order, "The training data")
         self.tracker.prepare(saved)
         self._saved = saved
 

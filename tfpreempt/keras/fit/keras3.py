@@ -100,6 +100,37 @@ class Keras3Fit(Fit):
         epoch = getattr(self.adapter, "_epoch", None)  # from Keras 3.16 on
         return super().shuffle_state() if epoch is None else int(epoch)
 
+    def note_order(self, note: Callable[[int], None]) -> None:
+        if (readers := self.adapter.enqueuer) is None:
+            self.adapter.py_dataset = _NotedSequence(self.sequence, note)
+            return
+        make = readers.executor_fn
+
+        def noted_pool(sequences: Any) -> Any:
+            pool = make(sequences)
+            submit = pool.apply_async
+
+            def noted(get: Any, arguments: tuple[Any, int]) -> Any:
+                note(arguments[1])
+                return submit(get, arguments)
+
+            pool.apply_async = noted
+            return pool
+
+        readers.executor_fn = noted_pool
+
+    def note_batches(self, note: Callable[[Any], None]) -> None:
+        if type(self.adapter).__name__ != "GeneratorDataAdapter":
+            return
+        batches = self.adapter.generator
+
+        def noted() -> Iterator[Any]:
+            for batch in batches():
+                note(batch)
+                yield batch
+
+        self.adapter.generator = noted
+
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
     ) -> Any:
@@ -177,3 +208,18 @@ class Keras3Fit(Fit):
                     return  # Python in the step needs values; what is missing is named
         # What a step makes besides, only in training say, is known when it is traced.
         self.trace(model.train_step, iterator)
+
+
+class _NotedSequence:
+    """A PyDataset of which each index that is asked for is noted."""
+
+    def __init__(self, sequence: Any, note: Callable[[int], None]) -> None:
+        self._sequence = sequence
+        self._note = note
+
+    def __getitem__(self, index: int) -> Any:
+        self._note(index)
+        return self._sequence[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sequence, name)

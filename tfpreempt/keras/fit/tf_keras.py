@@ -143,6 +143,17 @@ class TfKerasFit(Fit):
     def sequence_length(self) -> int | None:
         return len(self.sequence)
 
+    def note_batches(self, note: Callable[[Any], None]) -> None:
+        if type(self.adapter).__name__ != "GeneratorDataAdapter":
+            return
+        standardize = self.adapter._standardize_batch
+
+        def noted(batch: Any) -> Any:
+            note(batch)
+            return standardize(batch)
+
+        self.adapter._standardize_batch = noted
+
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
     ) -> Any:

@@ -1,0 +1,179 @@
+"""A resume that would continue in another order of the data is refused or named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+tf = pytest.importorskip("tensorflow")
+
+from tests.keras.both_lines import LINES  # noqa: E402
+from tests.keras.small_fit import (  # noqa: E402
+    BATCH,
+    SAMPLES,
+    Machine,
+    X,
+    Y,
+    machine,
+)
+from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint import data_order  # noqa: E402
+from tfpreempt.data import from_arrays, from_index  # noqa: E402
+from tfpreempt.keras.data.position import Position  # noqa: E402
+from tfpreempt.keras.fit.keras3 import Keras3Fit  # noqa: E402
+
+Data = Callable[[], dict[str, Any]]
+OTHER_ORDER = "in another order than in the interrupted run"
+
+
+@pytest.fixture
+def on(line: str) -> Iterator[Machine]:
+    with machine(line) as made:
+        yield made
+
+
+def resume(on: Machine, before: Data, after: Data, seed: int = 7) -> None:
+    """Interrupts a fit over some data, and resumes it over others.
+
+    Args:
+        on: where the fit runs.
+        before: what the first start passes to `fit`.
+        after: what the second start passes.
+        seed: set by the second start.
+    """
+    on.start()
+    on.cuts = [("begin", 1, 3)]
+    with pytest.raises(SystemExit):
+        on.fit(**before())
+    on.start(seed)
+    on.fit(**after())
+
+
+def pipeline(dataset: Any) -> dict[str, Any]:
+    return {"x": dataset, "y": None, "batch_size": None, "shuffle": False}
+
+
+def indexed(seed: int = 7, size: int = SAMPLES, **more: Any) -> Data:
+    """A pipeline of as many batches whatever its size."""
+
+    def sample(index: Any) -> Any:
+        row = index % SAMPLES
+        return tf.gather(X, row), tf.gather(Y, row)
+
+    chosen = {"batch_size": BATCH} | more
+    return lambda: pipeline(from_index(sample, size, seed=seed, **chosen))
+
+
+def arrays(seed: int) -> Data:
+    return lambda: pipeline(from_arrays((X, Y), batch_size=BATCH, seed=seed))
+
+
+@LINES
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (indexed(), indexed(seed=8)),
+        (indexed(), indexed(size=SAMPLES + 1)),
+        (indexed(), indexed(shuffle=False)),
+        (arrays(7), arrays(8)),
+    ],
+    ids=["seed", "size", "shuffle", "arrays"],
+)
+def test_another_pipeline_of_ours_is_refused(
+    on: Machine, line: str, before: Data, after: Data
+) -> None:
+    with pytest.raises(errors.CheckpointMismatchError, match=OTHER_ORDER):
+        resume(on, before, after)
+
+
+@LINES
+def test_arrays_that_another_seed_shuffles_are_refused(on: Machine, line: str) -> None:
+    if on.keras.__version__.startswith("3.16"):
+        pytest.skip("it shuffles arrays without a seed")
+    with pytest.raises(errors.CheckpointMismatchError, match=OTHER_ORDER):
+        resume(on, dict, dict, seed=8)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sequence_that_keras_shuffles_in_an_unknown_way_is_refused(
+    on: Machine, line: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fingerprint is of the indices that Keras has asked for."""
+
+    class Rows(on.keras.utils.PyDataset):  # type: ignore[misc,name-defined]
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return X[BATCH * index :][:BATCH], Y[BATCH * index :][:BATCH]
+
+    def data() -> dict[str, Any]:
+        return pipeline(Rows(workers=workers)) | {"shuffle": True}
+
+    resume(on, data, data)
+    monkeypatch.setattr(Keras3Fit, "shuffle_state", lambda self: 99)
+    mismatch = pytest.raises(errors.CheckpointMismatchError, match=OTHER_ORDER)
+    with machine(line) as fresh, mismatch:
+        resume(fresh, data, data)
+
+
+def shuffled(seed: int) -> Data:
+    rows = tf.data.Dataset.from_tensor_slices((X, Y))
+    return lambda: pipeline(rows.shuffle(SAMPLES, seed=seed).batch(BATCH))
+
+
+def generated(seed: int | None) -> Data:
+    def batches() -> Iterator[Any]:
+        rng = np.random.default_rng(seed)
+        while True:
+            rows = rng.integers(0, SAMPLES, BATCH)
+            yield X[rows], Y[rows]
+
+    return lambda: pipeline(batches()) | {"steps_per_epoch": 6}
+
+
+@LINES
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        (shuffled(1), shuffled(1), ""),
+        (shuffled(1), shuffled(2), "have other seeds or buffers"),
+        (generated(1), generated(1), ""),
+        (generated(1), generated(2), "is not the batch that was trained there"),
+        (generated(None), generated(None), "is not the batch that was trained there"),
+    ],
+)
+def test_an_order_that_differs_where_a_position_is_inexact_is_named(
+    on: Machine,
+    line: str,
+    before: Data,
+    after: Data,
+    named: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    resume(on, before, after)
+    said = [
+        each.getMessage() for each in caplog.records if each.name == data_order.__name__
+    ]
+    assert len(said) == bool(named)
+    assert named in "".join(said)
+
+
+@pytest.mark.parametrize("line", ["keras"])
+def test_a_commit_without_fingerprints_is_restored(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version's."""
+    parse = Position.parse
+
+    def without(place: Any) -> Position | None:
+        del place["order"]
+        return parse(place)
+
+    monkeypatch.setattr(Position, "parse", without)
+    resume(on, indexed(), indexed(seed=8))
