@@ -299,6 +299,13 @@ class Lease:
     def _lose(self, why: str = "") -> None:
         """It is lost, once and for all; any thread."""
         assert self._place is not None
+        tenure = self._tenure
+        is_forked = tenure is not None and tenure.process != os.getpid()
+        if tenure is not None and is_forked:
+            why = (
+                f"process {tenure.process} holds it, from which this process was "
+                "forked; save there, or in a directory of this process's own"
+            )
         why = why or (
             f"it is held by {_who_has(self._place)} now. This process was frozen, or "
             f"cut off from its storage, for longer than {self._place.pace.expiry:g} s; "
@@ -313,7 +320,6 @@ class Lease:
             )
             call = self._on_loss
         _log.error("tfpreempt: %s", self._lost)
-        is_forked = self._tenure is not None and self._tenure.process != os.getpid()
         self.release()
         if call is not None and not is_forked:
             call(self._lost)
