@@ -15,7 +15,6 @@ from tfpreempt.core.events import Metrics
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
-from tfpreempt.handler.session import HEARD_WITHIN
 from tfpreempt.handler.step_errors import END_OF_DATA
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.keras.callbacks import state
@@ -35,6 +34,11 @@ from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
 
 log = logging.getLogger(__name__)
+
+_STOPS_WITHIN = 0.25
+"""Seconds for which a stop of training waits for the notice that may have caused it.
+
+A signal's notice takes milliseconds, and longer on a machine that is overloaded."""
 
 
 class Training:
@@ -201,7 +205,7 @@ class Training:
         model = self.fit.model
         if self._phase is not Phase.TRAINING:
             return
-        if not self._session.is_noticed(HEARD_WITHIN if model.stop_training else 0.0):
+        if not self._session.is_noticed(_STOPS_WITHIN if model.stop_training else 0.0):
             model.stop_training |= self._is_stop_held
             self._is_stop_held = False
         elif model.stop_training:
@@ -379,7 +383,7 @@ class Training:
             self._others.wake()
         was_stopped = bool(self.fit.model.stop_training)
         if was_stopped:  # perhaps by the program's own signal handler
-            self._session.is_noticed(HEARD_WITHIN)
+            self._session.is_noticed(_STOPS_WITHIN)
         self._session.ready(self.member, "a callback")
         self._session.boundary(self._saving)
         try:
@@ -406,7 +410,7 @@ class Training:
             raise
         if was_stopped or not self.fit.model.stop_training:
             return
-        if is_held and self._session.is_noticed(HEARD_WITHIN):
+        if is_held and self._session.is_noticed(_STOPS_WITHIN):
             self._session.boundary(self._saving)
         elif not self._others.have_ended_at(epoch):
             self._hold_stop()
