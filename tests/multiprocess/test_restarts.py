@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -111,8 +112,9 @@ def test_every_file_is_synced_before_the_marker(here: Place) -> None:
         finally:
             tracer.kill()
     lines = trace.read_text().splitlines()
-    [marked] = [i for i, line in enumerate(lines) if '/COMMITTED"' in line]
-    marker = lines[marked].split('"')[1]  # from where it is moved, whole
+    [marked] = [i for i, line in enumerate(lines) if '"COMMITTED"' in line]
+    # The directory and the name from which the whole marker is moved.
+    marker = "/".join(re.findall(r'<([^>]+)>, "([^"]+)"', lines[marked])[0])
     paths = [line.partition("<")[2].partition(">")[0] for line in lines]
     synced = [path for path, line in zip(paths, lines, strict=True) if "sync(" in line]
     assert marker in paths[:marked]

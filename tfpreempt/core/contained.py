@@ -25,7 +25,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _WRITES = os.O_WRONLY | os.O_RDWR
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket, no driver
-_PIECE = 1 << 20
+_PIECE = 1 << 16
 
 
 class UnsafeFileError(OSError):
@@ -177,7 +177,7 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
     descriptor = open_file(path, os.O_RDONLY, root=root)
     with open(path, "rb", buffering=0, opener=lambda *_: descriptor) as file:
         data = bytearray()
-        while len(data) <= most and (piece := file.read(min(_PIECE, most + 1))):
+        while len(data) <= most and (piece := file.read(_PIECE)):
             data += piece
     if len(data) > most:
         text = f"More than the {most} bytes that such a file has"

@@ -18,6 +18,7 @@ from typing import IO
 from tfpreempt import errors
 from tfpreempt.storage import paths
 
+_PIECE = 1 << 16
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -165,11 +166,13 @@ def read(path: str, most: int) -> bytes:
         OSError: see `open_file`; EFBIG: the file has more bytes.
         CheckpointError: too many files are open; see `telling_shortage`.
     """
+    data = bytearray()
     with open_file(path) as file:
-        data = file.read(most + 1)
+        while len(data) <= most and (piece := file.read(_PIECE)):
+            data += piece
     if len(data) > most:
         raise OSError(errno.EFBIG, f"Has more than {most} bytes", path)
-    return data
+    return bytes(data)
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
