@@ -284,17 +284,25 @@ sys.exit({code} if restart < 2 else 0)
 SECOND = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
 
 
+_ELSEWHERE = "gs://bucket/run"
+
+
 @pytest.mark.parametrize(
-    ("event", "environment", "status"),
+    ("event", "directory", "environment", "status"),
     [
-        ("commit", {}, 0),  # of the next step, after each start
-        ("decision", {}, 1),  # the chief is here, and has not committed
-        ("decision", {"TF_CONFIG": json.dumps(SECOND)}, 0),  # it may have, elsewhere
+        ("commit", _ELSEWHERE, {}, 0),  # of the next step, after each start
+        ("commit", "ckpt", {}, 0),  # in a directory below, one for each fit
+        ("decision", _ELSEWHERE, {}, 1),  # the chief is here, and has not committed
+        ("decision", _ELSEWHERE, {"TF_CONFIG": json.dumps(SECOND)}, 0),  # it may have
     ],
-    ids=["commits", "none", "unknown"],
+    ids=["commits", "commits below", "none", "unknown"],
 )
-def test_commits_of_a_url_are_seen_in_the_chief_s_journal(
-    supervised: Run, event: str, environment: dict[str, str], status: int
+def test_commits_elsewhere_are_seen_in_the_chief_s_journal(
+    supervised: Run,
+    event: str,
+    directory: str,
+    environment: dict[str, str],
+    status: int,
 ) -> None:
     program = f"""
 journal = pathlib.Path(os.environ["TFPREEMPT_JOURNAL_DIR"], f"worker-{{me}}.jsonl")
@@ -304,7 +312,7 @@ with journal.open("a") as file:
 sys.exit(1 if restart < 3 else 0)
 """
     limits = ["--max-failures", "1", "--backoff-reset", "0"]
-    options = ["--checkpoint-dir", "gs://bucket/run", *limits]
+    options = ["--checkpoint-dir", directory, *limits]
     code, _, err = supervised.run(program, *options, environment=environment)
     assert code == status, err
 
