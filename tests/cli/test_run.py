@@ -284,6 +284,23 @@ sys.exit({code} if restart < 2 else 0)
 SECOND = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
 
 
+def test_a_copy_of_hard_links_stops_no_start_and_stays(supervised: Run) -> None:
+    """`cp -al ckpt saved` costs nothing, and gives each file a second name."""
+    assert supervised.run("print('one')")[0] == 0
+    files = ["logs/worker-0.log", "ckpt/journal/supervisor.jsonl"]
+    written = [supervised.directory / name for name in files]
+    saved = [supervised.directory / path.name for path in written]
+    for path, second in zip(written, saved, strict=True):
+        second.hardlink_to(path)
+    before = [path.read_bytes() for path in saved]
+    code, _, err = supervised.run("print('two')")
+    assert code == 0, err
+    assert [path.read_bytes() for path in saved] == before
+    for path, text in zip(written, before, strict=True):
+        assert path.read_bytes().startswith(text)
+        assert len(path.read_bytes()) > len(text)
+
+
 _ELSEWHERE = "gs://bucket/run"
 
 
