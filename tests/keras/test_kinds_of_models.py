@@ -351,7 +351,7 @@ def test_python_values_that_cannot_come_back_are_named(
 ) -> None:
     on.run(functools.partial(counted, on, set))
     [text] = [r.getMessage() for r in caplog.records if "noted" in r.getMessage()]
-    assert "model.noted changes in training and does not come back" in text
+    assert "the change of model.noted will not be restored" in text
 
 
 @LINES
@@ -429,6 +429,159 @@ def test_a_train_function_that_is_made_anew(on: Machine, line: str) -> None:
     on.start()
     expected = unfreezing(False)
     assert on.run(unfreezing, ("begin", 1, 2), ("begin", 2, 1)) == expected
+
+
+def change_settings(model: Any, epoch: int) -> None:
+    """Settings of layers, optimizer, a regularizer and a layer of the program."""
+    model.layers[1].rate = 0.3 + 0.2 * epoch
+    model.layers[0].kernel_regularizer.l2 = np.float32(0.1 * epoch)
+    model.optimizer.momentum = 0.9 - epoch / 3
+    model.layers[3].factor = 1 + epoch
+    model.trainable = True  # which sets that of all layers
+    model.layers[0].trainable = epoch % 2 == 0
+
+
+WHEN = {
+    # In which epochs they change, and whether the train function is made again.
+    "each, made again": ((0, 1, 2), True),
+    "second, made again": ((1,), True),
+    "each": ((0, 1, 2), False),
+    "second": ((1,), False),
+}
+
+
+def set_in_training(on: Machine, when: str, ours: Any = None, **compiled: Any) -> Any:
+    """A fit in which a callback changes settings when an epoch begins."""
+    layers = on.keras.layers
+
+    class Scale(layers.Layer):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 1
+
+        def call(self, inputs: Any) -> Any:
+            return inputs * self.factor
+
+    regularizer = on.keras.regularizers.L2(0.01)
+    first = layers.Dense(2, kernel_regularizer=regularizer)
+    model = on.keras.Sequential([first, layers.Dropout(0.3), layers.Dense(1), Scale()])
+    optimizer = on.keras.optimizers.SGD(0.005, momentum=0.9)
+    model.compile(optimizer, "mse", jit_compile=False, **compiled)
+    epochs, is_made_again = WHEN[when]
+
+    def change(epoch: int, logs: Any = None) -> None:
+        if epoch in epochs:
+            change_settings(model, epoch)
+            if is_made_again:
+                model.make_train_function(force=True)
+
+    history = on.fit(model, on.callback(on_epoch_begin=change), ours=ours)
+    now = [each.trainable for each in (model, *model.layers)]
+    now += [model.layers[1].rate, float(regularizer.l2), optimizer.momentum]
+    return now, model.layers[3].factor, history.history, values(model)
+
+
+@LINES
+@pytest.mark.parametrize(
+    ("when", "is_eager"), [*((when, False) for when in WHEN), ("second", True)]
+)
+def test_settings_that_a_callback_changes_have_the_effect_of_the_undisturbed_run(
+    on: Machine, line: str, when: str, is_eager: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A traced step has those of the moment when it was traced."""
+    program = functools.partial(set_in_training, on, when, run_eagerly=is_eager)
+    on.start()
+    expected = program(False)
+    cuts = [("begin", 1, 2), ("begin", 1, 3), ("begin", 2, 1)]
+    assert on.run(program, *cuts) == expected
+    assert "not be restored" not in caplog.text
+
+
+@LINES
+def test_settings_that_are_edited_between_two_starts_stay(
+    on: Machine, line: str
+) -> None:
+    """No callback has changed them."""
+    rates = [0.3, 0.5, 0.5]
+
+    def edited() -> Any:
+        model = on.model()
+        model.layers[1].rate = rates.pop(0)
+        on.fit(model)
+        return model.layers[1].rate
+
+    assert on.run(edited, ("begin", 1, 2), ("begin", 2, 1)) == 0.5
+
+
+@LINES
+def test_objects_that_a_callback_replaces_are_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When that happens, and by the restart."""
+
+    def program() -> None:
+        model = on.model()
+
+        def replace(epoch: int, logs: Any = None) -> None:
+            if epoch == 0:
+                model.layers[0].kernel_regularizer = on.keras.regularizers.L2(0.5)
+
+        on.fit(model, on.callback(on_epoch_begin=replace), epochs=2)
+
+    on.run(program, ("begin", 1, 1))
+    found = [each for each in caplog.messages if "kernel_regularizer" in each]
+    assert len(found) == 2
+    assert "will not be restored after a restart" in found[0]
+    assert "was not restored by this restart" in found[1]
+
+
+@LINES
+def test_compile_inside_of_fit_is_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When it happens, and by the restart, which has the optimizer of the program."""
+
+    def program() -> Any:
+        model = on.model()
+        kept = model.optimizer
+
+        def compile_again(epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+                model.make_train_function()
+
+        again = on.callback(on_epoch_begin=compile_again)
+        return on.fit(model, again, epochs=3).epoch, model.optimizer is kept
+
+    assert on.run(program, ("begin", 2, 1)) == ([0, 1, 2], True)
+    found = [each for each in caplog.messages if "compile()" in each]
+    assert len(found) == 2
+    assert "will not be restored after a restart" in found[0]
+    assert "was not restored by this restart" in found[1]
+
+
+@LINES
+def test_a_train_function_made_again_within_an_epoch_is_watched(
+    on: Machine, line: str
+) -> None:
+    """A notice is served in the same epoch."""
+
+    def program(ours: Any = None) -> Any:
+        model = on.model()
+
+        def freeze(batch: int, logs: Any = None) -> None:
+            if batch == 1 and model.layers[0].trainable:
+                model.layers[0].trainable = False
+                model.train_function = model.make_train_function(force=True) or (
+                    model.train_function
+                )
+
+        hooks = on.callback(on_train_batch_begin=freeze)
+        return on.fit(model, hooks, ours=ours).history, values(model)
+
+    on.start()
+    expected = program(False)
+    assert on.run(program, ("begin", 0, 3), ("begin", 0, 4)) == expected
 
 
 @LINES

@@ -7,6 +7,7 @@ and `fit/tf_keras.py` implement it, and `fit/lookup.py` finds the one that runs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ class Fit(Protocol):
 
     Attributes:
         model: the model.
+        optimizer: its optimizer when the fit begins; None without one.
         frame: of the call of `fit`; None when it came to its end, or was given up
             after an error: where the next fit begins.
         line: "keras" or "tf_keras".
@@ -69,6 +71,7 @@ class Fit(Protocol):
     """
 
     model: Any
+    optimizer: Any
     frame: FrameType | None
     line: str
     loop: Any
@@ -212,3 +215,25 @@ def instead_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:
         return instead(*args, **kwargs)
 
     setattr(owner, name, called)
+
+
+def after_each(owner: Any, name: str, then: Callable[[str, Any], Any]) -> None:
+    """Calls a function after each call of a method, until `uncover`.
+
+    Args:
+        owner: whose method it is.
+        name: of the method.
+        then: is called with the name and the result; returns the result.
+    """
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return then(name, method(*args, **kwargs))
+
+    setattr(owner, name, called)
+
+
+def uncover(owner: Any, name: str) -> None:
+    """Takes back `after_each`."""
+    owner.__dict__.pop(name, None)

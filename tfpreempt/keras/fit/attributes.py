@@ -1,9 +1,16 @@
-"""Plain Python values of a model that its training changes: counts, phases, lists.
+"""Plain Python values of a model that change in training: counts, phases, settings.
 
 They are attributes of the model, its layers, optimizers, losses and metrics, and of the
-program's own objects in them. Only what has changed since the fit began is saved: what
-a user edits in the program between two starts is not overwritten. What changes while a
-step is traced is left out, because the next start traces it again.
+program's own objects in them. Attributes of library classes count if they are settings:
+attributes with the name of a constructor's argument, such as `Dropout.rate`,
+`SGD.momentum`, `L2.l2` and `Layer.trainable`. Only values that have changed since the
+fit began are saved: a value that a user edits in the program between two starts is not
+overwritten. Values that change while a step is traced are left out, because the next
+start traces the step again.
+
+A traced step uses the values of the moment when it was traced, whatever a callback sets
+later. So the values of that moment are saved too. After a restart they are set while
+the step is traced, and then replaced by the newest values.
 """
 
 from __future__ import annotations
@@ -13,10 +20,11 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,38 +41,93 @@ _PLAIN = (
     *(bool, int, float, str, type(None), np.generic, np.ndarray),
     *(random.Random, np.random.Generator, np.random.RandomState),
 )
-_HOLDING = ("variables", "reset_state", "call")  # of layers, metrics and losses
+_MUTABLE = (*reach.GROWING, np.ndarray)
+_HOLDING = ("variables", "reset_state", "call", "get_config")
+"""Methods by which layers, metrics, losses, optimizers and regularizers are known."""
+_KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
+_SMALL = 1 << 12  # bytes; values with more are not kept for a trace
 _LARGE = 1 << 24  # bytes; what has more is taken for data
 _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One of them.
+    """One value.
 
     Attributes:
         place: where it lies.
-        owner: the path of what holds it.
+        owner: the path of the object that holds it.
+        setting: the name by which a library's setting is set; None for others.
         encoded: what it can be made of again; of what cannot, how it looks.
         problem: why it cannot be made again; None if it can.
     """
 
     place: reach.Place
     owner: str
+    setting: str | None
     encoded: Encoded
     problem: str | None
 
     @property
     def digest(self) -> bytes:
         """Equal where the values are, bit for bit."""
-        found = hashlib.sha256(repr((self.encoded.header, self.problem)).encode())
+        text = repr((self.encoded.header, self.problem)).encode()
+        if not self.encoded.arrays:
+            return text
+        found = hashlib.sha256(text)
         for array in self.encoded.arrays:
             found.update(array)
         return found.digest()
 
+    @property
+    def is_small(self) -> bool:
+        """Whether the value is kept from the moment when a step was traced."""
+        return self.problem is None and sum(map(len, self.encoded.arrays)) <= _SMALL
+
+    @property
+    def entry(self) -> Entry:
+        """The value as it is saved."""
+        key = self.setting or self.place.key
+        return Entry(owner=self.owner, key=key, encoded=self.encoded)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A saved value.
+
+    Attributes:
+        owner: the path of the object that holds it.
+        key: attribute, index or dict key in the owner.
+        encoded: the value.
+        kind: "newest"; "traced", the value when the step was traced; "first", a setting
+            when the fit made its first step; or "lost", a change that cannot be saved,
+            with the reason in `encoded`.
+    """
+
+    owner: str
+    key: Any
+    encoded: Encoded
+    kind: str = "newest"
+
+    @property
+    def place(self) -> tuple[str, Any]:
+        """Owner and key."""
+        return self.owner, self.key
+
+
+def _read(saved: Encoded) -> list[Entry]:
+    """What `Attributes.capture` gave."""
+    entries, left = [], iter(saved.arrays)
+    with readable("a fit"):
+        for owner, key, head, n, *kind in saved.header:
+            encoded = Encoded(header=head, arrays=(*itertools.islice(left, n),))
+            more = {"kind": str(kind[0])} if kind else {}
+            entries.append(Entry(owner=owner, key=key, encoded=encoded, **more))
+    return entries
+
 
 class Attributes:
-    """Those of one model, from the beginning of its fit. Main thread.
+    """The values of one model, from the beginning of its fit. Main thread.
 
     Args:
         model: the model.
@@ -72,40 +135,81 @@ class Attributes:
 
     def __init__(self, model: Any) -> None:
         self._roots = {"model": model}
-        self._traced: set[str] = set()
-        self._named: set[str] = set()
-        self._at_start = {path: value.digest for path, value in self._look()}
+        self._traced: set[Any] = set()  # keys of values that change with each trace
+        self._lost: dict[str, str] = {}  # reason by change
+        self._at_trace: dict[Any, Value] = {}  # small values that a step is traced with
+        self._is_trace_due = False  # after a restore, with those values
+        self._has_stepped = False  # in this process or before a restart
+        self._outdated: list[Value] = []  # of them, those that a trace does not have
+        self._settings: dict[Any, Value] = {}  # when they were seen first
+        self._owners: dict[int, Any] = {}  # whose id() is in a key
+        self._at_first: dict[Any, Value] = {}  # those that the first step had
+        self._at_start: dict[Any, bytes] = {}
+        self._at_start = {_key(*each): each[1].digest for each in self._look()}
 
     def capture(self) -> Encoded:
-        """What has changed since the fit began; what cannot be saved is named, once."""
-        header: list[Any] = []
-        arrays: list[bytes] = []
+        """The values that have changed; those that cannot be saved are named, once."""
+        entries: list[Entry] = []
         for path, value in self._look():
-            if path in self._traced or value.digest == self._at_start.get(path):
+            key, digest = _key(path, value), value.digest
+            then = self._at_trace.get(key, value)
+            is_as_traced = then.digest == digest
+            if key in self._traced or (
+                digest == self._at_start.get(key) and is_as_traced
+            ):
                 continue
             if value.problem is not None:
-                self._name(path, value.problem)
+                self.lose(f"the change of {path}", value.problem + _KEEP)
                 continue
-            place, found = [value.owner, value.place.key], value.encoded
-            header.append([*place, found.header, len(found.arrays)])
-            arrays += found.arrays
+            entries.append(value.entry)
+            if not is_as_traced:
+                entry = dataclasses.replace(value.entry, encoded=then.encoded)
+                entries.append(dataclasses.replace(entry, kind="traced"))
+        entries += [
+            dataclasses.replace(value.entry, kind="first")
+            for value in self._at_first.values()
+        ]
+        entries += [
+            Entry(owner=path, key="", encoded=Encoded(header=why), kind="lost")
+            for path, why in self._lost.items()
+        ]
+        header = [
+            [each.owner, each.key, each.encoded.header, len(each.encoded.arrays)]
+            + ([each.kind] if each.kind != "newest" else [])
+            for each in entries
+        ]
+        arrays = (array for each in entries for array in each.encoded.arrays)
         return Encoded(header=header, arrays=tuple(arrays))
 
     def restore(self, saved: Encoded) -> None:
         """Sets what `capture` gave."""
+        entries = _read(saved)
+        self._has_stepped = True
+        newest = {each.place: each.encoded for each in entries if each.kind == "newest"}
+        found = {_key(*each): each[1].entry.place for each in self._look()}
+        known = {key: newest.pop(p) for key, p in found.items() if p in newest}
+        self._put(known)
         owners = {place.path: place.value for place in reach.walk(self._roots, _enters)}
-        left = iter(saved.arrays)
-        with readable("a fit"):
-            found = [
-                (owner, key, Encoded(header=head, arrays=(*itertools.islice(left, n),)))
-                for owner, key, head, n in saved.header
-            ]
-        for owner, key, encoded in found:
-            try:
-                _put(owners[owner], key, encoded.value())
-            except (*_UNPLACED, errors.CheckpointDamagedError) as error:
-                why = f"there is no place for it: {error!r}"
-                self._name(f"{key!r} of {owner}", why)
+        for (path, name), encoded in newest.items():  # they are not there yet
+            self._set(owners.get(path), name, encoded, path)
+        traced = {each.place: each.encoded for each in entries if each.kind == "traced"}
+        built, self._at_trace = self._at_trace, {}
+        for path, value in self._look():
+            if value.is_small:
+                encoded = traced.get(value.entry.place, value.encoded)
+                then = dataclasses.replace(value, encoded=encoded)
+                self._at_trace[_key(path, value)] = then
+        pairs = ((built[key], v) for key, v in self._at_trace.items() if key in built)
+        self._outdated = [v for was, v in pairs if was.digest != v.digest]
+        self._is_trace_due = bool(self._outdated) or not built
+        for each in entries:
+            if each.kind == "lost" and each.owner not in self._lost:
+                why = self._lost[each.owner] = str(each.encoded.header)
+                log.warning(
+                    "tfpreempt: %s was not restored by this restart: %s.",
+                    each.owner,
+                    why,
+                )
 
     def traced_by(
         self, step: Callable[..., Any], *args: Any, is_kept: bool = True
@@ -118,30 +222,113 @@ class Attributes:
             is_kept: whether the steps to come use this trace; if not, what it does is
                 taken back, because the next trace does it once more.
         """
-        before = dict(self._look())
+        newest: dict[Any, Encoded] = {}
+        if is_kept and self._is_trace_due:
+            newest = self._set_as(self._at_trace)
+        before = {_key(*each): each[1] for each in self._look()}
         try:
             return step(*args)
         finally:
             for path, value in self._look():
-                was = before.get(path)
+                key = _key(path, value)
+                was = before.get(key, self._settings.get(key))
                 if was is not None and was.digest == value.digest:
                     continue
                 if is_kept:
-                    self._traced.add(path)
+                    self._traced.add(key)
                 elif was is not None and was.problem is None:
                     # Not a tuple's item: it is another tuple.
                     with contextlib.suppress(*_UNPLACED):
                         _put(value.place.owner, value.place.key, was.encoded.value())
+            if is_kept and not self._at_trace:
+                self._at_trace = {
+                    k: each for k, each in before.items() if each.is_small
+                }
+                if not self._has_stepped:
+                    self._has_stepped = True
+                    self._at_first = {
+                        key: each
+                        for key, each in self._at_trace.items()
+                        if each.setting and each.digest != self._at_start[key]
+                    }
+            if is_kept:
+                self._is_trace_due = False
+                self._put(newest)
 
-    def _name(self, path: str, why: str) -> None:
-        if path not in self._named:
-            self._named.add(path)
+    def _set_as(self, wanted: Mapping[Any, Value]) -> dict[Any, Encoded]:
+        """Sets some values; returns those that they replace."""
+        newest, then = {}, {}
+        for path, value in self._look():
+            key = _key(path, value)
+            if key in wanted and wanted[key].digest != value.digest:
+                newest[key], then[key] = value.encoded, wanted[key].encoded
+        self._put(then)
+        return newest
+
+    @contextlib.contextmanager
+    def as_first(self, saved: Encoded) -> Iterator[None]:
+        """Sets the settings of the fit's first step: by them variables are made.
+
+        Args:
+            saved: what `capture` gave.
+        """
+        first = {each.place: each for each in _read(saved) if each.kind == "first"}
+        for path, value in self._look():
+            if value.setting and value.entry.place in first:
+                encoded = first[value.entry.place].encoded
+                then = dataclasses.replace(value, encoded=encoded)
+                self._at_first[_key(path, value)] = then
+        start = {key: each for key, each in self._settings.items() if each.is_small}
+        newest = self._set_as(start | self._at_first)
+        try:
+            yield
+        finally:
+            self._put(newest)
+
+    def forget_trace(self) -> None:
+        """The next step that is traced uses the values of that moment."""
+        self._at_trace, self._is_trace_due = {}, False
+
+    def must_trace_again(self, *, only_for_settings: bool) -> bool:
+        """Whether the step was traced before the restore, with other values.
+
+        Args:
+            only_for_settings: whether values of the program's own do not count. They
+                may differ between workers, and all workers must trace equally often.
+        """
+        return any(v.setting or not only_for_settings for v in self._outdated)
+
+    def lose(self, what: str, why: str) -> None:
+        """Names a change that a restart does not restore, once.
+
+        Args:
+            what: the change.
+            why: the reason, and what to do.
+        """
+        if what not in self._lost:
+            self._lost[what] = why
             log.warning(
-                "tfpreempt: %s changes in training and does not come back after a "
-                "restart: %s. Keep it in a tf.Variable or a tfpreempt.State.",
-                path,
-                why,
+                "tfpreempt: %s will not be restored after a restart: %s.", what, why
             )
+
+    def _put(self, values: Mapping[Any, Encoded]) -> None:
+        """Sets values by key, and no others: `trainable` sets that of layers inside."""
+        for path, value in list(self._look()) if values else ():  # models come first
+            key, owner, name = _key(path, value), value.place.owner, value.entry.key
+            if key in values:
+                self._set(owner, name, values[key], value.owner)
+            elif (
+                value.setting
+                and getattr(owner, value.place.key) is not value.place.value
+            ):
+                setattr(owner, value.setting, value.place.value)
+
+    def _set(self, owner: Any, name: Any, encoded: Encoded, path: str) -> None:
+        try:
+            _put(owner, name, encoded.value())
+        except (*_UNPLACED, errors.CheckpointDamagedError) as error:
+            why = f"there is no place for it: {error!r}"
+            self.lose(f"the change of {name!r} of {path}", why + _KEEP)
 
     def _look(self) -> Iterator[tuple[str, Value]]:
         paths: dict[int, str] = {}
@@ -150,16 +337,40 @@ class Attributes:
             owner, value = place.owner, place.value
             paths.setdefault(id(value), place.path)
             is_users = id(owner) not in dealt_with and _is_users(owner, place.key)
-            leaves = _leaves(value)
-            if (
-                not is_users
-                or reach.is_data(value)
-                or all(isinstance(leaf, _PLAIN) for leaf in leaves)
-            ):
-                if reach.is_container(value):
+            setting = None if is_users else _setting(owner, place.key)
+            is_container = reach.is_container(value)
+            if not is_users and setting is None:
+                if is_container:
                     dealt_with.add(id(value))
-                if is_users:
-                    yield place.path, _taken(place, paths[id(owner)])
+                continue
+            is_whole = reach.is_data(value) or all(
+                isinstance(leaf, _PLAIN) for leaf in _leaves(value)
+            )
+            if is_container and (is_whole or not is_users):
+                dealt_with.add(id(value))
+            if (is_users and is_whole) or (
+                setting is not None and (is_whole or not is_container)
+            ):
+                self._owners[id(owner)] = owner
+                if setting is None:
+                    yield place.path, _taken(place, paths[id(owner)], None)
+                    continue
+                # The layer may be made later than the fit begins.
+                key = id(owner), place.key
+                found = self._settings.get(key)
+                is_seen = found is not None and found.place.value is value
+                if found is None or not is_seen or isinstance(value, _MUTABLE):
+                    found = _taken(place, paths[id(owner)], setting)
+                if key not in self._settings:
+                    self._settings[key] = found
+                    self._at_start[key] = found.digest
+                yield place.path, dataclasses.replace(found, owner=paths[id(owner)])
+
+
+def _key(path: str, value: Value) -> Any:
+    """Finds a value again; paths change when a model is built."""
+    owner = value.place.owner
+    return path if reach.is_container(owner) else (id(owner), value.place.key)
 
 
 def _enters(value: Any) -> bool:
@@ -182,6 +393,28 @@ def _is_users(owner: Any, key: Any) -> bool:
     return not is_hidden and not reach.is_set_by_library(owner, key)
 
 
+def _setting(owner: Any, key: Any) -> str | None:
+    """The name by which a library's setting is set; None for other attributes."""
+    kind: type = type(owner)
+    if owner is None or reach.is_container(owner) or not hasattr(kind, "get_config"):
+        return None
+    names, public = _arguments(kind), key.removeprefix("_")
+    if key in names:
+        return str(key)
+    has_setter = getattr(getattr(kind, public, None), "fset", None) is not None
+    return public if public in names and has_setter else None
+
+
+@functools.cache
+def _arguments(kind: type) -> frozenset[str]:
+    """Arguments of the constructors of a class and its bases that are a library's."""
+    kinds = (each for each in kind.__mro__ if not reach.is_of_program(each))
+    makers = (vars(each).get("__init__") for each in kinds)
+    functions = filter(inspect.isfunction, map(inspect.unwrap, filter(None, makers)))
+    names = (inspect.signature(each).parameters for each in functions)
+    return frozenset[str]().union(*names)
+
+
 def _leaves(value: Any) -> Iterator[Any]:
     """What is in a container, and in those within; another value itself."""
     if reach.is_container(value) or isinstance(value, set | frozenset):
@@ -191,10 +424,14 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _taken(place: reach.Place, owner: str) -> Value:
+def _taken(place: reach.Place, owner: str, setting: str | None) -> Value:
     encoded, problem = Encoded(header=""), None
-    arrays = (leaf for leaf in _leaves(place.value) if isinstance(leaf, np.ndarray))
-    if reach.is_data(place.value) or sum(each.nbytes for each in arrays) > _LARGE:
+    leaves = list(_leaves(place.value))
+    arrays = (leaf for leaf in leaves if isinstance(leaf, np.ndarray))
+    if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in leaves):
+        encoded = Encoded(header=id(place.value))
+        problem = f"a {type(place.value).__name__} is no plain value"
+    elif reach.is_data(place.value) or sum(each.nbytes for each in arrays) > _LARGE:
         size = f"{reach.MANY} items or {_LARGE >> 20} MiB"
         problem = f"more than {size} are taken for data"
     else:
@@ -203,7 +440,9 @@ def _taken(place: reach.Place, owner: str) -> Value:
         except errors.SaveError as error:
             encoded = Encoded(header=repr(_state_of(place.value)))
             problem = str(error)
-    return Value(place=place, owner=owner, encoded=encoded, problem=problem)
+    return Value(
+        place=place, owner=owner, setting=setting, encoded=encoded, problem=problem
+    )
 
 
 def _bare(value: Any) -> Any:

@@ -39,7 +39,7 @@ class Keras3Fit(Fit):
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         names = frame.f_locals
-        self.model = model
+        self.model, self.optimizer = model, model.optimizer
         self.frame = frame
         self.callbacks = names["callbacks"]
         flush = getattr(self.callbacks, "_flush_futures", None)  # from Keras 3.12 on

@@ -92,13 +92,13 @@ def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
         fit: the fit.
         is_built: whether the optimizer has made its variables.
     """
-    slots = getattr(fit.model.optimizer, "variables", ())
+    slots = getattr(fit.optimizer, "variables", ())
     slots = slots() if callable(slots) else slots
     weights = fit.model.weights if fit.model.built else ()
     shapes = sorted(f"{each.dtype} {tuple(each.shape)}" for each in weights)
     return {
         "keras": fit.line,
-        "optimizer": type(fit.model.optimizer).__name__,
+        "optimizer": type(fit.optimizer).__name__,
         "data": type(fit.adapter).__name__,
         "samples": getattr(fit.adapter, "_num_samples", None),
         "steps": fit.steps,

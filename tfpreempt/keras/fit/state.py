@@ -16,6 +16,7 @@ validation may change any variable, and is repeated: `Moment` holds their values
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 from collections.abc import Callable, Sequence
@@ -155,7 +156,7 @@ class FitState:
         self.attributes = Attributes(fit.model)
         self.shared = Record("tfpreempt.keras", take_shared)
         self.own = OwnRecord("tfpreempt.keras.worker", take_own, per_worker=True)
-        tracked = {"model": fit.model, "optimizer": fit.model.optimizer}
+        tracked = {"model": fit.model, "optimizer": fit.optimizer}
         self.checkpoint = tf.train.Checkpoint(
             **{name: each for name, each in tracked.items() if each is not None}
         )
@@ -198,12 +199,22 @@ class FitState:
 
     # --- before the first step -------------------------------------------------------
 
-    def build(self, iterator: Any, train_function: Any) -> None:
-        """Makes all variables. What a trace does to Python values is done once."""
-        self.attributes.traced_by(
-            *(self._fit.build, iterator, train_function),
-            is_kept=hasattr(train_function, "get_concrete_function"),
-        )
+    def build(self, iterator: Any, train_function: Any, *, restores: bool) -> None:
+        """Makes all variables. What a trace does to Python values is done once.
+
+        Args:
+            iterator: of the training data; is not read.
+            train_function: Keras' own.
+            restores: whether the variables are those of the commit.
+        """
+        with contextlib.ExitStack() as undo:
+            if restores and self.own.loaded is not None:
+                first = self.attributes.as_first(self.own.loaded["attributes"])
+                undo.enter_context(first)
+            self.attributes.traced_by(
+                *(self._fit.build, iterator, train_function),
+                is_kept=hasattr(train_function, "get_concrete_function"),
+            )
 
     # --- the restart -----------------------------------------------------------------
 

@@ -92,16 +92,24 @@ class Steps:
 
     def epoch_begins(self, epoch: int) -> None:
         """No batch of it is trained yet."""
-        fit, made = self._fit, self._fit.model.train_function
-        if made is not self and made is not None:
-            # A callback has called make_train_function(), after unfreezing layers, say.
-            self.inner = made
-            fit.model.train_function = self
+        fit = self._fit
+        self.take_over()
         self.before_epoch += self.batches
         self.epoch, self.size = epoch, fit.steps_per_execution
         self._limit = fit.steps if fit.cuts_last_step else None
         self._mark = (self._member.runs, 0)
         self.stop_at = 0  # the next step asks what is due
+
+    def take_over(self) -> None:
+        """Stands in for a train function that a callback has made, too.
+
+        To unfreeze layers in training, a callback calls make_train_function().
+        """
+        made = self._fit.model.train_function
+        if made is not self and made is not None:
+            self.inner = made
+            self._fit.model.train_function = self
+            self.stop_at = 0  # the step traces it
 
     def stands_at(self, taken: int, batches: int | None = None) -> None:
         """So many batches of the iterator are taken now.

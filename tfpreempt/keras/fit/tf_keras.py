@@ -46,7 +46,7 @@ class TfKerasFit(Fit):
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         names = frame.f_locals
-        self.model = model
+        self.model, self.optimizer = model, model.optimizer
         self.frame = frame
         self.callbacks = names["callbacks"]
         self.loop = names["data_handler"]

@@ -10,7 +10,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from tfpreempt import errors
+from tfpreempt.core import reach
 from tfpreempt.core.events import Metrics
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
@@ -28,7 +31,7 @@ from tfpreempt.keras.fit.phases import Event, Phase
 from tfpreempt.keras.fit.progress import Progress, Stage
 from tfpreempt.keras.fit.state import FitState, Moment, Taken
 from tfpreempt.keras.fit.steps import Steps
-from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.interface import Fit, after_each, uncover
 from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
@@ -39,6 +42,7 @@ _STOPS_WITHIN = 0.25
 """Seconds for which a stop of training waits for the notice that may have caused it.
 
 A signal's notice takes milliseconds, and longer on a machine that is overloaded."""
+_MAKE_AGAIN = ("compile", "make_train_function")
 
 
 class Training:
@@ -72,7 +76,7 @@ class Training:
         self._moment: Moment | None = None  # where an epoch has trained its last step
         self._is_stop_held = False
         self._saved = Progress()  # of the commit
-        self._is_traced = False
+        self._traced: Any = None  # Keras' train function that a step has traced
         self._committed: int | None = None  # the epoch that the newest commit began
         self._state = FitState(
             self.fit,
@@ -86,6 +90,9 @@ class Training:
             self._admit(options)
             undo.callback(self._session.give_up, self.member)
             self.steps = Steps(self.fit, self._session, self.member, self._slow_step)
+            for name in _MAKE_AGAIN:
+                after_each(model, name, self._made_again)
+                undo.callback(uncover, model, name)
             self._plan = self._make_plan()
             self._phase = self._plan.beginning
             self._begin(files)
@@ -177,7 +184,8 @@ class Training:
         if self._phase in (Phase.RESTORE, Phase.SKIP):
             self.fit.start_at(self._epochs, 0, {})
             # Keras looks at the variables at the end even where no step made them.
-            self._state.build(self._data.any_iterator(), self.steps.inner)
+            iterator, restores = self._data.any_iterator(), self._phase is Phase.RESTORE
+            self._state.build(iterator, self.steps.inner, restores=restores)
         elif self._phase is not Phase.START:
             self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
 
@@ -243,11 +251,44 @@ class Training:
 
     def _call(self, iterator: Any) -> Any:
         """Keras' own train function. What its first call changes, its trace does."""
-        inner, is_traced = self.steps.inner, self._is_traced
-        self._is_traced = True
-        if is_traced or self.fit.model.run_eagerly:
+        inner = self.steps.inner
+        if inner is self._traced or self.fit.model.run_eagerly:
             return inner(iterator)
+        self._traced = inner
         return self._state.attributes.traced_by(inner, iterator)
+
+    @property
+    def _is_traced_once(self) -> bool:
+        """Whether Python in a train step runs while it is traced only."""
+        model = self.fit.model
+        is_eager = model.run_eagerly or tf.config.functions_run_eagerly()
+        is_kerass_own = not reach.is_module_of_program(
+            type(model).make_train_function.__module__
+        )
+        return is_kerass_own and not is_eager
+
+    def _made_again(self, name: str, result: Any) -> Any:
+        """A callback has called one of `_MAKE_AGAIN`."""
+        if name == "compile":
+            self._state.attributes.lose(
+                "the effect of compile() inside fit",
+                "commits have the optimizer that fit began with. Call compile() "
+                "between two fits, each with a checkpoint_dir of its own",
+            )
+        self.steps.take_over()
+        self._state.attributes.forget_trace()
+        return result if result is None else self.steps
+
+    def _restore(self, *, extends: bool = False) -> None:
+        """The state of the commit. A trace with other settings is made again."""
+        self._state.restore(self.member, self._saved, extends=extends)
+        attributes, model = self._state.attributes, self.fit.model
+        is_one_of_many = self._session.cluster.world > 1
+        if not self._is_traced_once:
+            attributes.forget_trace()
+        elif attributes.must_trace_again(only_for_settings=is_one_of_many):
+            type(model).make_train_function(model, force=True)
+            self.steps.take_over()
 
     def _first_step(self, iterator: Any) -> Any:
         """Makes everything as it was, and steps, if the step was not trained before."""
@@ -259,7 +300,8 @@ class Training:
         state.capture(self._others.callbacks)  # raises now rather than in a save
         if beginning is not Phase.START or self._plan.number > 1:
             # Also a save before the first step must hold what the fits before left.
-            self._state.build(iterator, steps.inner)
+            restores = beginning is not Phase.START
+            self._state.build(iterator, steps.inner, restores=restores)
         if beginning is not Phase.START:
             taken = self._data.restore(iterator, extends=extends)
             # The step that is not run again counts.
@@ -269,7 +311,7 @@ class Training:
             self._committed = steps.epoch
             if is_validated:
                 return self._repeat_last_step()
-            self._state.restore(self.member, self._saved, extends=extends)
+            self._restore(extends=extends)
         if extends:  # hooks that were undone by the restore, such as a schedule's
             self.fit.model.reset_metrics()
             self._others.wake("on_epoch_begin", steps.epoch)
@@ -328,7 +370,7 @@ class Training:
     def _catch_up(self) -> None:
         """What a restart leaves until Keras is past the step that was trained."""
         self._session.arm(self.member)
-        self._state.restore(self.member, self._saved)
+        self._restore()
         self._state.restore_random()
         if self._phase is Phase.DATA_ENDED:
             # Keras met the end of its data by a step, in which what needs no data was
@@ -489,6 +531,8 @@ class Training:
         self.fit.frame = None
         self._others.unwrap()
         self._moment = None
+        for name in _MAKE_AGAIN:
+            uncover(self.fit.model, name)
         if self.fit.model.train_function is self.steps:
             self.fit.model.train_function = self.steps.inner
         self._state.close()
