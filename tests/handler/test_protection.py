@@ -82,10 +82,13 @@ class LastSave(tfpreempt.State):
 def train(program: Program, grace: float | None, call: Callable[[], None]) -> None:
     """A loop, and `call` in the midst of the commit of its end."""
     state = LastSave(call)
-    with program.handler(config={"grace_period": grace}) as handler:
-        handler.run(program.step)
-        handler.run(program.step)
-        state.is_over = True
+    try:
+        with program.handler(config={"grace_period": grace}) as handler:
+            handler.run(program.step)
+            handler.run(program.step)
+            state.is_over = True
+    finally:
+        state.unregister()
 
 
 # --- the end -------------------------------------------------------------------------
@@ -144,6 +147,16 @@ def test_a_known_deadline_holds_after_the_last_handler_without_protection(
     train(program, 1.0, press)
     wait_until(lambda: program.exits)
     assert [each["step"] for each in program.events("commit")] == [2]
+
+
+def test_a_known_deadline_holds_after_a_final_save_that_fails(program: Program) -> None:
+    def fail() -> None:
+        program.button.press()
+        raise TypeError("cannot pickle")
+
+    with pytest.raises(TypeError, match="cannot pickle"):
+        train(program, 1.0, fail)
+    wait_until(lambda: program.exits)
 
 
 def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -> None:

@@ -370,8 +370,11 @@ class PreemptionCheckpointHandler:
         check_timeout(timeout)
         if not self._gate.busy:
             self._unsaved.compare()
-        self._session.close(self._member, timeout)
-        take_over()
+        try:
+            self._session.close(self._member, timeout)
+        finally:
+            if self._member.is_closed:
+                take_over()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
         self._session.check_open(self._member, "the `with` block")

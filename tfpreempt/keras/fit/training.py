@@ -513,6 +513,7 @@ class Training:
             self._session.close(self.member)
         except Exception:
             self.abandon()
+            take_over()
             raise
         # Not where it was broken off: the member is open, and saves the States yet.
         self._release()
