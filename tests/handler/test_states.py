@@ -187,30 +187,32 @@ def test_a_pipeline_goes_on_with_the_step(program: Program) -> None:
 
 
 def numbers(seed: int) -> Any:
-    """An iterator of ours."""
+    """A pipeline of ours, without an end."""
     data = tfpreempt.data.from_index(lambda i: i, 20, batch_size=4, seed=seed)
-    return iter(data.repeat())
+    return data.repeat()
 
 
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "named", "distributed"])
 def test_a_pipeline_of_ours_in_another_order_is_refused(
-    program: Program, is_named: bool
+    program: Program, kind: str
 ) -> None:
     def use(seed: int) -> list[int]:
-        """Two batches, of which the last is saved."""
-        iterator = numbers(seed)
-        state = DatasetIteratorState("data", iterator) if is_named else None
-        given = tf.train.Checkpoint(
-            variable=program.variable, **({} if is_named else {"data": iterator})
-        )
+        """Takes two batches; the last one is saved."""
+        if kind == "distributed":
+            strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+            iterator = tfpreempt.data.distribute(numbers(seed), strategy)
+        else:
+            iterator = iter(numbers(seed))
+        state = DatasetIteratorState("data", iterator) if kind == "named" else None
+        held = {"variable": program.variable} | ({} if state else {"data": iterator})
         try:
-            with program.handler(given) as handler:
+            with program.handler(tf.train.Checkpoint(**held)) as handler:
                 return [int(handler.run(next, iterator)[0]) for _ in range(2)]
         finally:
             if state is not None:
                 state.unregister()
 
-    undisturbed = numbers(7)
+    undisturbed = iter(numbers(7))
     expected = [int(next(undisturbed)[0]) for _ in range(4)]
     assert use(7) + use(7) == expected
     with pytest.raises(errors.CheckpointMismatchError, match="in another order"):
@@ -221,11 +223,11 @@ def test_a_commit_without_fingerprints_of_data_is_restored(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version's."""
-    checkpoint = tf.train.Checkpoint(data=numbers(7))
+    checkpoint = tf.train.Checkpoint(data=iter(numbers(7)))
     with monkeypatch.context() as earlier:
         earlier.setattr(OrderState, "is_wanted", lambda self: False)
         with program.handler(checkpoint) as handler:
             handler.run(next, checkpoint.data)
-    checkpoint = tf.train.Checkpoint(data=numbers(8))
+    checkpoint = tf.train.Checkpoint(data=iter(numbers(8)))
     with program.handler(checkpoint) as handler:
         assert handler.total_run_calls == 1

@@ -28,7 +28,7 @@ from tfpreempt.checkpoint import data_order
 from tfpreempt.checkpoint.iterator_state import parts
 from tfpreempt.core import seams
 
-_MANY = 1 << 22  # samples whose order takes longer to draw than a start may wait
+_MANY = 1 << 20  # samples whose order takes longer to draw than a start may wait
 
 
 def roots(dataset: Any) -> list[Any]:
