@@ -55,6 +55,8 @@ TENSORFLOW = {
     "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
     "checkpoint/iterator_state.py": "States of tf.data iterators",
     "checkpoint/data_order.py": "fingerprints of tf.data pipelines",
+    "checkpoint/cache_files.py": "which files a tf.data cache needs",
+    "checkpoint/shuffle_seeds.py": "adds the seeds of shuffles to iterators' states",
     "checkpoint/unsaved.py": "reads variables to see which a step changes",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
     "storage/gfile.py": "paths that only tf.io.gfile can reach",
@@ -96,6 +98,7 @@ SLEEPERS = {
 # that another user put into a checkpoint directory must lead nowhere.
 CHANGE_FILES = {
     "checkpoint/cache.py": "a directory of this user, closed to others",
+    "checkpoint/cache_files.py": "a tf.data cache that the user named",
     "checkpoint/handle.py": "removes the empty directory that the user named",
     "checkpoint/locks.py": "a cache of this user, or a directory that the user named",
     "checkpoint/remote/journals.py": "a new temporary directory",

@@ -101,6 +101,13 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
         .batch(4)
     ),
     "repeated": lambda seed: numbers().shuffle(SAMPLES, seed=seed).repeat().batch(4),
+    "repeated last": lambda seed: (
+        numbers().shuffle(SAMPLES, seed=seed).batch(4).prefetch(2).repeat()
+    ),
+    "files, repeated": lambda seed: files(seed).batch(4).prefetch(2).repeat(),
+    "repeated twice": lambda seed: (
+        numbers(0, 9).shuffle(9, seed=seed).batch(4).prefetch(2).repeat(2)
+    ),
     "repeated and shuffled": lambda seed: (
         numbers().repeat().shuffle(9, seed=seed).batch(4)
     ),
@@ -108,7 +115,12 @@ PIPELINES: dict[str, Callable[[int | None], Any]] = {
         generated, output_signature=tf.TensorSpec([], tf.int64)
     ).batch(4),
 }
-ENDLESS = {"repeated", "repeated and shuffled"}
+ENDLESS = {
+    "repeated",
+    "repeated last",
+    "files, repeated",
+    "repeated and shuffled",
+}
 
 MIDDLE = [("begin", 1, 3)]
 OFTEN = [("end", 0, 0), ("begin", 1, 4), ("epoch", 1, 0), ("end", 2, 2)]
@@ -181,6 +193,19 @@ def test_more_epochs_than_last_time(on: Machine, line: str, name: str) -> None:
         on.run(functools.partial(program, epochs))
     found = [seen.epochs[epoch] for epoch in range(EPOCHS)]
     assert found == undisturbed(line, name)
+
+
+@LINES
+@pytest.mark.parametrize("name", ["repeated last", "files, repeated"])
+def test_a_pipeline_is_exact_wherever_an_epoch_was_interrupted(
+    on: Machine, line: str, name: str
+) -> None:
+    """Also where the shuffle has given all elements and batches of them still wait."""
+    for epoch, batch in itertools.product(range(2), range(STEPS)):
+        found = train(
+            on, lambda: PIPELINES[name](3), ("end", epoch, batch), **options(name)
+        )
+        assert found == undisturbed(line, name), (epoch, batch)
 
 
 @LINES
@@ -297,24 +322,6 @@ def test_a_generator_is_named(
 
 
 @LINES
-def test_a_finite_repeat_is_named(
-    on: Machine, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Within the epoch it is exact all the same."""
-
-    def data() -> Any:
-        return numbers().shuffle(SAMPLES, seed=3).repeat(2).batch(4)
-
-    expected = train(on, data)
-    with caplog.at_level(logging.WARNING):
-        found = train(on, data, ("begin", 1, 8))
-    assert found[:2] == expected[:2]
-    for epoch in found:
-        assert sorted(itertools.chain(*epoch)) == sorted(2 * list(range(SAMPLES)))
-    assert "repeat(n)" in said(caplog)
-
-
-@LINES
 def test_a_cache_in_memory_is_named(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,7 +352,9 @@ def test_validation_data_that_change_are_named(
 
 
 @LINES
-@pytest.mark.parametrize("name", ["files", "repeated", "filtered"])
+@pytest.mark.parametrize(
+    "name", ["files", "repeated", "repeated last", "repeated twice", "filtered"]
+)
 def test_nothing_is_said_where_all_is_exact(
     on: Machine, line: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

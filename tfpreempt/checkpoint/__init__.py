@@ -6,6 +6,7 @@ bundle_reader   large tensors in a restore, read by many threads
 bundle_table    the index of a TensorFlow checkpoint, read and written
 bundle_writer   large tensors beside what TensorFlow writes, by many threads
 cache           copies of remote checkpoints that all processes of a machine share
+cache_files     checks the files of Dataset.cache(path) before a restore
 catalog         one value for each checkpoint, wherever it lies; one scan, one order
 claims          who is saving here: what dead writers staged is left over
 collective      the part of a save that all workers do at once
@@ -41,6 +42,7 @@ restore         which checkpoint to restore: the newest that is committed and ve
 retention       deletes what is no longer wanted
 saver           saves a step in two phases, whatever form the checkpoint has
 shares          large tensors dealt out evenly, to workers and to threads
+shuffle_seeds   adds to an iterator's state the seeds that its shuffles have drawn
 state           a named thing that is saved with the step
 state_file      one State in a file of its own, outside of any commit
 state_loader    finds what one State was: in the newest commit, or in a file of its own

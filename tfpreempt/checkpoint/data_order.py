@@ -25,7 +25,8 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import readable
-from tfpreempt.checkpoint.iterator_state import iterators, parts
+from tfpreempt.checkpoint.iterator_state import iterators
+from tfpreempt.checkpoint.shuffle_seeds import parts
 from tfpreempt.checkpoint.state import State
 from tfpreempt.core import seams
 from tfpreempt.storage import checksum

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.cache_files import (
+    cache_paths,
+    check_cache_files,
+    warn_of_unfinished,
+)
 from tfpreempt.checkpoint.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.shuffle_seeds import SEEDS, ShuffleSeeds, parts, seeds_of
 from tfpreempt.checkpoint.state import State
 from tfpreempt.checkpoint.variables import plain_message, walk
 from tfpreempt.core import seams
@@ -39,6 +46,12 @@ def iterators(checkpoint: tf.train.Checkpoint) -> Iterator[tuple[str, Any]]:
     for path, obj in walk(checkpoint):
         if isinstance(obj, seams.iterator_ops.OwnedIterator):
             yield path, obj
+
+
+def keep_all_seeds(checkpoint: tf.train.Checkpoint) -> None:
+    """Calls `keep_seeds` for iterators that the program has made since the start."""
+    for _, iterator in iterators(checkpoint):
+        keep_seeds(iterator)
 
 
 def shared_iterators(checkpoint: tf.train.Checkpoint) -> list[Any]:
@@ -84,11 +97,65 @@ def _kept_apart(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
     return [pair for pair in iterators(checkpoint) if id(pair[1]) not in shared]
 
 
+# --- states that are complete ----------------------------------------------------
+
+
+def keep_seeds(iterator: Any, *datasets: Any) -> None:
+    """Lets the state of an iterator hold the seeds of its shuffles.
+
+    The files of its caches are checked before a state is restored. Reads nothing and
+    changes no seed. A second call does nothing, nor does a call for an iterator that
+    adds the seeds itself. Must not run while another thread makes iterators of the same
+    datasets.
+
+    Args:
+        iterator: a tf.data iterator (`OwnedIterator`).
+        *datasets: datasets that the iterator is made of; by default its own.
+    """
+    if not datasets and iterator._dataset is not None:
+        datasets = (iterator._dataset,)
+    if hasattr(iterator, SEEDS) or not datasets:
+        return
+    seeds, caches = seeds_of(*datasets), cache_paths(*datasets)
+    setattr(iterator, SEEDS, seeds)
+    if not seeds and not caches:
+        return
+    # The iterator must not refer to itself: its threads would live until the next
+    # garbage collection.
+    own, kind = weakref.ref(iterator), type(iterator)
+
+    def serialize() -> dict[str, Any]:
+        state = lambda: kind._serialize_to_tensors(own())["_STATE"]  # noqa: E731
+        return {"_STATE": seeds.add_to(state)}
+
+    def restore(restored: dict[str, Any]) -> Any:
+        check_cache_files(restored["_STATE"], caches)
+        done = kind._restore_from_tensors(own(), restored)
+        seeds.restore(restored["_STATE"])
+        return done
+
+    iterator._serialize_to_tensors = serialize
+    iterator._restore_from_tensors = restore
+
+
+def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
+    """Returns the state of an iterator, with seeds if `keep_seeds` was called for it.
+
+    Args:
+        iterator: a tf.data iterator.
+        serialize: returns the iterator's state, a variant tensor of shape (elements,).
+    """
+    seeds: ShuffleSeeds | None = getattr(iterator, SEEDS, None)
+    return seeds.add_to(serialize) if seeds else serialize()
+
+
 # --- who has no position -------------------------------------------------------------
 
 
 def check_position(iterator: Any, where: str) -> None:
-    """Refuses a dataset iterator whose position cannot be saved; it is not advanced.
+    """Refuses a dataset iterator whose position cannot be saved.
+
+    The iterator is not read. Its state holds the seeds of its shuffles from now on.
 
     Args:
         iterator: `iter(dataset)`.
@@ -110,6 +177,8 @@ def check_position(iterator: Any, where: str) -> None:
         else:
             said = hidden_state(*found)
         if said is None:
+            keep_seeds(iterator)
+            warn_of_unfinished(cache_paths(*found))
             return
         why = f"an op in it may keep a state of its own: {said.rstrip('.')}"
         instead = (
@@ -176,13 +245,6 @@ def hidden_state(*datasets: Any) -> str | None:
     return None
 
 
-def parts(*datasets: Any) -> Iterator[Any]:
-    """Pipelines and all that they are built of."""
-    for dataset in datasets:
-        yield dataset
-        yield from parts(*dataset._inputs())
-
-
 def _functions(*datasets: Any) -> Iterator[Any]:
     return (each for part in parts(*datasets) for each in part._functions())
 
@@ -236,11 +298,15 @@ def positions_kept(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
 
     Not those whose place is the same on all workers.
     """
+    name = "_restore_from_tensors"
     kept = [iterator for _, iterator in _kept_apart(checkpoint)]
+    own = [vars(iterator).get(name) for iterator in kept]
     for iterator in kept:
         iterator._restore_from_tensors = lambda restored: []
     try:
         yield
     finally:
-        for iterator in kept:
+        for iterator, restore in zip(kept, own, strict=True):
             del iterator._restore_from_tensors  # uncovers the class's own
+            if restore is not None:  # of `keep_seeds`
+                iterator._restore_from_tensors = restore

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt.checkpoint.at_hand import AtHand
-from tfpreempt.checkpoint.iterator_state import parts
+from tfpreempt.checkpoint.shuffle_seeds import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import local_parts, walk

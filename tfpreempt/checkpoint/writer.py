@@ -36,6 +36,7 @@ from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
     iterators,
+    keep_all_seeds,
     shared_iterators,
 )
 from tfpreempt.checkpoint.lease import Lease
@@ -199,6 +200,7 @@ class _Tracked(Payload):
         self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
     ) -> Staged:
         attach(self.checkpoint)
+        keep_all_seeds(self.checkpoint)
         with _writing(f"step {save.step}"), self._gathering():
             return self._write(save, prepare, _save_arguments(args, kwargs))
 
@@ -240,6 +242,7 @@ class _Tracked(Payload):
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         if self.checkpoint is not None:
+            keep_all_seeds(self.checkpoint)
             left = reader.restore(self.checkpoint, prefix, self._options, with_data)
             self._restored = prefix, left
 

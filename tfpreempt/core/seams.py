@@ -56,6 +56,7 @@ MODULES = {
     "data_distribute": _TF + "data.experimental.ops.distribute",
     "data_structures": _TF + "trackable.data_structures",
     "dataset_ops": _TF + "data.ops.dataset_ops",
+    "dataset_pb2": "tensorflow.core.framework.dataset_pb2",
     "distribute_values": _TF + "distribute.values",
     "eager_context": _TF + "eager.context",
     "file_io": _TF + "lib.io.file_io",
@@ -67,14 +68,15 @@ MODULES = {
     "iterator_ops": _TF + "data.ops.iterator_ops",
     "multi_device_iterator_ops": _TF + "data.ops.multi_device_iterator_ops",
     "object_identity": _TF + "util.object_identity",
+    "random_op": _TF + "data.ops.random_op",
     "range_op": _TF + "data.ops.range_op",
-    "repeat_op": _TF + "data.ops.repeat_op",
     "resource_variable_ops": _TF + "ops.resource_variable_ops",
     "saveable_object": _TF + "training.saving.saveable_object",
     "shuffle_op": _TF + "data.ops.shuffle_op",
     "skip_op": _TF + "data.ops.skip_op",
     "stateful_random_ops": _TF + "ops.stateful_random_ops",
     "tensor_bundle": "tensorflow.core.protobuf.tensor_bundle_pb2",
+    "tensor_pb2": "tensorflow.core.framework.tensor_pb2",
     "trackable_base": _TF + "trackable.base",
     "trackable_utils": _TF + "trackable.trackable_utils",
     "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
@@ -149,12 +151,16 @@ FEATURES = {
         names={
             "dataset_ops": "DatasetV2._functions DatasetV2._inputs "
             "DatasetV2._variant_tensor",
+            "dataset_pb2": "CompressedElement",
             "gen_dataset_ops": "dataset_to_graph_v2 map_dataset serialize_iterator",
             "iterator_ops": "OwnedIterator._dataset "
             "OwnedIterator._iterator_resource OwnedIterator._restore_from_tensors "
             "OwnedIterator._serialize_to_tensors",
+            "random_op": "_RandomDataset._rerandomize",
             "range_op": "_RangeDataset._start",
+            "shuffle_op": "_ShuffleDataset._reshuffle_each_iteration",
             "skip_op": "_SkipDataset",
+            "tensor_pb2": "TensorProto VariantTensorDataProto",
         },
     ),
     "manager": Feature(
@@ -193,7 +199,6 @@ FEATURES = {
         names={
             "cache_op": "CacheDataset._filename",
             "concatenate_op": "_ConcatenateDataset",
-            "repeat_op": "_RepeatDataset._count",
             "shuffle_op": "_ShuffleDataset._buffer_size "
             "_ShuffleDataset._reshuffle_each_iteration _ShuffleDataset._seed "
             "_ShuffleDataset._seed2",

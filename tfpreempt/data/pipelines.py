@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.data_order import first_positions, with_permutation
+from tfpreempt.checkpoint.shuffle_seeds import DRAWS_SEEDS
 from tfpreempt.data.slices import with_batch_size
 
 # TensorFlow's default of 4 rounds leaves patterns that are easy to measure (60,000
@@ -207,6 +208,7 @@ def _keys(seed: int) -> tf.data.Dataset:
         ),
         tf.TensorSpec([], tf.int64),
     )
+    setattr(numbers, DRAWS_SEEDS, True)
     return numbers.batch(3, drop_remainder=True).take(1)
 
 

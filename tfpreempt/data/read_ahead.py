@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpreempt.checkpoint.iterator_state import add_seeds
+from tfpreempt.checkpoint.shuffle_seeds import SEEDS, seeds_of
 from tfpreempt.core import seams
 from tfpreempt.data.slices import Cut
 
@@ -44,12 +46,14 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
 
     def __init__(self, dataset: Any, cut: Cut, devices: Sequence[str]) -> None:
         super().__init__(dataset)
-        resource = self._iterator_resource
+        self._seeds = seeds_of(dataset)
+        setattr(self, SEEDS, self._seeds)
+        self._resources = [self._iterator_resource, *self._seeds.resources]
         # Not a tf.Variable, which would be one for each replica in a strategy's scope.
         self.place = seams.resource_variable_ops.ResourceVariable(
-            _serialized(resource), trainable=False
+            _serialized(self._resources), trainable=False
         )
-        self._marked = _marked_slices(resource, dataset.element_spec, cut)
+        self._marked = _marked_slices(self._resources, dataset.element_spec, cut)
         self._devices = tuple(devices)
         self._copier = self._new_copier()
         self.slices: list[Any] = self._copier._device_iterators
@@ -63,7 +67,15 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
             )
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {"_STATE": state_of(self)}
+        return {"_STATE": self.state()}
+
+    def state(self) -> Any:
+        """The position of training, with the seeds that were drawn up to there."""
+        state, *probes = tf.unstack(tf.io.parse_tensor(self.place, tf.string))
+        return self._seeds.join(
+            tf.io.parse_tensor(state, tf.variant),
+            [tf.io.parse_tensor(each, tf.variant) for each in probes],
+        )
 
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> list[Any]:
         # With a new dataset the thread ends that reads. It is never read itself.
@@ -73,7 +85,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
                 self._marked._variant_tensor, resource, max_buffer_size=1
             )
         done: list[Any] = super()._restore_from_tensors(restored_tensors)
-        self.place.assign(_serialized(self._iterator_resource))
+        self._seeds.restore(restored_tensors["_STATE"])
+        self.place.assign(_serialized(self._resources))
         self._copier = self._new_copier()
         # What was traced holds the iterators of old, so these go over to the new data.
         for old, new in zip(self.slices, self._copier._device_iterators, strict=True):
@@ -90,8 +103,8 @@ def state_of(iterator: Any) -> Any:
         tf.errors.OpError: it has none.
     """
     if isinstance(iterator, AheadIterator):
-        return tf.io.parse_tensor(iterator.place, tf.variant)
-    return _state_of(iterator._iterator_resource)
+        return iterator.state()
+    return add_seeds(iterator, lambda: _state_of(iterator._iterator_resource))
 
 
 def _state_of(resource: Any) -> Any:
@@ -99,23 +112,25 @@ def _state_of(resource: Any) -> Any:
     return _ops.serialize_iterator(resource, policy)
 
 
-def _serialized(resource: Any) -> tf.Tensor:
-    """The state as a string, which no device but the host holds."""
-    return tf.io.serialize_tensor(_state_of(resource))
+def _serialized(resources: Sequence[Any]) -> tf.Tensor:
+    """The states of iterators as one string, which no device but the host holds."""
+    states = [tf.io.serialize_tensor(_state_of(each)) for each in resources]
+    return tf.io.serialize_tensor(tf.stack(states))
 
 
-def _marked_slices(resource: Any, spec: Any, cut: Cut) -> tf.data.Dataset:
+def _marked_slices(resources: Sequence[Any], spec: Any, cut: Cut) -> tf.data.Dataset:
     """The slices of all local replicas in turn, each with the place behind its batch.
 
     Args:
-        resource: a host iterator's; there must be no other reader.
+        resources: that of a host iterator, which has no other reader, and those of the
+            probes of its shuffles.
         spec: of a global batch.
         cut: how it is cut.
     """
 
-    def read(resource: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        iterator = tf.data.IteratorSpec(spec)._from_components([resource])
-        return iterator.get_next_as_optional(), _serialized(resource)
+    def read(*resources: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        iterator = tf.data.IteratorSpec(spec)._from_components([resources[0]])
+        return iterator.get_next_as_optional(), _serialized(resources)
 
     def slices(batch: Any, place: tf.Tensor) -> tf.data.Dataset:
         whole = batch.get_value()
@@ -126,7 +141,7 @@ def _marked_slices(resource: Any, spec: Any, cut: Cut) -> tf.data.Dataset:
         return functools.reduce(tf.data.Dataset.concatenate, each)
 
     # Not captured: functions are in circles, which would keep the iterator's threads.
-    batches = tf.data.Dataset.from_tensors(resource).repeat().map(read)
+    batches = tf.data.Dataset.from_tensors(tuple(resources)).repeat().map(read)
     batches = batches.take_while(lambda batch, _: batch.has_value())
     return batches.flat_map(slices)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint import data_order
 from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
-from tfpreempt.checkpoint.iterator_state import check_position, pack, unpack
+from tfpreempt.checkpoint.iterator_state import check_position, keep_seeds, pack, unpack
 from tfpreempt.checkpoint.random_state import (
     generator_record,
     load_generator_record,
@@ -83,8 +83,8 @@ class DatasetIteratorState(State):
     """The position of a `tf.data` iterator, shuffle buffers included.
 
     Loading works before the first element is taken and after. The pipeline must be the
-    same as the one that was saved. The next `iter(dataset)` is another iterator: what
-    it shuffles is not part of this position.
+    same as the one that was saved. An iterator that is made of the same dataset later
+    has the order that it would have had without the restart.
 
     Args:
         name: unique among the living States.
@@ -120,6 +120,7 @@ class DatasetIteratorState(State):
         self.iterator = iterator
 
     def save(self, fileobj: IO[bytes]) -> None:
+        keep_seeds(self.iterator)
         try:
             parts = pack(self.iterator._serialize_to_tensors()["_STATE"])
         except tf.errors.OpError as error:
@@ -144,6 +145,7 @@ class DatasetIteratorState(State):
             ) from error
         here = data_order.of_iterator(self.iterator)
         data_order.check(order, here, f"The data of {self!r}")
+        keep_seeds(self.iterator)
         try:
             self.iterator._restore_from_tensors({"_STATE": state})
         except (ValueError, tf.errors.OpError) as error:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from types import NoneType
 from typing import Any
 
 import tensorflow as tf
@@ -25,10 +24,16 @@ from rich.progress import Progress
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import data_order
+from tfpreempt.checkpoint.cache_files import (
+    cache_paths,
+    prepare_cache_files,
+    warn_of_unfinished,
+)
 from tfpreempt.checkpoint.data_order import Order
 from tfpreempt.checkpoint.encoding import readable
 from tfpreempt.checkpoint.iterator_state import (
     hidden_state,
+    keep_seeds,
     pack,
     reads_generator,
     unpack,
@@ -63,8 +68,8 @@ class Position:
         made: iterators of the dataset that were made before this one.
         read: those of them that were trained with.
         batches: batches that training has taken from this one.
-        states: states of the local iterators below, now and before the first batch;
-            each a list of parts. Empty for the other ways.
+        states: states of the local iterators below, each a list of parts. Empty for
+            the other ways.
         more: what the way adds.
         is_shared: whether it is the place in global batches, the same on all workers.
         order: fingerprints of the order of the data; see `checkpoint.data_order`.
@@ -98,10 +103,9 @@ class Position:
             is_of_bytes = all(
                 isinstance(part, bytes) for state in found.states for part in state
             )
-            is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
             data_order.parse(found.order)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
-            if not (is_kind and is_told and is_of_bytes and is_counted):
+            if not (is_kind and is_told and is_of_bytes):
                 raise ValueError(f"it is no place in data: {str(place)[:200]}")
         return found
 
@@ -156,40 +160,41 @@ class IteratorTracker(Tracker):
     """By the state of the tf.data iterators below."""
 
     kind = "iterator"
-    _before: Sequence[Sequence[bytes]] = ()
 
     def begins(self, iterator: Any) -> None:
-        self._before = _states(iterator)
+        self._keep_seeds(iterator)
 
     def save(self, iterator: Any, position: Position) -> Position:
         try:
-            now = _states(iterator) if position.batches else []
+            states = _states(iterator)
         except tf.errors.OpError as error:  # known only now that it was read
             log.warning("tfpreempt: %s (%s).", AGAIN, error.message)
             return dataclasses.replace(position, kind="replay")
-        made_since = self.data.made - self.data.number(iterator)
-        states = [*self._before, *now]
-        return dataclasses.replace(position, states=states, more=made_since)
-
-    def prepare(self, position: Position) -> None:
-        for root in pipeline.roots(self.data.dataset):
-            pipeline.draw(root, position.read + (position.batches > 0))
+        return dataclasses.replace(position, states=states)
 
     def extend(self, position: Position, iterator: Any) -> None:
-        _set_states(self.data.spare(), position.states)
-        for _ in range(position.more):  # made after the one that was read last
-            self.data.spare()
-        self._before = _states(self.data.spare())
-        _set_states(iterator, self._before)
+        self.restore(position, self.data.spare())  # sets the seeds of the shuffles
+        following = self.data.spare()
+        self._keep_seeds(following)
+        self._keep_seeds(iterator)
+        _set_states(iterator, _states(following))
 
     def restore(self, position: Position, iterator: Any) -> None:
-        count = len(list(owned_iterators(iterator)))
-        self._before, now = position.states[:count], position.states[count:]
-        _set_states(iterator, now or self._before)
-        # Data without an end repeat their shuffle within the iterator, and it goes on
-        # drawing; else another iterator follows, and draws the next seed.
-        if now and not pipeline.is_endless(*pipeline.roots(self.data.dataset)):
-            _set_states(self.data.spare(), self._before)
+        self._keep_seeds(iterator)
+        _set_states(iterator, position.states)
+
+    def missing_files(self, position: Position) -> list[str]:
+        """Files of caches that the position needs and that are not there."""
+        paths = cache_paths(*pipeline.roots(self.data.dataset))
+        return [
+            file
+            for state in position.states
+            for file in prepare_cache_files(unpack(state), paths)
+        ]
+
+    def _keep_seeds(self, iterator: Any) -> None:
+        for owned in owned_iterators(iterator):
+            keep_seeds(owned, *pipeline.roots(self.data.dataset))
 
 
 class IndexTracker(Tracker):
@@ -308,8 +313,7 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
         return ReplayTracker, f"{AGAIN} ({again})"
     if fit.array_way is None and (problem := hidden_state(*roots)):
         return IteratorTracker, f"{_RANDOM} ({problem})"
-    if pipeline.repeated_shuffles(dataset):
-        return IteratorTracker, _REPEATED
+    warn_of_unfinished(cache_paths(*roots))
     return IteratorTracker, _CACHED if pipeline.caches_in_memory(dataset) else None
 
 
@@ -323,8 +327,6 @@ def _reason_to_replay(
         return type(iterator).__name__
     if reads_generator(*roots):
         return "a Python generator"
-    if pipeline.concatenated_shuffles(dataset):
-        return "a shuffle within concatenate"
     try:
         _states(iterator)
     except tf.errors.OpError as error:
@@ -359,13 +361,9 @@ _RANDOM = (
     "run. Use tf.random.stateless_* with a seed from the element, or augment in layers "
     "of the model"
 )
-_REPEATED = (
-    "the input pipeline repeats a shuffle a finite number of times: the order of "
-    "epochs after a resumed one may differ from an undisturbed run. Leave out "
-    "repeat(n) and raise epochs, or use repeat() with steps_per_epoch"
-)
 _CACHED = (
     "the input pipeline caches in memory, and what it has cached becomes part of every "
-    "commit in the middle of an epoch. Cache to a file (cache(path)), or load the data "
-    "before the pipeline, for instance with tfpreempt.data.from_arrays"
+    "commit in the middle of an epoch. Cache to a file (cache(path)) on storage that "
+    "outlives the machine, or load the data before the pipeline, for instance with "
+    "tfpreempt.data.from_arrays"
 )

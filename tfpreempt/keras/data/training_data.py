@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -16,6 +17,7 @@ from tfpreempt.keras.data.loader import LoaderTracker, warn_of_states
 from tfpreempt.keras.data.position import (
     WAYS,
     IndexTracker,
+    IteratorTracker,
     Position,
     ReplayTracker,
     Tracker,
@@ -153,6 +155,19 @@ class TrainingData:
                 )
             self._choose(WAYS[saved.kind])
         data_order.check(saved.order, self._order, "The training data")
+        if isinstance(self.tracker, IteratorTracker) and (
+            missing := self.tracker.missing_files(saved)
+        ):
+            log.warning(
+                "tfpreempt: files of the cache that the training data are read from "
+                "are missing: %s. The %d batches before the position are read again, "
+                "and the cache is written again. A cache must lie on storage that "
+                "outlives the machine",
+                ", ".join(missing),
+                saved.batches,
+            )
+            saved = dataclasses.replace(saved, kind=ReplayTracker.kind, states=())
+            self._choose(ReplayTracker)
         self.tracker.prepare(saved)
         self._saved = saved
 

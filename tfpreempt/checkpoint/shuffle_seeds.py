@@ -1,0 +1,235 @@
+"""Adds to a dataset iterator's state how many seeds its shuffles have drawn.
+
+A shuffle draws a seed for each pass over its input, from a generator that all iterators
+of a dataset share. TensorFlow saves the generator's count with the shuffle's own state.
+A shuffle has no state before it is first read, nor after its last element was taken,
+even if that element still waits in a batch or a prefetch above it. A restored iterator
+then draws seeds of earlier passes again, and later epochs have another order.
+
+So each shuffle gets a *probe*: an iterator over the shuffle alone, which is never read.
+The state of the probe holds the count at any time, and restoring a state with another
+count sets the generator. The counts are appended to the iterator's state under names
+that TensorFlow does not read, so TensorFlow restores such a state too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt.core import seams
+
+_COUNT = b"epoch_num_random_samples"
+_SEPARATOR = b"@@"  # in the metadata of an element: a prefix, then names of values
+_PREFIX = b"tfpreempt::Shuffle"
+SEEDS = "_tfpreempt_shuffle_seeds"
+"""Attribute with the counts: of an iterator, and of the first dataset below it."""
+
+DRAWS_SEEDS = "_tfpreempt_draws_seeds"
+"""Attribute of a dataset of ours that draws a seed for each iterator."""
+
+
+def parts(*datasets: Any) -> Iterator[Any]:
+    """Datasets and all datasets that they are built of."""
+    for dataset in datasets:
+        yield dataset
+        yield from parts(*dataset._inputs())
+
+
+def reshuffles(node: Any) -> bool:
+    """Whether a dataset draws a new seed for each of its iterators."""
+    if hasattr(node, DRAWS_SEEDS):
+        return True
+    if isinstance(node, seams.random_op._RandomDataset):
+        return bool(node._rerandomize)
+    is_shuffle = isinstance(node, seams.shuffle_op._ShuffleDataset)
+    return is_shuffle and node._reshuffle_each_iteration is not False
+
+
+def seeds_of(*datasets: Any) -> ShuffleSeeds:
+    """Returns the counts of the shuffles in datasets; the first dataset keeps them."""
+    first = datasets[0]
+    if not hasattr(first, SEEDS):
+        setattr(first, SEEDS, ShuffleSeeds(datasets))
+    seeds: ShuffleSeeds = getattr(first, SEEDS)
+    return seeds
+
+
+class ShuffleSeeds:
+    """The counts of the seeds that the shuffles of datasets have drawn.
+
+    Args:
+        datasets: built of the shuffles.
+    """
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        nodes = {id(node): node for node in parts(*datasets) if reshuffles(node)}
+        self._probes = [_Probe(node) for node in nodes.values()]
+
+    def __len__(self) -> int:
+        return len(self._probes)
+
+    def add_to(self, serialize: Callable[[], Any]) -> Any:
+        """A state with the counts of the same moment appended.
+
+        A thread of tf.data may begin the next pass between two reads; then both are
+        read again.
+        """
+        before = self._read()
+        while True:
+            state = serialize()
+            after = self._read()
+            if [each.count for each in before] == [each.count for each in after]:
+                return _with_counts(state, after)
+            before = after
+
+    @property
+    def resources(self) -> Sequence[Any]:
+        """The probes' iterator resources, to be serialized inside a tf.function."""
+        return [probe.resource for probe in self._probes]
+
+    def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
+        """Appends the counts in serialized probes to a state of the same moment."""
+        return _with_counts(state, [_find(each)[1] for each in probe_states])
+
+    def restore(self, state: Any) -> None:
+        """Sets the counts that a state holds; without counts in it does nothing."""
+        if not self._probes:
+            return
+        found = [Element(each) for each in state[-len(self._probes) :]]
+        if all(each.prefix.startswith(_PREFIX) for each in found):
+            for probe, each in zip(self._probes, found, strict=True):
+                probe.set(each.count)
+
+    def _read(self) -> list[Element]:
+        return [probe.read()[1] for probe in self._probes]
+
+
+class _Probe:
+    """An iterator over one shuffle that is never read. Making it changes no count."""
+
+    def __init__(self, node: Any) -> None:
+        self._iterator = iter(node)
+        _, before = self.read()
+        self._iterator = iter(node)
+        _, after = self.read()
+        self.set(max(0, 2 * before.count - after.count))  # both draw as many
+
+    @property
+    def resource(self) -> Any:
+        return self._iterator._iterator_resource
+
+    def read(self) -> tuple[int, Element]:
+        """The element with the count, and its index in the probe's state."""
+        return _find(self._state())
+
+    def set(self, count: int) -> None:
+        """Sets the count of the generator that all iterators of the shuffle share."""
+        state = self._state()
+        index, element = _find(state)
+        changed = _replaced(state, index, [element.with_count(count)])
+        self._iterator._restore_from_tensors({"_STATE": changed})
+
+    def _state(self) -> Any:
+        return self._iterator._serialize_to_tensors()["_STATE"]
+
+
+class Element:
+    """One element of an iterator's state: some values by name.
+
+    As tensorflow/core/data/serialization_utils.cc writes it: a VariantTensorDataProto
+    whose metadata are a prefix and the names, and whose tensor is a CompressedElement.
+
+    Args:
+        variant: a scalar of a state.
+    """
+
+    def __init__(self, variant: Any) -> None:
+        raw = tf.io.serialize_tensor(variant).numpy()
+        self._outer = seams.tensor_pb2.TensorProto.FromString(raw)
+        content, start = self._outer.tensor_content, 1
+        while content[start - 1] & 0x80:  # the length of the rest, a varint
+            start += 1
+        self._data = seams.tensor_pb2.VariantTensorDataProto.FromString(content[start:])
+        self.prefix, *self.names = self._data.metadata.split(_SEPARATOR)
+
+        counts = [i for i, name in enumerate(self.names) if name.endswith(_COUNT)]
+        self._index = counts[0] if counts else -1
+
+    def numbers(self, name: bytes, kind: bytes) -> list[int]:
+        """The values of a name where the element is of an iterator of this kind."""
+        if not self.prefix.endswith(kind) or name not in self.names:
+            return []
+        return [int(self._values()[self.names.index(name)])]
+
+    @property
+    def has_count(self) -> bool:
+        return self._index >= 0
+
+    @property
+    def count(self) -> int:
+        return int(self._values()[self._index])
+
+    def with_count(self, count: int) -> Any:
+        """The variant with another count."""
+        values = list(self._values())
+        values[self._index] = tf.constant(count, tf.int64)
+        compressed = tf.raw_ops.CompressElement(components=values)
+        self._data.tensors[0].ParseFromString(
+            tf.io.serialize_tensor(compressed).numpy()
+        )
+        return self._variant()
+
+    def named(self, prefix: bytes) -> Any:
+        """The variant under another prefix."""
+        self._data.metadata = _SEPARATOR.join([prefix, *self.names])
+        return self._variant()
+
+    def _values(self) -> Sequence[Any]:
+        [proto] = self._data.tensors
+        metadata = proto.variant_val[0].metadata
+        element = seams.dataset_pb2.CompressedElement.FromString(metadata)
+        kinds = [each.dtype for each in element.component_metadata]
+        return tf.raw_ops.UncompressElement(  # type: ignore[no-any-return]
+            compressed=tf.io.parse_tensor(proto.SerializeToString(), tf.variant),
+            output_types=kinds,
+            output_shapes=[[]] * len(kinds),
+        )
+
+    def _variant(self) -> Any:
+        data = self._data.SerializeToString()
+        length, rest = b"", len(data)
+        while rest > 0x7F:
+            length += bytes([rest & 0x7F | 0x80])
+            rest >>= 7
+        self._outer.tensor_content = length + bytes([rest]) + data
+        return tf.io.parse_tensor(self._outer.SerializeToString(), tf.variant)
+
+
+def _find(state: Any) -> tuple[int, Element]:
+    """The element with the count in a probe's state, and its index."""
+    # One of the first elements; the slots of the shuffle's buffer come behind it.
+    for index in range(len(state)):
+        element = Element(state[index])
+        if element.has_count:
+            return index, element
+    raise AssertionError("a shuffle's state has no count")
+
+
+def _with_counts(state: Any, elements: Sequence[Element]) -> Any:
+    if not elements:
+        return state
+    counts = [
+        each.named(b"%s::%d" % (_PREFIX, number))
+        for number, each in enumerate(elements)
+    ]
+    return _replaced(state, len(state), counts)
+
+
+def _replaced(state: Any, start: int, elements: Sequence[Any]) -> Any:
+    """A state with other elements from an index on, which may be behind its end."""
+    # Of the ops that join tensors, this one takes variants.
+    indices = [tf.range(len(state)), tf.range(start, start + len(elements))]
+    return tf.dynamic_stitch(indices, [state, tf.stack(elements)])
