@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tests.handler.program import Program
-from tfpreempt import State
+from tfpreempt import State, errors
 from tfpreempt.data import distribute
 from tfpreempt.states import JsonState
 
@@ -330,6 +330,28 @@ def test_tensorflows_distributed_iterator_is_named_with_what_to_write_instead(
         for _ in range(3):
             handler.run(read, ours)
     assert "reads from" not in caplog.text
+
+
+def test_a_loop_over_the_data_service_gets_advice_that_applies(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.partition("://")[2]
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
+    mode = service.ShardingPolicy.OFF
+    distributed = service.distribute(mode, dispatcher.target)
+    iterator = iter(tf.data.Dataset.range(9).apply(distributed).prefetch(1))
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(read, iterator)
+    assert "job_name" in caplog.text
+    assert "total_run_calls" not in caplog.text
+    program.checkpoint.data = iterator
+    with pytest.raises(errors.ConfigurationError, match=r"tf\.data service") as raised:
+        program.handler()
+    assert "total_run_calls" not in str(raised.value)
+    del iterator, worker, dispatcher
 
 
 class Seen(State):

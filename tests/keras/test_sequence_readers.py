@@ -102,6 +102,52 @@ def test_processes_read_in_the_same_order(
     assert found == expected
 
 
+def counting(on: Machine, changes: str) -> Any:
+    """Data whose reading changes what the name says."""
+    utils = on.keras.utils
+
+    class Counting(utils.PyDataset if on.line == "keras" else utils.Sequence):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count, self.rng, self.cache = 0, np.random.default_rng(3), {}
+
+        def __len__(self) -> int:
+            return BATCHES
+
+        def __getitem__(self, index: int) -> Any:
+            self.count += changes == "count"
+            if changes == "rng":
+                self.rng.random()
+            if changes == "cache":
+                self.cache[index] = True
+            return ROWS[index * BATCH : (index + 1) * BATCH]
+
+        def on_epoch_end(self) -> None:
+            self.count += 1
+
+    if changes == "total_batches_seen":
+        home = getattr(on.keras, "_legacy", on.keras)
+        generator = home.preprocessing.image.ImageDataGenerator()
+        return generator.flow(np.zeros([BATCHES * BATCH, 2, 2, 1]), None, BATCH, seed=3)
+    return Counting()
+
+
+@LINES
+@pytest.mark.parametrize(
+    "changes", ["count", "rng", "cache", "total_batches_seen", "nothing"]
+)
+def test_attributes_that_change_while_batches_are_read_are_named(
+    on: Machine, line: str, changes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    on.start()
+    data = {"x": counting(on, changes), "y": None, "batch_size": None, "epochs": 2}
+    seen = Seen()
+    on.fit(seen.model(on), seen.callback(on), **data)
+    told = [r.getMessage() for r in caplog.records if "of their own" in r.getMessage()]
+    assert len(told) == (changes != "nothing")
+    assert all(changes in each for each in told)
+
+
 @pytest.fixture
 def counting_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes Keras shuffle a PyDataset as Keras 3.16 does: by a count of epochs."""

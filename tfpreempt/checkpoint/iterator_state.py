@@ -167,6 +167,12 @@ def check_position(iterator: Any, where: str) -> None:
     seams.require("iterators")
     dataset = iterator._dataset
     found = [] if dataset is None else [dataset]
+    if reads_data_service(*found):
+        raise errors.ConfigurationError(
+            f"{where} reads from the tf.data service, which decides itself which batch "
+            "comes next, so the iterator has no position that can be saved. "
+            f"{KEEP_SERVICE_OUT}."
+        )
     if reads_generator(*found):
         why, instead = "it reads a Python generator", ""
     else:
@@ -193,6 +199,24 @@ def check_position(iterator: Any, where: str) -> None:
         "from the step, or begin behind what was read: "
         "iter(dataset.skip(handler.total_run_calls)). tfpreempt.data makes "
         f"datasets whose position is saved.{instead}"
+    )
+
+
+KEEP_SERVICE_OUT = (
+    "Keep the iterator out of what is saved. A restarted run takes the batches that "
+    "the service gives then, so samples of the interrupted epoch may come twice or not "
+    "at all. With a job_name, a dispatcher that outlives the run continues the same "
+    "epoch. For exact resume read the data in the workers themselves, for instance "
+    "with tfpreempt.data"
+)
+"""Advice for a loop over the tf.data service."""
+
+
+def reads_data_service(*datasets: Any) -> bool:
+    """Whether a pipeline takes its elements from the tf.data service."""
+    return any(
+        type(node).__name__.startswith("_DataServiceDataset")
+        for node in parts(*datasets)
     )
 
 

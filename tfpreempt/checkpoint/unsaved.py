@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt.checkpoint.at_hand import AtHand
+from tfpreempt.checkpoint.iterator_state import KEEP_SERVICE_OUT, reads_data_service
 from tfpreempt.checkpoint.shuffle_seeds import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.untracked import attach
@@ -233,17 +234,21 @@ def _mark(thing: Any) -> Any:
 
 def _is_lost(iterator: Any, held: set[Any]) -> bool:
     """Whether it is a dataset iterator that begins anew after a restart."""
-    if id(iterator) in held:
+    found = _datasets(iterator)
+    if id(iterator) in held or not found or None in found:
         return False
+    return not any(map(_begins_late, parts(*found)))
+
+
+def _datasets(iterator: Any) -> list[Any]:
+    """The datasets below a dataset iterator; none for another object."""
     if isinstance(iterator, tf.distribute.DistributedIterator):
-        found = [
+        return [
             getattr(each, "iterator", each)._dataset for each in iterator._iterators
         ]
-    elif isinstance(iterator, tf.data.Iterator | tf.data.NumpyIterator):
-        found = [getattr(iterator, "_iterator", iterator)._dataset]
-    else:
-        return False
-    return None not in found and not any(map(_begins_late, parts(*found)))
+    if isinstance(iterator, tf.data.Iterator | tf.data.NumpyIterator):
+        return [getattr(iterator, "_iterator", iterator)._dataset]
+    return []
 
 
 def _begins_late(dataset: Any) -> bool:
@@ -268,12 +273,20 @@ def _warn(changed: Sequence[str], unread: Mapping[str, Any]) -> None:
         )
     if unread:
         is_theirs = any(map(_is_of_tensorflow, unread.values()))
+        is_service = all(
+            reads_data_service(*_datasets(each)) for each in unread.values()
+        )
         problems.append(
-            f"The step reads from {', '.join(unread)}, and no commit holds the place "
-            "in these data: a restarted run reads them from the beginning. "
-            + (_MAKE_OURS if is_theirs else "Put the iterator into the ")
-            + "tf.train.Checkpoint, or let it begin behind what was read: "
-            "iter(dataset.skip(handler.total_run_calls))."
+            f"The step reads from {', '.join(unread)}, and no commit holds the "
+            "position in these data. "
+            + (
+                f"{KEEP_SERVICE_OUT}."
+                if is_service
+                else "A restarted run reads them from the beginning. "
+                + (_MAKE_OURS if is_theirs else "Put the iterator into the ")
+                + "tf.train.Checkpoint, or let it begin behind what was read: "
+                "iter(dataset.skip(handler.total_run_calls))."
+            )
         )
     if problems:
         _log.warning("tfpreempt: %s", " ".join(problems))

@@ -29,6 +29,7 @@ from tfpreempt.checkpoint import data_order
 from tfpreempt.checkpoint.data_order import Order
 from tfpreempt.checkpoint.encoding import decode, encode
 from tfpreempt.checkpoint.random_state import is_seeded
+from tfpreempt.core import reach
 from tfpreempt.keras.callbacks.known import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import Position, Tracker
@@ -44,6 +45,15 @@ _UNSEEDED = (
     "for the epoch that was interrupted, and sees some samples twice and others not. "
     "Call keras.utils.set_random_seed() first, or give the class get_state() and "
     "set_state(state)"
+)
+
+_CHANGES = (
+    "tfpreempt: the training data change attributes of their own while batches are "
+    "read: %s. After a restart these are as the program makes them, so batches that "
+    "depend on them differ from an uninterrupted run. Let __getitem__ derive a batch "
+    "from its index, and change what differs between epochs in on_epoch_end, or give "
+    "the class get_state() and set_state(state). ImageDataGenerator.flow() draws each "
+    "batch from a count of batches: augment in layers of the model instead."
 )
 
 
@@ -66,6 +76,8 @@ class SequenceTracker(Tracker):
         self._has_rest = False  # the next epoch is only what is left of one
         self._before_epoch: tuple[int, Any] = (0, None)  # calls, state by then
         self._has_state = has_hooks(self._sequence)
+        self._marks: dict[str, Any] = {}  # of its attributes, as an epoch began
+        self._are_changes_named = False
         for hook in HOOKS:
             if hasattr(fit.adapter, hook):
                 self._watch(hook)
@@ -83,11 +95,14 @@ class SequenceTracker(Tracker):
         self._before_epoch = (len(self._calls), state)
 
     def begins(self, iterator: Any) -> None:
+        if not self._has_state and not self._are_changes_named:
+            self._marks = _marks(self._sequence)
         if not self.fit.reads_early:
             self._order = []
             self._shuffle_state = self.fit.shuffle_state()
 
     def save(self, iterator: Any, position: Position) -> Position:
+        self._name_changes()
         calls, state = self._before_epoch
         more = {
             "shuffle": self._shuffle_state,
@@ -124,11 +139,21 @@ class SequenceTracker(Tracker):
     def extend(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
 
+    def _name_changes(self) -> None:
+        """Warns once of attributes that differ from those at the begin of the epoch."""
+        before, self._marks = self._marks, {}
+        now = _marks(self._sequence) if before else {}
+        changed = [name for name in before if now.get(name) != before[name]]
+        if changed:
+            self._are_changes_named = True
+            log.warning(_CHANGES, ", ".join(sorted(changed)))
+
     def _watch(self, hook: str) -> None:
         """Notes calls of a hook that the fit makes through its adapter."""
         inner: Callable[[], None] = getattr(self.fit.adapter, hook)
 
         def noted() -> None:
+            self._name_changes()
             if self._again:
                 _set_generators(self._again.pop(0)[1])
             before = _generators()
@@ -178,6 +203,23 @@ def _shuffler(state: Any) -> random.Random:
     shuffler = random.Random()
     shuffler.setstate(state)
     return shuffler
+
+
+def _marks(sequence: Any) -> dict[str, Any]:
+    """Returns a mark for each attribute, equal as long as the attribute's value is."""
+    found: dict[str, Any] = {}
+    for name, value in getattr(sequence, "__dict__", {}).items():
+        if isinstance(value, bool | int | float | str | None):
+            found[name] = repr(value)
+        elif isinstance(value, random.Random):
+            found[name] = hash(value.getstate())
+        elif isinstance(value, np.random.Generator):
+            found[name] = repr(value.bit_generator.state)
+        elif isinstance(value, np.random.RandomState):
+            found[name] = repr(value.get_state())
+        elif isinstance(value, reach.GROWING):
+            found[name] = len(value)
+    return found
 
 
 def _generators() -> tuple[Any, Any]:
