@@ -19,9 +19,6 @@ _logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_SECONDS = 2.0
 
-FIND_LIMIT_SECONDS = 0.2
-"""Seconds that closing waits for a search of sources; a preemption has few seconds."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WatchedSource:
@@ -95,13 +92,7 @@ class Watcher:
         self._delivery = threading.RLock()
         # Held while a found source starts. Re-entrant: its on_notice may close this.
         self._starting = threading.RLock()
-        self._search = (
-            None
-            if find_more is None
-            else OwnedThread(
-                "tfpreempt-find-sources", functools.partial(self._add_found, find_more)
-            )
-        )
+        self._find_more = find_more
 
     @property
     def shortest_grace(self) -> float | None:
@@ -129,12 +120,12 @@ class Watcher:
             self.close()
             raise
         self.is_started = True
-        if self._search is not None:
-            self._search.start()
+        if self._find_more is not None:
+            search = functools.partial(self._add_found, self._find_more)
+            OwnedThread("tfpreempt-find-sources", search).start()
 
     def _add_found(self, find: FindSources) -> None:
-        found = find()
-        for watched in found:
+        for watched in find():
             with self._starting:
                 if self._closed.is_set():
                     return
@@ -148,9 +139,7 @@ class Watcher:
                         error,
                     )
                     continue
-                if (
-                    self._closed.is_set()
-                ):  # by on_notice, given a notice that stood already
+                if self._closed.is_set():  # by on_notice: a notice stood already
                     watched.source.close()
                     return
                 self._started.append(watched.source)
@@ -166,16 +155,14 @@ class Watcher:
         """Stops every source; after it returns no notice is delivered. Idempotent.
 
         Waits at most 2 s for an on_notice that is running, and as long as each source
-        takes, which has a limit of its own. A search of sources that lasts is left
-        behind, and starts no source any more. Main thread, so that signals are put
-        back.
+        takes, which has a limit of its own. A search of sources is not waited for, and
+        starts no source any more. Main thread, so that signals are put back.
         """
         self._closed.set()
         self.is_started = False
-        if self._search is not None:
-            self._search.join(FIND_LIMIT_SECONDS)
-            if self._starting.acquire(timeout=CLOSE_LIMIT_SECONDS):
-                self._starting.release()
+        # The search itself is not joined: without an answer it would delay each close.
+        if self._starting.acquire(timeout=CLOSE_LIMIT_SECONDS):
+            self._starting.release()
         if self._delivery.acquire(timeout=CLOSE_LIMIT_SECONDS):
             self._delivery.release()
         else:
