@@ -12,6 +12,7 @@ import logging
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -329,6 +330,25 @@ def test_a_cache_in_memory_is_named(
         train(on, lambda: PIPELINES["cached"](3), *MIDDLE)
     assert "caches in memory" in said(caplog)
     assert "cache(path)" in said(caplog)
+
+
+@LINES
+def test_a_cache_whose_files_are_lost_is_read_again(
+    on: Machine, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TensorFlow ends the process where such a position is restored."""
+
+    def data() -> Any:
+        for file in tmp_path.iterdir():  # each start has a disk of its own
+            file.unlink()
+        cached = numbers().cache(str(tmp_path / "cache"))
+        return cached.shuffle(SAMPLES, seed=3).batch(4)
+
+    with caplog.at_level(logging.WARNING):
+        found = train(on, data, MIDDLE[0], ("end", 2, 1))
+    assert found == undisturbed(line, "shuffled")
+    assert caplog.text.count("cache.index") == 1
+    assert "Cache to a file" not in caplog.text
 
 
 @LINES

@@ -7,6 +7,7 @@ that the next epoch depends on how long the validation took.
 
 from __future__ import annotations
 
+import importlib
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -126,8 +127,10 @@ def counting(on: Machine, changes: str) -> Any:
             self.count += 1
 
     if changes == "total_batches_seen":
-        home = getattr(on.keras, "_legacy", on.keras)
-        generator = home.preprocessing.image.ImageDataGenerator()
+        # Keras 3 has it in `tf.keras` only.
+        name = "keras._tf_keras.keras" if on.line == "keras" else "tf_keras"
+        image = importlib.import_module(f"{name}.preprocessing.image")
+        generator = image.ImageDataGenerator()
         return generator.flow(np.zeros([BATCHES * BATCH, 2, 2, 1]), None, BATCH, seed=3)
     return Counting()
 
