@@ -72,8 +72,10 @@ def test_what_was_planted_is_refused(
 ) -> None:
     elsewhere = root.parent / "elsewhere"
     plant(root, elsewhere)
-    with pytest.raises(error):
+    with pytest.raises(error) as raised:
         contained.open_file(root / "a" / "file", flags, root=str(root))
+    name = root / "a" if plant is above else root / "a" / "file"
+    assert raised.value.filename == str(name)
     assert (elsewhere / "file").read_bytes() == b"years of work"
 
 

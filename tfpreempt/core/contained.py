@@ -66,7 +66,8 @@ def directory(
     here = os.open(top, flags[0])
     try:
         for part, how in zip(below, flags[1:], strict=True):
-            above, here = here, _folder(here, part, how, path, makes)
+            top = os.path.join(top, part)
+            above, here = here, _folder(here, part, how, top, makes)
             os.close(above)
         yield here
     finally:
@@ -145,6 +146,7 @@ def open_at(
             raise LinkError(path) from None
         if error.errno in _NOT_REGULAR:
             raise UnsafeFileError(errno.EINVAL, "Not a regular file", path) from None
+        error.filename = path
         raise
     try:
         status = os.fstat(descriptor)
