@@ -98,6 +98,13 @@ def test_arrays_that_another_seed_shuffles_are_refused(on: Machine, line: str) -
         resume(on, dict, dict, seed=8)
 
 
+@LINES
+def test_a_complete_fit_is_restored_whatever_the_order(on: Machine, line: str) -> None:
+    for seed in (7, 8):
+        on.start(seed)
+        on.fit(**indexed(seed)())
+
+
 @pytest.mark.parametrize("line", ["keras"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_sequence_that_keras_shuffles_in_an_unknown_way_is_refused(

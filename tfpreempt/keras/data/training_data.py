@@ -132,7 +132,7 @@ class TrainingData:
             batches: to be read again without it: those of the epoch that are trained.
 
         Raises:
-            CheckpointMismatchError: the data are of another kind, or in another order.
+            CheckpointMismatchError: the data are of another kind.
         """
         if saved is not None and saved.is_shared and not self._is_shared(saved.kind):
             saved = None
@@ -154,7 +154,6 @@ class TrainingData:
                     "data of the interrupted run, or use another checkpoint directory."
                 )
             self._choose(WAYS[saved.kind])
-        data_order.check(saved.order, self._order, "The training data")
         if isinstance(self.tracker, IteratorTracker) and (
             missing := self.tracker.missing_files(saved)
         ):
@@ -186,9 +185,14 @@ class TrainingData:
 
         Returns:
             Batches that were taken from the iterator.
+
+        Raises:
+            CheckpointMismatchError: the data come in another order.
         """
         saved = self._saved
         assert saved is not None
+        # Not in `prepare`: a fit that was complete trains nothing, in whatever order.
+        data_order.check(saved.order, self._order, "The training data")
         self._iterator = iterator
         self._read = saved.read + 1
         self._made_before = saved.made + 1 - self.dataset.number(iterator)
