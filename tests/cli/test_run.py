@@ -186,6 +186,19 @@ def test_a_worker_starts_with_no_signal_blocked(supervised: Run) -> None:
     assert supervised.wait_told("blocked") == "set()"
 
 
+def test_sigterm_is_passed_on_though_the_caller_ignores_it(supervised: Run) -> None:
+    wrapper = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh"]
+    program = """
+tell("ready", signal.getsignal(signal.SIGTERM).name)
+until_told()
+"""
+    supervised.start(program, wrapper=wrapper)
+    assert supervised.wait_told("ready") == "SIG_DFL"
+    supervised.wait_told("ready-0-0")
+    supervised.signal(signal.SIGTERM)
+    assert supervised.finish()[0] == 143
+
+
 def test_a_signal_that_ends_the_supervisor_is_in_the_journal(supervised: Run) -> None:
     supervised.start("until_told()")
     supervised.wait_told("ready-0-0")

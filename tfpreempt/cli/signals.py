@@ -26,13 +26,16 @@ Wait = Callable[[float | None], signal.Signals | None]
 
 @contextlib.contextmanager
 def held_signals(*numbers: signal.Signals) -> Iterator[Wait]:
-    """Holds signals back, for the wait that it yields.
+    """Blocks signals, for the wait that it yields.
 
-    One that the caller ignores (SIGHUP under nohup, SIGINT in a background job) stays
-    ignored. Main thread only; threads and processes that are started within hold them
-    back too. What has not been waited for at the end was in vain.
+    A signal that the caller ignores (SIGHUP under nohup, SIGINT in a background job)
+    stays ignored, except SIGTERM: a shell with `trap "" TERM` passes that on to every
+    program that it starts, and platforms stop a job by SIGTERM. Main thread only;
+    threads and processes that are started within block the signals too. Signals that
+    were not waited for at the end are dropped.
     """
-    held = {each for each in numbers if signal.getsignal(each) != signal.SIG_IGN}
+    ignored = {each for each in numbers if signal.getsignal(each) == signal.SIG_IGN}
+    held = {*numbers} - ignored | {*numbers} & {signal.SIGTERM}
 
     def wait(seconds: float | None) -> signal.Signals | None:
         if seconds is None:

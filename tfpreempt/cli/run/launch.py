@@ -25,8 +25,9 @@ def main() -> None:
         sys.exit(128 + signal.SIGTERM)
     # The supervisor blocks the signals that it waits for, and a mask outlives exec.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Python ignores these, and what is ignored stays so through exec.
-    for name in ("SIGPIPE", "SIGXFSZ"):
+    # Python ignores the first two, and the supervisor's caller may ignore the third;
+    # an ignored signal stays ignored through exec.
+    for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
