@@ -18,6 +18,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from typing import IO
 
 _ODD = re.compile(r"//|/\.{0,2}(/|$)")
 _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -178,9 +179,23 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
     """
     descriptor = open_file(path, os.O_RDONLY, root=root)
     with open(path, "rb", buffering=0, opener=lambda *_: descriptor) as file:
-        data = bytearray()
-        while len(data) <= most and (piece := file.read(_PIECE)):
-            data += piece
+        return read_all(file, most, path)
+
+
+def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
+    """Reads the rest of a small file, with no more memory than its bytes take.
+
+    Args:
+        file: to be read.
+        most: bytes that it may have.
+        path: of the file, for errors.
+
+    Raises:
+        OSError: as the storage says; EFBIG: the file has more bytes.
+    """
+    data = bytearray()
+    while len(data) <= most and (piece := file.read(_PIECE)):
+        data += piece
     if len(data) > most:
         text = f"More than the {most} bytes that such a file has"
         raise OSError(errno.EFBIG, text, os.fspath(path))

@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import IO
 
 from tfpreempt import errors
+from tfpreempt.core import contained
 from tfpreempt.storage import paths
 
-_PIECE = 1 << 16
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -166,13 +166,8 @@ def read(path: str, most: int) -> bytes:
         OSError: see `open_file`; EFBIG: the file has more bytes.
         CheckpointError: too many files are open; see `telling_shortage`.
     """
-    data = bytearray()
     with open_file(path) as file:
-        while len(data) <= most and (piece := file.read(_PIECE)):
-            data += piece
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"Has more than {most} bytes", path)
-    return bytes(data)
+        return contained.read_all(file, most, path)
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:

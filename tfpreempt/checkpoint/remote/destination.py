@@ -72,7 +72,9 @@ class Destination:
         for folder in self._folders:
             self._files.make_dirs(folder)
         with self._opened(PROGRESS, os.O_APPEND) as self._progress:
-            self._recorded = _ranges(self._progress.read(_MAX_PROGRESS_BYTES))
+            size = os.fstat(self._progress.fileno()).st_size
+            if size <= _MAX_PROGRESS_BYTES:  # a larger one is no record of ours
+                self._recorded = _ranges(self._progress.readall())
             self._progress.write(b"\n")  # ends a line that was torn
             self._files.sync_dir(self.path)  # what comes next is told to be ours by it
             yield
