@@ -160,11 +160,15 @@ def test_where_metrics_are_served(text: str, address: tuple[str, int] | None) ->
     assert parse_address(text) == address
 
 
+def empty() -> Picture:
+    return Picture(at=1.0, workers=[])
+
+
 @contextlib.contextmanager
-def served(timeout: float) -> Iterator[int]:
+def served(timeout: float, look: Callable[[], Picture] = empty) -> Iterator[int]:
     """A context with the port that metrics are served at."""
     [port] = free_ports(1)
-    made = metrics.registry("r", lambda: Picture(at=1.0, workers=[]))
+    made = metrics.registry("r", look)
     with metrics.served("127.0.0.1", port, made, timeout=timeout):
         yield port
 
@@ -187,6 +191,15 @@ def test_a_client_that_sends_nothing_is_not_waited_for() -> None:
         socket.create_connection(("127.0.0.1", port), timeout=30) as idle,
     ):
         assert idle.recv(1) == b""
+
+
+def test_an_error_of_the_metrics_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def look() -> Picture:
+        raise ValueError("no such state")
+
+    with served(timeout=60.0, look=look) as port, contextlib.suppress(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+    assert "no such state" in caplog.text
 
 
 WAITS = """

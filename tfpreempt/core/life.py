@@ -151,9 +151,8 @@ class LifeFile:
         Returns:
             Whether the signal was sent.
         """
-        with contextlib.suppress(
-            OSError
-        ):  # the process has ended, or is another user's
+        # An error: the process has ended, or belongs to another user.
+        with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:
                 if self._is_open_in(pid):

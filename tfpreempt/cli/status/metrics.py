@@ -6,9 +6,11 @@ prometheus_client is an extra, and imported when it is asked for.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ from tfpreempt.errors import ConfigurationError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
+
+_logger = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):)?(?P<port>\d{1,5})")
 _MOST_CONNECTIONS = 16
@@ -191,7 +195,9 @@ class _Server(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints nothing: the client has gone, or its connection was ended."""
+        """Logs an error of the metrics; a closed connection is none."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            _logger.exception("tfpreempt: metrics cannot be served")
 
 
 @contextlib.contextmanager
