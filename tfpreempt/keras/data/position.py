@@ -181,7 +181,9 @@ class IteratorTracker(Tracker):
 
     def restore(self, position: Position, iterator: Any) -> None:
         self._keep_seeds(iterator)
-        _set_states(iterator, position.states)
+        # An earlier version also saved the states before the first batch, in front.
+        count = len(list(owned_iterators(iterator)))
+        _set_states(iterator, position.states[-count:])
 
     def missing_files(self, position: Position) -> list[str]:
         """Files of caches that the position needs and that are not there."""
