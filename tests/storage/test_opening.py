@@ -86,6 +86,11 @@ def test_places_that_are_none(place, said):
 SECRET = "hunter2"
 
 
+def test_only_the_host_of_a_url_has_user_info():
+    assert paths.without_secrets("gs://bucket/a/b@c") == "gs://bucket/a/b@c"
+    assert paths.without_secrets(f"gs://user:{SECRET}@bucket/b@c").count("***") == 1
+
+
 @pytest.mark.parametrize(
     "place",
     [

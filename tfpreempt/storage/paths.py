@@ -8,7 +8,7 @@ import re
 from tfpreempt import errors
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_USER_INFO = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)[^/]*@")
+_USER_INFO = re.compile(r"\A((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)[^/]*@")
 
 
 def is_url(path: str) -> bool:
