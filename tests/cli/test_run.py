@@ -297,17 +297,42 @@ sys.exit({code} if restart < 2 else 0)
 SECOND = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
 
 
+def test_a_copy_of_hard_links_stops_no_start_and_stays(supervised: Run) -> None:
+    """`cp -al ckpt saved` costs nothing, and gives each file a second name."""
+    assert supervised.run("print('one')")[0] == 0
+    files = ["logs/worker-0.log", "ckpt/journal/supervisor.jsonl"]
+    written = [supervised.directory / name for name in files]
+    saved = [supervised.directory / path.name for path in written]
+    for path, second in zip(written, saved, strict=True):
+        second.hardlink_to(path)
+    before = [path.read_bytes() for path in saved]
+    code, _, err = supervised.run("print('two')")
+    assert code == 0, err
+    assert [path.read_bytes() for path in saved] == before
+    for path, text in zip(written, before, strict=True):
+        assert path.read_bytes().startswith(text)
+        assert len(path.read_bytes()) > len(text)
+
+
+_ELSEWHERE = "gs://bucket/run"
+
+
 @pytest.mark.parametrize(
-    ("event", "environment", "status"),
+    ("event", "directory", "environment", "status"),
     [
-        ("commit", {}, 0),  # of the next step, after each start
-        ("decision", {}, 1),  # the chief is here, and has not committed
-        ("decision", {"TF_CONFIG": json.dumps(SECOND)}, 0),  # it may have, elsewhere
+        ("commit", _ELSEWHERE, {}, 0),  # of the next step, after each start
+        ("commit", "ckpt", {}, 0),  # in a directory below, one for each fit
+        ("decision", _ELSEWHERE, {}, 1),  # the chief is here, and has not committed
+        ("decision", _ELSEWHERE, {"TF_CONFIG": json.dumps(SECOND)}, 0),  # it may have
     ],
-    ids=["commits", "none", "unknown"],
+    ids=["commits", "commits below", "none", "unknown"],
 )
-def test_commits_of_a_url_are_seen_in_the_chief_s_journal(
-    supervised: Run, event: str, environment: dict[str, str], status: int
+def test_commits_elsewhere_are_seen_in_the_chief_s_journal(
+    supervised: Run,
+    event: str,
+    directory: str,
+    environment: dict[str, str],
+    status: int,
 ) -> None:
     program = f"""
 journal = pathlib.Path(os.environ["TFPREEMPT_JOURNAL_DIR"], f"worker-{{me}}.jsonl")
@@ -317,7 +342,7 @@ with journal.open("a") as file:
 sys.exit(1 if restart < 3 else 0)
 """
     limits = ["--max-failures", "1", "--backoff-reset", "0"]
-    options = ["--checkpoint-dir", "gs://bucket/run", *limits]
+    options = ["--checkpoint-dir", directory, *limits]
     code, _, err = supervised.run(program, *options, environment=environment)
     assert code == status, err
 

@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.run.console import Console, StatusLine
 from tfpreempt.cli.run.reporter import Reporter
-from tfpreempt.cli.terminal import plain
+from tfpreempt.cli.terminal import LogHandler, plain
 from tfpreempt.core.events import Outcome
 from tfpreempt.core.journal import JsonLines, journal_directory
 from tfpreempt.handler.now import Doing, Now, _pack, now_path
@@ -161,6 +161,17 @@ def test_log_records_and_errors_of_a_command_are_escaped(
     result = call("say")
     assert f"lost {plain(NAME)}\nError: no {plain(NAME)}\n" == result.stderr
     assert not logging.getLogger("tfpreempt").handlers
+
+
+def test_a_closed_terminal_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", closefd=False) as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        record = logging.makeLogRecord({"msg": "a disk is full"})
+        LogHandler(logging.WARNING).handle(record)
+        # For the flush of stream.close().
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)
 
 
 def test_the_supervisors_lines_are_escaped(tmp_path: Path) -> None:

@@ -89,3 +89,29 @@ def test_no_more_is_read_than_such_a_file_has(root: Path) -> None:
     with pytest.raises(OSError, match="More than") as raised:
         contained.read(root / "a" / "file", 5)
     assert raised.value.errno == errno.EFBIG
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR | os.O_CREAT | os.O_APPEND])
+def test_a_file_with_a_second_name_is_replaced_by_a_copy(
+    root: Path, flags: int
+) -> None:
+    file, second = root / "a" / "file", root / "a" / "second"
+    (root / "a" / "file.copy").write_bytes(b"cut off")
+    file.chmod(0o662)  # other bits than a umask would leave
+    second.hardlink_to(file)
+    descriptor = contained.open_file(file, flags, root=str(root), copies=True)
+    os.write(descriptor, b"6")
+    os.close(descriptor)
+    is_at_end = flags & os.O_APPEND
+    assert file.read_bytes() == (b"123456" if is_at_end else b"62345")
+    assert file.stat().st_mode & 0o777 == 0o662
+    assert second.read_bytes() == b"12345"
+    assert sorted(os.listdir(root / "a")) == ["file", "second"]
+
+
+def test_a_large_file_with_a_second_name_is_refused(root: Path) -> None:
+    file = root / "a" / "file"
+    (root / "a" / "second").hardlink_to(file)
+    os.truncate(file, 1 << 43)
+    with pytest.raises(contained.UnsafeFileError):
+        contained.open_file(file, os.O_WRONLY, root=str(root), copies=True)

@@ -39,4 +39,7 @@ class LogHandler(logging.Handler):
     """Prints log records of the package to stderr. Any thread."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        echo(self.format(record), err=True)
+        try:
+            echo(self.format(record), err=True)
+        except Exception:  # noqa: BLE001 - stderr may be closed, and work continues
+            self.handleError(record)

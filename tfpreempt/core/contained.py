@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from typing import IO
@@ -27,6 +28,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket, no driver
 _PIECE = 1 << 16
+_MOST_COPIED = 1 << 28  # bytes; logs and journals have fewer
 
 
 class UnsafeFileError(OSError):
@@ -102,7 +104,12 @@ def parent(path: str | os.PathLike[str], root: str = "") -> Iterator[tuple[int, 
 
 
 def open_file(
-    path: str | os.PathLike[str], flags: int, mode: int = 0o666, *, root: str = ""
+    path: str | os.PathLike[str],
+    flags: int,
+    mode: int = 0o666,
+    *,
+    root: str = "",
+    copies: bool = False,
 ) -> int:
     """Opens a regular file, without waiting for a pipe or a device.
 
@@ -114,6 +121,8 @@ def open_file(
             a regular file.
         mode: of a new file.
         root: the directory below which no link is followed.
+        copies: replaces a file that has a second name by a copy, if the file is to be
+            written. `cp -al` of a checkpoint directory gives each file a second name.
 
     Returns:
         The descriptor.
@@ -124,11 +133,17 @@ def open_file(
         OSError: it cannot be opened.
     """
     with parent(path, root) as (folder, name):
-        return open_at(folder, name, flags, mode, path=os.fspath(path))
+        return open_at(folder, name, flags, mode, path=os.fspath(path), copies=copies)
 
 
 def open_at(
-    folder: int, name: str, flags: int, mode: int = 0o666, *, path: str = ""
+    folder: int,
+    name: str,
+    flags: int,
+    mode: int = 0o666,
+    *,
+    path: str = "",
+    copies: bool = False,
 ) -> int:
     """Opens a regular file in an open directory; see `open_file`.
 
@@ -138,6 +153,7 @@ def open_at(
         flags: see `open_file`.
         mode: see `open_file`.
         path: of the file, for errors.
+        copies: see `open_file`.
     """
     path = path or name
     try:
@@ -155,14 +171,38 @@ def open_at(
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFileError(errno.EINVAL, "Not a regular file", path)
-        if flags & _WRITES and status.st_nlink > 1:
+        is_shared = bool(flags & _WRITES) and status.st_nlink > 1
+        if is_shared and not (copies and status.st_size <= _MOST_COPIED):
             raise UnsafeFileError(errno.EMLINK, "Has a second name elsewhere", path)
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    if not is_shared:
+        return descriptor
+    os.close(descriptor)
+    _replace_by_copy(folder, name, path)
+    return open_at(folder, name, flags, mode, path=path)
+
+
+def _replace_by_copy(folder: int, name: str, path: str) -> None:
+    """Gives a file one name again; the file with the other name stays as it is.
+
+    The copy has the file's mode, so that other users may read and write it as before.
+    """
+    source = open_at(folder, name, os.O_RDONLY, path=path)
+    with open(source, "rb") as old:
+        mode, temporary = stat.S_IMODE(os.fstat(source).st_mode), f"{name}.copy"
+        with contextlib.suppress(FileNotFoundError):  # of a copy that was cut off
+            os.unlink(temporary, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(open_at(folder, temporary, flags, 0o600, path=path), "wb") as new:
+            os.fchmod(new.fileno(), mode)  # whatever the umask is
+            shutil.copyfileobj(old, new)
+            new.flush()
+            os.fsync(new.fileno())
+    os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:

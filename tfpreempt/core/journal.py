@@ -317,7 +317,9 @@ def open_file(path: Path, flags: int) -> int:
     """
     root = os.path.dirname(os.path.abspath(path.parent))
     with contained.directory(str(path.parent), root, reads=True) as folder:
-        descriptor = contained.open_at(folder, path.name, flags, 0o644, path=str(path))
+        descriptor = contained.open_at(
+            folder, path.name, flags, 0o644, path=str(path), copies=True
+        )
         if flags & os.O_CREAT:
             os.fsync(folder)  # or lines that are synced are lost with the file's name
     return descriptor

@@ -211,7 +211,7 @@ class WorkerLog:
             os.mkdir(name, dir_fd=folder)
 
     def _opened(self, flags: int) -> int:
-        return contained.open_file(self.path, flags, root=self._root)
+        return contained.open_file(self.path, flags, root=self._root, copies=True)
 
 
 @contextlib.contextmanager

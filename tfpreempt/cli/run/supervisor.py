@@ -94,6 +94,10 @@ def supervise(options: RunOptions) -> int:
         return code
 
 
+_Steps = tuple[int | None, int | None]
+"""Steps of the newest commits that are seen; None where no commit is seen."""
+
+
 @dataclasses.dataclass(eq=False)
 class Supervisor:
     """Starts all workers, follows them to the end, and again. Main thread only.
@@ -147,10 +151,10 @@ class Supervisor:
         """One incarnation, and the pause after it."""
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
-            first_step = self._newest_step()
+            first_steps = self._newest_steps()
             ports, obstacle = self._claim_ports(claims, restart)
             self._start(name, restart, ports, obstacle)
-            verdict = self._follow(first_step)
+            verdict = self._follow(first_steps)
             if isinstance(verdict, Restart) and home and _is_elsewhere(home):
                 verdict = policy.leave_without_directory(verdict.spent)
             self.reporter.decided(verdict, limits)
@@ -230,7 +234,7 @@ class Supervisor:
             if started is None:
                 self._add_exit(worker, _CANNOT_START, now)
 
-    def _follow(self, first_step: int | None) -> Restart | Leave:
+    def _follow(self, first_steps: _Steps) -> Restart | Leave:
         """Does what the policy says until it has a verdict."""
         while True:
             now = self.clock.monotonic()
@@ -240,7 +244,7 @@ class Supervisor:
             is_over = len(self.seen.exits) == self.seen.workers
             self._note(
                 now=now,
-                has_progressed=self._has_progressed(first_step) if is_over else False,
+                has_progressed=self._has_progressed(first_steps) if is_over else False,
                 hang_due=self.watch.look(now, self.fleet.running),
             )
             match policy.decide(self.options.limits, self.seen):
@@ -347,31 +351,35 @@ class Supervisor:
     def _note(self, **values: Any) -> None:
         self.seen = dataclasses.replace(self.seen, **values)
 
-    def _has_progressed(self, first_step: int | None) -> bool | None:
+    def _has_progressed(self, first_steps: _Steps) -> bool | None:
         """Whether there is a commit of another step than at the start.
 
         Returns:
             None if no commit is seen and the chief may commit unseen: on another
             machine, or in a directory that this supervisor does not know.
         """
-        step, chief = self._newest_step(), self.options.journal_dir / "worker-0.jsonl"
+        steps, chief = self._newest_steps(), self.options.journal_dir / "worker-0.jsonl"
         is_known = self.options.local_dir is not None or chief.exists()
-        if step is None and not (is_known and self.options.first_worker == 0):
+        if steps == (None, None) and not (is_known and self.options.first_worker == 0):
             return None
-        return step not in (None, first_step)
+        pairs = zip(steps, first_steps, strict=True)
+        return any(step not in (None, first) for step, first in pairs)
 
-    def _newest_step(self) -> int | None:
-        """The step of the newest commit; None where none is seen.
+    def _newest_steps(self) -> _Steps:
+        """Steps of the newest commit in the directory, and in the chief's journal.
 
-        Commits in object storage are seen in the journal of their chief.
+        A program may commit elsewhere than in the directory: in object storage, or in
+        one directory below for each fit. The journal is read on the chief's machine.
         """
-        try:
-            if self.options.local_dir is None:
-                return self._follower.look(self.clock.wall()).commit_step
-            found = catalog.scan(self.options.local_dir)
-            return next((each.step for each in found if each.is_committed), None)
-        except OSError:
-            return None
+        in_directory = in_journal = None
+        with contextlib.suppress(OSError):
+            if self.options.local_dir is not None:
+                found = catalog.scan(self.options.local_dir)
+                committed = (each.step for each in found if each.is_committed)
+                in_directory = next(committed, None)
+        with contextlib.suppress(OSError):
+            in_journal = self._follower.look(self.clock.wall()).commit_step
+        return in_directory, in_journal
 
 
 def _is_elsewhere(home: Home) -> bool:
