@@ -153,6 +153,25 @@ def test_a_start_leaves_a_living_programs_save_alone_and_removes_a_dead_ones(
     ) == set()
 
 
+@pytest.mark.parametrize("kind", ["second name", "pipe"])
+def test_a_claim_that_cannot_be_locked_keeps_its_own_save_only(tmp_path, kind):
+    """`cp -al` while a save is under way gives its claim a second name."""
+    staging = tmp_path / "ckpt" / layout.STAGING
+    for name in ("a-1", "b-1"):
+        (staging / name).mkdir(parents=True)
+        (staging / name / "ckpt.index").write_bytes(b"half")
+    claim = staging / f"a-1{layout.CLAIM_SUFFIX}"
+    if kind == "pipe":
+        os.mkfifo(claim)
+    else:
+        claim.write_bytes(b"machine\n")
+        (tmp_path / "second").hardlink_to(claim)
+    starting(tmp_path / "ckpt")
+    assert sorted(os.listdir(staging)) == ["a-1", claim.name]
+    starting(tmp_path / "ckpt", clock=Later())
+    assert not staging.exists()
+
+
 @pytest.mark.slow  # starts two interpreters
 def test_a_shard_whose_worker_lives_outlives_the_chief(tmp_path, other):
     worker = other(SHARD)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.checkpoint.fakes import save
 from tfpreempt import errors
+from tfpreempt.checkpoint import pointer
 from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.testing.storage import FaultyFiles, damage
@@ -243,6 +244,31 @@ def test_a_managers_own_save_is_restored_when_it_is_newer(tmp_path):
     job.save(5)
     candidate, value = Job(tmp_path, "manager").restore()
     assert (candidate.kind, value) == (Kind.FLAT, 5.0)
+
+
+def test_a_manager_deletes_no_checkpoint_of_another_directory(tmp_path, caplog):
+    """Whoever may write the `checkpoint` file can name any checkpoint there."""
+    other = Job(tmp_path / "other", "manager")
+    other.save(1)
+    directory = tmp_path / "ckpt"
+    Job(directory, "manager").save(1)
+    kept = str(tmp_path / "other" / "ckpt-1")
+    planted = pointer.Pointer(
+        latest="ckpt-1",
+        paths=(kept, "../other/ckpt-1", "ckpt-1"),
+        timestamps=(2.0, 2.0, 2.0),
+        last_preserved=1.0,
+    )
+    (directory / "checkpoint").write_bytes(pointer.to_bytes(planted))
+    job = Job(directory, "manager")
+    job.restore()
+    for step in (2, 3, 4):
+        job.save(step)
+    assert Job(tmp_path / "other", "manager").restore()[1] == 1.0
+    assert f"names the checkpoint {kept!r}" in caplog.text
+    names = [os.path.basename(path) for path in job.manager.checkpoints]
+    assert names == ["ckpt-3", "ckpt-4"]
+    assert not (directory / "ckpt-2.index").exists()
 
 
 def test_a_checkpoint_without_our_counter_in_an_own_directory(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
@@ -87,6 +88,22 @@ def test_links_are_seen_and_not_followed(hostile, name):
             write()
     assert (outside / "passwd").read_bytes() == SECRET
     assert os.listdir(outside) == ["passwd"]
+
+
+def test_a_link_in_place_of_what_was_written_gives_no_file_a_second_name(tmp_path):
+    """Another user puts the link there between two operations of one put."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+
+    class Swapped(LocalFiles):
+        def sync_file(self, path):
+            super().sync_file(path)
+            os.remove(path)
+            os.symlink(secret, path)
+
+    root = str(tmp_path / "root")
+    put(LocalStore(root, files=Swapped(root)), "x")
+    assert secret.stat().st_nlink == 1
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

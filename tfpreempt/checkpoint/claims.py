@@ -96,6 +96,9 @@ def left_over(staged: str, *also: str, clock: Clock | None = None) -> Iterator[b
     except NOTHING_THERE:
         yield True
         return
+    except contained.UnsafeFileError:  # not to be locked, as after `cp -al`
+        yield is_quiet(now, staged, *also)
+        return
     try:
         has_locked = lock(descriptor, fcntl.LOCK_EX, fcntl.lockf)
         yield has_locked is not False and (

@@ -521,11 +521,32 @@ class _ManagedPayload(_Tracked):
 
     def committed(self) -> None:
         if self.by.checkpoints:
+            self._forget_others()
             self._record_state()
             kept = len(self.by.checkpoints)
             self.by._sweep()
             if len(self.by.checkpoints) < kept:
                 self._record_state()
+
+    def _forget_others(self) -> None:
+        """Takes what lies elsewhere out of what the manager would delete.
+
+        The manager believes TensorFlow's `checkpoint` file, which other users may be
+        able to write, and the file can name checkpoints of any directory.
+        """
+        own = os.path.dirname(os.path.abspath(self.by._prefix))
+        for prefix in list(self.by._maybe_delete):
+            if os.path.dirname(os.path.abspath(prefix)) != own:
+                del self.by._maybe_delete[prefix]
+                _log.warning(
+                    "tfpreempt: the file %r in %s names the checkpoint %r; expected "
+                    "only checkpoints in %s. That checkpoint is kept, and the name is "
+                    "removed from the file. Find out who wrote the name.",
+                    layout.POINTER,
+                    self.by.directory,
+                    prefix,
+                    own,
+                )
 
     def _record_state(self) -> None:
         """What the manager does, who syncs nothing: after a loss of power its state may

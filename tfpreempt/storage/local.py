@@ -149,7 +149,7 @@ class LocalStore:
 
     def _give_name(self, temporary: str, path: str) -> None:
         with contained.parent(path, self.uri) as (folder, name):
-            os.link(temporary, name, dst_dir_fd=folder)
+            os.link(temporary, name, dst_dir_fd=folder, follow_symlinks=False)
 
     def _remove_empty(self, folder: str) -> None:
         """Object storage has no empty folders: the store would list them for ever."""
