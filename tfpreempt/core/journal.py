@@ -32,7 +32,7 @@ _DURABLE = (events.Commit, events.Exit)
 _MOST_READABLE = 60  # characters of a URL in the name of its journal's directory
 
 MAX_LINE_BYTES = 1 << 20
-"""Of a record: what is longer is none."""
+"""Bytes of the longest line that is read as a record."""
 
 DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
 
@@ -241,8 +241,8 @@ def read_files(directory: str | os.PathLike[str]) -> list[JournalFile]:
 class LineReader:
     """Reads a file that grows, line by line, with little memory.
 
-    Of a line with more than MAX_LINE_BYTES, which no record has, only the beginning is
-    given; and the holes of a sparse file are passed over.
+    Only the beginning of a line longer than MAX_LINE_BYTES is returned; no record is
+    that long. Holes of a sparse file are skipped.
 
     Args:
         at: bytes from the start of the file to the first line.

@@ -4,9 +4,9 @@ set -euo pipefail
 cd "$(dirname "$0")"
 share=${1:?which share has the checkpoints? Such as 10.0.0.2:/ckpt}
 wheel=${2:?which package? Such as https://host/tfpreempt-1.0-py3-none-any.whl#sha256=...}
-# Without its sum whoever can write there could change what is installed.
+# Without the sum, a user who can write to the server could change the package.
 if ! [[ $wheel =~ ^https://[A-Za-z0-9./_~%+:-]+\.whl#sha256=[0-9a-f]{64}$ ]]; then
-  echo "the package is none that ends in .whl#sha256= and 64 digits" >&2
+  echo "got the package $wheel; expected https://...whl#sha256= and 64 digits" >&2
   exit 2
 fi
 
