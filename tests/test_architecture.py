@@ -109,7 +109,7 @@ CHANGE_FILES = {
     "cli/report/command.py": "a page that the user named",
     "cli/run/become.py": "/proc and the working directory",
     "cli/run/console.py": "/dev/null and the standard output",
-    "cli/run/guard.py": "a program without the package; follows no link itself",
+    "cli/run/guard.py": "gets its descriptors of core/contained.py",
     "cli/run/logs.py": "gets its descriptors of core/contained.py",
     "cli/run/memory.py": "a directory of this user, closed to others",
     "core/contained.py": "the root, which is the user's choice",

@@ -479,6 +479,41 @@ for _ in range(3000):
     wait_until(lambda: is_deaf or "last words" in supervised.log(1), "the last words")
 
 
+def test_the_guard_follows_no_link_below_the_checkpoint_directory(
+    supervised: Run,
+) -> None:
+    elsewhere = supervised.directory / "elsewhere"
+    elsewhere.mkdir()
+    program = """
+def stop(*_):
+    print("last words", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+tell("ready-0-0")
+for _ in range(3000):
+    time.sleep(0.02)
+"""
+    supervised.start(program, "--log-dir", "ckpt/logs", "--grace", "30")
+    pid = supervised.wait_told("ready-0-0")
+    for name in ("logs", "journal"):
+        (supervised.directory / "ckpt" / name).rename(supervised.directory / name)
+        (supervised.directory / "ckpt" / name).symlink_to(elsewhere)
+    (elsewhere / "supervisor.jsonl").write_bytes(b"years of work")
+    guard = guard_of(pid)
+    supervised.signal(signal.SIGKILL)
+    wait_until(lambda: not is_alive(guard), "the guard to end")
+    assert not is_alive(pid)
+    assert os.listdir(elsewhere) == ["supervisor.jsonl"]
+    assert (elsewhere / "supervisor.jsonl").read_bytes() == b"years of work"
+
+
+def guard_of(worker: str) -> str:
+    """The other child of the worker's supervisor."""
+    above = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]
+    children = Path(f"/proc/{above}/task/{above}/children").read_text().split()
+    return next(each for each in children if each != worker)
+
+
 def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -> None:
     """A file system that was unmounted: training would begin at 0 on the disk below."""
     program = "os.rename('ckpt', 'away'); sys.exit(143)"

@@ -11,7 +11,9 @@ what is written is appended to the logs.
 The kernel's parent-death signal is not enough: TensorFlow's own SIGTERM handler
 swallows it, and two runs in one checkpoint directory would follow.
 
-Usage: guard.py GRACE_SECONDS JOURNAL SUPERVISOR [DESCRIPTOR LOG ...]
+No link below the checkpoint directory leads a log or the journal elsewhere.
+
+Usage: guard.py GRACE_SECONDS JOURNAL SUPERVISOR ROOT [DESCRIPTOR LOG ...]
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 _TICK_SECONDS = 0.05
 _READ_BYTES = 1 << 20
@@ -52,15 +55,15 @@ def record_end(journal: str, supervisor: str) -> None:
     """Appends a record for the supervisor, which could write none; makes no file."""
     times = {"wall": time.time(), "monotonic": time.monotonic()}
     record = {**times, "event": "supervisor_died", "supervisor": supervisor}
-    above, name = os.path.split(journal)
-    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError):
-        folder = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        with open(os.open(name, flags, dir_fd=folder), "r+b", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            last = os.pread(file.fileno(), 1, max(0, size - 1))
-            line_end = b"" if last in (b"", b"\n") else b"\n"  # of a torn line
-            file.write(line_end + json.dumps(record).encode() + b"\n")
+    flags, root = os.O_RDWR | os.O_APPEND, os.path.dirname(os.path.dirname(journal))
+    with (
+        contextlib.suppress(OSError),
+        open(_opened(journal, flags, root), "r+b", buffering=0) as file,
+    ):
+        size = os.fstat(file.fileno()).st_size
+        last = os.pread(file.fileno(), 1, max(0, size - 1))
+        line_end = b"" if last in (b"", b"\n") else b"\n"  # of a torn line
+        file.write(line_end + json.dumps(record).encode() + b"\n")
 
 
 def ask_groups(groups: set[int]) -> None:
@@ -72,18 +75,20 @@ def ask_groups(groups: set[int]) -> None:
         _signal(group, signal.SIGTERM) or _signal(-group, signal.SIGTERM)
 
 
-def end_groups(groups: set[int], grace_seconds: float, outputs: dict[int, str]) -> None:
+def end_groups(
+    groups: set[int], grace_seconds: float, outputs: dict[int, str], root: str
+) -> None:
     """Waits for the end of the groups, copies their output, and kills what stays."""
     deadline = time.monotonic() + grace_seconds
     while groups and time.monotonic() < deadline:
-        _copy(outputs, _TICK_SECONDS)
+        _copy(outputs, root, _TICK_SECONDS)
         groups = {group for group in groups if _signal(-group, 0)}
     for group in groups:
         _signal(-group, signal.SIGKILL)
-    _copy(outputs, 0.0)
+    _copy(outputs, root, 0.0)
 
 
-def _copy(outputs: dict[int, str], seconds: float) -> None:
+def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
     """Appends to the logs what comes within a time; drops the pipes that have ended."""
     poll = select.poll()
     for descriptor in outputs:
@@ -93,12 +98,19 @@ def _copy(outputs: dict[int, str], seconds: float) -> None:
         if not data:
             del outputs[descriptor]
             continue
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with (
             contextlib.suppress(OSError),
-            open(os.open(outputs[descriptor], flags, 0o666), "ab") as log,
+            open(_opened(outputs[descriptor], flags, root), "ab") as log,
         ):
             log.write(data)
+
+
+def _opened(path: str, flags: int, root: str) -> int:
+    """Opens a file of the run."""
+    from tfpreempt.core import contained
+
+    return contained.open_file(path, flags, root=root, copies=True)
 
 
 def _signal(target: int, number: int) -> bool:
@@ -113,14 +125,15 @@ def _signal(target: int, number: int) -> bool:
 def main() -> None:
     """Guards until the supervisor ends; no signal ends the guard, but for SIGKILL."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    grace, journal, supervisor, *pairs = sys.argv[1:]
+    sys.path[:0] = [str(Path(__file__).parents[3])]  # for this package only
+    grace, journal, supervisor, root, *pairs = sys.argv[1:]
     outputs = dict(zip(map(int, pairs[::2]), pairs[1::2], strict=True))
     groups, is_cut_off = read_groups(sys.stdin)
     ask_groups(groups)
     if is_cut_off:
         record_end(journal, supervisor)
     if groups:
-        end_groups(groups, float(grace), outputs)
+        end_groups(groups, float(grace), outputs, root)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ class Fleet:
             empties them into.
         journal: the supervisor's, where the guard records an end without a last record.
         supervisor: id of this supervisor's life.
+        root: the directory below which the guard follows no link; see `contained`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Fleet:
         outputs: Mapping[int, Path],
         journal: Path,
         supervisor: str,
+        root: str,
     ) -> None:
         self._leave_seconds = leave_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -59,7 +61,7 @@ class Fleet:
         self._guard = subprocess.Popen(
             [
                 *(*_SCRIPT, str(_HERE / "guard.py"), str(leave_seconds)),
-                *(str(journal), supervisor, *pairs),
+                *(str(journal), supervisor, root, *pairs),
             ],
             pass_fds=tuple(outputs),
             stdin=subprocess.PIPE,

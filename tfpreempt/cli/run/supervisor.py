@@ -64,6 +64,7 @@ def supervise(options: RunOptions) -> int:
             beside = line if stdout.isatty() else None
             echo = Console(f"[{options.label(0)}] ", stdout, beside)
             ends.callback(echo.close)
+        root = options.checkpoint_dir or ""
         logs = [
             WorkerLog(
                 options.log_dir / f"{options.label(worker)}.log",
@@ -71,7 +72,7 @@ def supervise(options: RunOptions) -> int:
                 files=options.log_files,
                 lost=reporter.log_lost,
                 console=None if worker else echo,
-                root=options.checkpoint_dir or "",
+                root=root,
             )
             for worker in range(options.workers)
         ]
@@ -79,7 +80,7 @@ def supervise(options: RunOptions) -> int:
             ends.callback(log.close)
         ends.enter_context(pumped(logs))
         outputs = {log.reading: log.path for log in logs}
-        fleet = Fleet(grace, outputs, options.journal_path, name)
+        fleet = Fleet(grace, outputs, options.journal_path, name, root)
         ends.callback(fleet.close)
         standbys = Standbys(options, fleet, [log.writing for log in logs], reporter)
         ends.callback(standbys.close)
