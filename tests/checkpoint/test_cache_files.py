@@ -21,7 +21,11 @@ NUMBERS = list(range(COUNT))
 
 
 def cached(path: Path) -> Any:
-    iterator = iter(tf.data.Dataset.range(COUNT).cache(str(path)))
+    options = tf.data.Options()
+    # A prefetch writes to the cache at any time, before or after a state is saved.
+    options.experimental_optimization.inject_prefetch = False
+    dataset = tf.data.Dataset.range(COUNT).cache(str(path)).with_options(options)
+    iterator = iter(dataset)
     keep_seeds(iterator)
     return iterator
 
