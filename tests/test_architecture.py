@@ -98,10 +98,10 @@ SLEEPERS = {
 # that another user put into a checkpoint directory must lead nowhere.
 CHANGE_FILES = {
     "checkpoint/cache.py": "a directory of this user, closed to others",
-    "checkpoint/cache_files.py": "a tf.data cache that the user named",
     "checkpoint/handle.py": "removes the empty directory that the user named",
     "checkpoint/locks.py": "a cache of this user, or a directory that the user named",
     "checkpoint/remote/journals.py": "a new temporary directory",
+    "checkpoint/unfinished_caches.py": "a tf.data cache that the user named",
     "cli/demo/command.py": "the demo's directory, which the user named",
     "cli/demo/worker.py": "the demo's own new directory",
     "cli/doctor/storage.py": "a new file of a random name, and empty directories",

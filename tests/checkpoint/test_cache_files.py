@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,15 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint.cache_files import warn_of_unfinished  # noqa: E402
+from tfpreempt.checkpoint import unfinished_caches  # noqa: E402
+from tfpreempt.checkpoint.cache_files import prepare_cache_files  # noqa: E402
 from tfpreempt.checkpoint.iterator_state import keep_seeds  # noqa: E402
+from tfpreempt.checkpoint.unfinished_caches import (  # noqa: E402
+    clear_interrupted,
+    expect_caches,
+    warn_of_unfinished,
+    written_caches,
+)
 
 COUNT = 40
 NUMBERS = list(range(COUNT))
@@ -103,4 +111,62 @@ def test_a_lock_file_is_named_before_training(
         killed(path, before=0, after=2)
         warn_of_unfinished([str(path)])
     assert f"{path}_0.lockfile" in caplog.text
+    assert (path.parent / "numbers_0.lockfile").exists()
+
+
+@pytest.fixture
+def record(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The journal's record of an earlier process, which was killed."""
+    iterator = cached(path)
+    read(iterator, 2)
+    [(written, lock)] = written_caches()
+    assert written_caches() == []  # each cache is recorded once
+    del iterator
+    (path.parent / "numbers_0.data-00000-of-00001.tempstate7").touch()
+    (path.parent / "numbers_0.lockfile").touch()
+    os.utime(path.parent / "numbers_0.lockfile", ns=(lock, lock))
+    monkeypatch.setattr(unfinished_caches, "_written", set())
+    return {"path": written, "lock": lock}
+
+
+def test_files_of_a_killed_run_are_deleted(
+    path: Path, record: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    expect_caches([str(path)])
+    clear_interrupted([{**record, "lock": 1}, record, {"path": None}])
+    assert list(path.parent.iterdir()) == []
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "numbers_0.lockfile" in caplog.text
+    assert read(cached(path), COUNT) == NUMBERS
+
+
+@pytest.mark.parametrize(
+    "why", ["no record", "another lock", "restored", "written", "older than the commit"]
+)
+def test_files_of_others_and_files_that_are_needed_are_kept(
+    path: Path, record: dict[str, Any], caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    if why == "another lock":
+        record["lock"] -= 1
+    if why == "restored":
+        unfinished_caches._restored.add(record["path"])
+    if why == "written":  # by an iterator of this process
+        unfinished_caches._written.add((record["path"], record["lock"]))
+    before = sorted(path.parent.iterdir())
+    expect_caches([str(path)])
+    since = record["lock"] / 1e9 + 1 if why == "older than the commit" else 0.0
+    clear_interrupted([] if why == "no record" else [record], since=since)
+    assert sorted(path.parent.iterdir()) == before
+    assert ("is unfinished" in caplog.text) == (why != "restored")
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_a_state_of_an_unread_iterator_needs_and_deletes_nothing(
+    path: Path, is_shuffled: bool
+) -> None:
+    data = tf.data.Dataset.range(COUNT).cache(str(path))
+    iterator = iter(data.shuffle(4, seed=3).repeat() if is_shuffled else data)
+    state = iterator._serialize_to_tensors()["_STATE"]
+    (path.parent / "numbers_0.lockfile").touch()  # another program's
+    assert prepare_cache_files(state, [str(path)]) == []
     assert (path.parent / "numbers_0.lockfile").exists()

@@ -47,6 +47,7 @@ state           a named thing that is saved with the step
 state_file      one State in a file of its own, outside of any commit
 state_loader    finds what one State was: in the newest commit, or in a file of its own
 structure       does a checkpoint fit the objects it is to be restored into?
+unfinished_caches  which files of an unfinished Dataset.cache(path) may be deleted
 unsaved         what a step changes and no commit holds: told once, by name
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track
 variables       the variables behind a tf.train.Checkpoint, found without a read

@@ -4,17 +4,11 @@ TensorFlow does not check them: with files missing, restoring an iterator that w
 reading its cache ends the process by SIGSEGV, and an iterator that was writing its
 cache fails at each start with AlreadyExistsError because of the lock file that an
 interrupted epoch left.
-
-Files of a cache (tensorflow/core/kernels/data/cache_dataset_ops.cc): PATH.index and
-PATH.data-* once the cache is complete; before, each save ends a shard with files
-PATH_0.index, PATH_0.data-*, PATH_0.lockfile, then PATH_1, and so on.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +16,9 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.shuffle_seeds import Element, parts
-
-_log = logging.getLogger(__name__)
+from tfpreempt.checkpoint.unfinished_caches import delete_shards, is_complete, keep
 
 _MODE, _SHARD, _WRITES = b"Mode", b"shard_id", 1
-_DATA = re.compile(r"\.data-(\d{5})-of-(\d{5})")
-_SHARD_FILE = re.compile(
-    r"_(\d+)\.(?:lockfile|index|data-\d{5}-of-\d{5}(?:\.tempstate\d+)?)"
-)
 
 
 def cache_paths(*datasets: Any) -> list[str]:
@@ -89,64 +78,9 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
             for number in range(shard)
             if not is_complete(f"{path}_{number}")
         ]
-        _clear(path, since=0 if missing else shard)
-    elif len(incomplete) > modes.count(_WRITES):
+        if shard:  # else the run had written nothing: the files may be another's
+            delete_shards(path, since=0 if missing else shard)
+            keep(path)
+    elif len(modes) - modes.count(_WRITES) > len(paths) - len(incomplete):
         missing = [f"{path}.index or .data" for path in incomplete]
     return missing
-
-
-def warn_of_unfinished(paths: Sequence[str]) -> None:
-    """Warns of lock files that an interrupted run left, before an iterator is read.
-
-    TensorFlow's lock files do not show whether their writer still runs, so they are not
-    deleted.
-    """
-    for path in paths:
-        locks = [file for rest, file in _files(path) if rest.endswith(".lockfile")]
-        if locks and not is_complete(path):
-            _log.warning(
-                "tfpreempt: the cache %s is unfinished: another program writes it now, "
-                "or a run was killed while it did. TensorFlow refuses to write a cache "
-                "while %s is there. If no other program uses the cache, delete %s_*",
-                path,
-                ", ".join(locks),
-                path,
-            )
-
-
-def is_complete(path: str) -> bool:
-    """Whether the index and all data files of a cache, or of a shard, are there."""
-    found = [_DATA.fullmatch(rest) for rest, _ in _files(path)]
-    data = [each.groups() for each in found if each is not None]
-    counts = {int(count) for _, count in data}
-    return os.path.exists(f"{path}.index") and len(data) in counts
-
-
-def _clear(path: str, *, since: int) -> None:
-    """Deletes files of unfinished shards from a number on."""
-    cleared = []
-    for rest, file in _files(path):
-        shard = _SHARD_FILE.fullmatch(rest)
-        if shard is not None and int(shard[1]) >= since:
-            os.unlink(file)
-            cleared.append(file)
-    if cleared:
-        _log.warning(
-            "tfpreempt: the interrupted run left files of an unfinished cache, which "
-            "is written again: %s were deleted",
-            ", ".join(cleared),
-        )
-
-
-def _files(path: str) -> list[tuple[str, str]]:
-    """Files whose names begin with a cache's; the rest of the name, and the path."""
-    directory, name = os.path.split(path)
-    try:
-        names = sorted(os.listdir(directory or "."))
-    except OSError:
-        return []
-    return [
-        (each.removeprefix(name), os.path.join(directory, each))
-        for each in names
-        if each.startswith(name)
-    ]

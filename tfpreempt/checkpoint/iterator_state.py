@@ -13,11 +13,11 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.cache_files import (
     cache_paths,
     check_cache_files,
-    warn_of_unfinished,
 )
 from tfpreempt.checkpoint.encoding import read_parts, write_parts
 from tfpreempt.checkpoint.shuffle_seeds import SEEDS, ShuffleSeeds, parts, seeds_of
 from tfpreempt.checkpoint.state import State
+from tfpreempt.checkpoint.unfinished_caches import expect_caches
 from tfpreempt.checkpoint.variables import plain_message, walk
 from tfpreempt.core import seams
 
@@ -184,7 +184,7 @@ def check_position(iterator: Any, where: str) -> None:
             said = hidden_state(*found)
         if said is None:
             keep_seeds(iterator)
-            warn_of_unfinished(cache_paths(*found))
+            expect_caches(cache_paths(*found))
             return
         why = f"an op in it may keep a state of its own: {said.rstrip('.')}"
         instead = (

@@ -166,4 +166,28 @@ class Fault:
     error: str
 
 
-Event = Notice | Decision | Commit | Exit | Restored | FirstStep | Metrics | Fault
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CacheWrite:
+    """This process writes the files of a `Dataset.cache(path)`.
+
+    Attributes:
+        path: absolute path of the cache.
+        lock: modification time of the cache's first lock file, in nanoseconds since
+            1970; the time identifies the lock file.
+    """
+
+    path: str
+    lock: int
+
+
+Event = (
+    Notice
+    | Decision
+    | Commit
+    | Exit
+    | Restored
+    | FirstStep
+    | Metrics
+    | Fault
+    | CacheWrite
+)

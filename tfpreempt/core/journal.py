@@ -28,7 +28,7 @@ from tfpreempt.core.fields import is_time
 
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 20
-_DURABLE = (events.Commit, events.Exit)
+_DURABLE = (events.Commit, events.Exit, events.CacheWrite)
 _MOST_READABLE = 60  # characters of a URL in the name of its journal's directory
 
 MAX_LINE_BYTES = 1 << 20
@@ -171,6 +171,22 @@ class Journal(JsonLines):
         values = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
         record = {**self._who, **kind, **values}
         self.append(record, durable=isinstance(event, _DURABLE))
+
+    def read_earlier(self, kind: type[events.Event]) -> list[dict[str, Any]]:
+        """Returns the records of one kind of event in this worker's file, oldest first.
+
+        A file that cannot be read has no records.
+        """
+        name = kind.__name__.lower()
+        try:
+            descriptor = open_file(self.path, os.O_RDONLY)
+        except OSError:
+            return []
+        with open(descriptor, "rb"), contextlib.suppress(OSError):
+            lines = LineReader().read_on(descriptor)
+            found = [parse_record(each) for each in lines if name.encode() in each]
+            return [each for each in found if each and each.get("event") == name]
+        return []
 
 
 def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -133,6 +133,7 @@ class PreemptionCheckpointHandler:
             with self._session.start_of(self._member):
                 self._unsaved = Unsaved(getattr(given, "checkpoint", given))
                 self._member.restore()
+                self._member.clear_caches(is_all_restored=False)
                 period = None if isinstance(every, int) else every
                 self._session.open(self._member, period)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import socket
 import weakref
@@ -12,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.checkpoint.payload import Permit, Staged
+from tfpreempt.checkpoint.unfinished_caches import clear_interrupted, written_caches
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.clock import SystemClock, process_seconds
-from tfpreempt.core.events import Commit, Event, Exit, Fault, Outcome, Restored
+from tfpreempt.core.events import (
+    CacheWrite,
+    Commit,
+    Event,
+    Exit,
+    Fault,
+    Outcome,
+    Restored,
+)
 from tfpreempt.core.journal import Journal, directory_to_write
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.commits import Commits
@@ -160,6 +170,25 @@ class Member:
         adopted_as = Restored(path=None, step=self.base, sequence=0, world_size=world)
         self._record_start(adopted_as, self.start_seconds)
 
+    def clear_caches(self, *, is_all_restored: bool) -> None:
+        """Deletes the unfinished files of `Dataset.cache(path)` of earlier processes.
+
+        Called after the restore, before data are read.
+
+        Args:
+            is_all_restored: False if the program may make iterators later that the
+                commit restores: files that are older than the commit are kept.
+        """
+        found, since = self.commits.candidate, 0.0
+        if found is not None and not is_all_restored:
+            since = math.inf if found.time is None else found.time
+        clear_interrupted(self._journal.read_earlier(CacheWrite), since=since)
+
+    def record_caches(self) -> None:
+        """Records the caches that this process has begun to write; any thread."""
+        for path, lock in written_caches():
+            self.record(CacheWrite(path=path, lock=lock))
+
     def _record_start(self, restored: Restored, seconds: float) -> None:
         before = read_now(self._now_path)
         told = dataclasses.replace(
@@ -183,7 +212,10 @@ class Member:
 
         def look() -> Now | None:
             member = mine()
-            return None if member is None else member._now(doing())
+            if member is None:
+                return None
+            member.record_caches()
+            return member._now(doing())
 
         self._telling = Telling(self._now_path, self._clock, look)
 

@@ -342,6 +342,7 @@ class Session:
         if member.runs == 1:
             member.commits.saver.try_states()  # all is there: a step was made
             member.record(FirstStep(step=member.step))
+            member.record_caches()
             self.pace.begin(self.gate.started)
         elif member.runs == 3:
             member.commits.warn_of_left()  # steps may take turns, as a GAN's

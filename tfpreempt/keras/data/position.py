@@ -27,7 +27,6 @@ from tfpreempt.checkpoint import data_order
 from tfpreempt.checkpoint.cache_files import (
     cache_paths,
     prepare_cache_files,
-    warn_of_unfinished,
 )
 from tfpreempt.checkpoint.data_order import Order
 from tfpreempt.checkpoint.encoding import readable
@@ -38,6 +37,7 @@ from tfpreempt.checkpoint.iterator_state import (
     reads_generator,
     unpack,
 )
+from tfpreempt.checkpoint.unfinished_caches import warn_of_unfinished
 from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.data.iterators import owned_iterators, read_locally
 from tfpreempt.data.read_ahead import state_of

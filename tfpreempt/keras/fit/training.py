@@ -181,6 +181,7 @@ class Training:
             self._data.prepare(position, trained)
         else:
             self.member.adopt()
+        self.member.clear_caches(is_all_restored=True)
         if self._phase in (Phase.RESTORE, Phase.SKIP):
             self.fit.start_at(self._epochs, 0, {})
             # Keras looks at the variables at the end even where no step made them.
