@@ -222,9 +222,20 @@ finally:
     assert "waits for the thread 'uploader'" in done.stderr
 
 
-@pytest.mark.parametrize("end", ["h.close()", "pass"])
+_THREAD = 'threading.Thread(target=threading.Event().wait, name="uploader").start()'
+_HOOK = "import atexit; atexit.register(threading.Event().wait)"
+
+
+@pytest.mark.parametrize(
+    ("end", "stays", "named"),
+    [
+        ("h.close()", _THREAD, "the thread 'uploader'"),
+        ("pass", _THREAD, "the thread 'uploader'"),
+        ("h.close()", _HOOK, "line "),  # of the file in which the main thread is
+    ],
+)
 def test_a_known_deadline_holds_until_the_process_has_ended(
-    python: Python, tmp_path: Path, end: str
+    python: Python, tmp_path: Path, end: str, stays: str, named: str
 ) -> None:
     """Training has ended within the grace, and its end is committed."""
     done = python(
@@ -237,13 +248,13 @@ class Last(tfpreempt.State):
 last = Last("last")
 h = make(termination_config=tfpreempt.TerminationConfig(grace_period=4))
 h.run(step); h.run(step)
-threading.Thread(target=threading.Event().wait, name="uploader").start()
+{stays}
 {end}
 """,
         tmp_path,
     )
     assert done.returncode == 143, done.stderr
-    assert "the process waits for the thread 'uploader'" in done.stderr
+    assert f"the process waits for {named}" in done.stderr
 
 
 def test_a_program_without_standard_streams_leaves_with_the_restart_code(

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tfpreempt.checkpoint import lease
@@ -206,14 +206,18 @@ def _skip_the_rest() -> None:
         _newest.skip_the_rest()
 
 
-def holders() -> Iterator[str]:
+def holders() -> list[str]:
     """What the end of this process waits for, for people."""
     main = threading.main_thread()
-    frame = sys._current_frames().get(main.ident or 0)
-    if main.is_alive() and frame is not None:
-        yield f"line {frame.f_lineno} of {frame.f_code.co_filename}"
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not main:
-            yield f"the thread {thread.name!r}"
+    found = [
+        f"the thread {thread.name!r}"
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not main
+    ]
     for child in multiprocessing.active_children():
-        yield f"the child {child.name!r} (pid {child.pid})"
+        found.append(f"the child {child.name!r} (pid {child.pid})")
+    frame = sys._current_frames().get(main.ident or 0)
+    # A main thread that has ended waits for the others, or runs exit hooks.
+    if frame is not None and (main.is_alive() or not found):
+        found.insert(0, f"line {frame.f_lineno} of {frame.f_code.co_filename}")
+    return found
