@@ -235,6 +235,22 @@ def test_a_temporary_directory_of_others_is_not_trusted(own, tmp_path):
         own.to_directory()
 
 
+def test_a_temporary_directory_that_is_replaced_is_not_used(own, tmp_path, monkeypatch):
+    """A copy that failed removes the directory, and another user puts a link there."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def replaced(directory, *arguments, **more):
+        os.rmdir(directory)
+        os.symlink(elsewhere, directory)
+        return locks.locked(directory, *arguments, **more)
+
+    monkeypatch.setattr("tfpreempt.checkpoint.handle.locked", replaced)
+    with pytest.raises(errors.ConfigurationError, match="is a link"):
+        own.to_directory()
+    assert os.listdir(elsewhere) == []
+
+
 def test_a_refused_copy_leaves_no_directory(store, tmp_path):
     put_hostile(store, [{"size": 10 << 40}])
     with pytest.raises(errors.CheckpointError, match="claims to have"):

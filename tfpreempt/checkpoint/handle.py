@@ -168,6 +168,8 @@ class Checkpoint:
         is_ours = path is None or not os.path.lexists(target)
         patience = _PATIENCE if timeout is None else timeout
         with locked(target, "copy a checkpoint", seconds=patience, makes=True):
+            if path is None:  # another process may have removed what was checked
+                private_directory(target, "TMPDIR")
             left = None if timeout is None else began + timeout - time.monotonic()
             try:
                 _fill(found, target, left and max(0.0, left))

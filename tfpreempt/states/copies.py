@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import logging
 import os
 import uuid
-from collections.abc import Callable
-
-import filelock
+from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.locks import acquire
 from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE
 from tfpreempt.checkpoint.remote.exchange import clear_others
@@ -131,19 +131,17 @@ class Copies:
         for problem in lost:
             _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
 
-    def _locked(self) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         """Of workers that share the directory one fetches; the others find it there."""
         path = os.path.join(self.directory, layout.FETCH_LOCK)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         with failure.translated("lock a file", self.directory):
-            try:
-                return filelock.FileLock(path).acquire(timeout=_FETCH_SECONDS)
-            except filelock.Timeout as error:
-                raise errors.CheckpointError(
-                    f"{path!r} was held for {_FETCH_SECONDS:g} s by another process, "
-                    f"which fetches from {self.store.uri}. End it."
-                ) from error
-            except NotImplementedError as error:
-                raise OSError(str(error)) from error
+            descriptor = acquire(path, fcntl.LOCK_EX, _FETCH_SECONDS, flags)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def _record(self, fault: Fault) -> None:
         """Nothing: the mirror logs it, and there is no journal without a handler."""
