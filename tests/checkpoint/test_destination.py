@@ -89,10 +89,12 @@ def test_a_linked_target_and_a_pipe_are_refused(store, tmp_path):
         download.download(commit, str(tmp_path))
 
 
-def test_a_file_with_another_name_is_not_written_into(store, tmp_path):
+@pytest.mark.parametrize("name", ["ckpt.index", destination.PROGRESS])
+def test_a_file_with_another_name_is_not_written_into(store, tmp_path, name):
+    """`cp -al` of a download that was cut off gives each file a second name."""
     (tmp_path / "mine").write_bytes(b"mine")
     (tmp_path / "out").mkdir()
-    os.link(tmp_path / "mine", tmp_path / "out" / "ckpt.index")
+    os.link(tmp_path / "mine", tmp_path / "out" / name)
     (tmp_path / "out" / destination.PROGRESS).touch()  # else it is refused
     download.download(put_commit(store), str(tmp_path / "out"))
     assert (tmp_path / "mine").read_bytes() == b"mine"

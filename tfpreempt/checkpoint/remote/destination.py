@@ -127,7 +127,7 @@ class Destination:
     def _opened(self, name: str, flags: int = 0) -> io.FileIO:
         def opener(path: str, _: int) -> int:
             flags_of_all = os.O_RDWR | os.O_CREAT | flags
-            return contained.open_file(path, flags_of_all, root=self.path)
+            return contained.open_file(path, flags_of_all, root=self.path, copies=True)
 
         return io.FileIO(os.path.join(self.path, name), "r+", opener=opener)
 
