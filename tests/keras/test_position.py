@@ -333,8 +333,21 @@ def test_a_cache_in_memory_is_named(
 
 
 @LINES
+@pytest.mark.parametrize(
+    ("name", "buffer", "is_needed"),
+    [
+        ("small buffer", 5, True),
+        ("shuffled", SAMPLES, False),  # the buffer has all that is left of the epoch
+    ],
+)
 def test_a_cache_whose_files_are_lost_is_read_again(
-    on: Machine, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    on: Machine,
+    line: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    buffer: int,
+    is_needed: bool,
 ) -> None:
     """TensorFlow ends the process where such a position is restored."""
 
@@ -342,12 +355,12 @@ def test_a_cache_whose_files_are_lost_is_read_again(
         for file in tmp_path.iterdir():  # each start has a disk of its own
             file.unlink()
         cached = numbers().cache(str(tmp_path / "cache"))
-        return cached.shuffle(SAMPLES, seed=3).batch(4)
+        return cached.shuffle(buffer, seed=3).batch(4)
 
     with caplog.at_level(logging.WARNING):
-        found = train(on, data, MIDDLE[0], ("end", 2, 1))
-    assert found == undisturbed(line, "shuffled")
-    assert caplog.text.count("cache.index") == 1
+        found = train(on, data, ("begin", 1, 1), ("end", 2, 1))
+    assert found == undisturbed(line, name)
+    assert caplog.text.count("cache.index") == is_needed
     assert "Cache to a file" not in caplog.text
 
 

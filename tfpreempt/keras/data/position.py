@@ -24,10 +24,7 @@ from rich.progress import Progress
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import data_order
-from tfpreempt.checkpoint.cache_files import (
-    cache_paths,
-    prepare_cache_files,
-)
+from tfpreempt.checkpoint.cache_files import cache_paths, prepare_cache_files
 from tfpreempt.checkpoint.data_order import Order
 from tfpreempt.checkpoint.encoding import readable
 from tfpreempt.checkpoint.iterator_state import (
