@@ -96,6 +96,27 @@ def test_interrupted_in_the_second_of_three(
 
 
 @LINES
+def test_layers_that_are_unfrozen_for_a_second_fit_are_trained(
+    on: Machine, line: str
+) -> None:
+    """The restart builds the layers while they are frozen."""
+    layer, adam = on.keras.layers.Dense, on.keras.optimizers.Adam
+
+    def program(ours: Any = None) -> Any:
+        inner = on.keras.Sequential([layer(3)])
+        model = on.keras.Sequential([inner, layer(1)])
+        for is_trained in (False, True):
+            inner.trainable = is_trained
+            model.compile(adam(0.1), "mse", jit_compile=False)
+            first = 2 * is_trained
+            on.fit(model, ours=ours, initial_epoch=first, epochs=first + 2)
+        return values(model)
+
+    expected = alone(on, program)
+    assert on.run(program, ("begin", 0, 3)) == expected
+
+
+@LINES
 def test_a_finished_program_of_two_fits_trains_nothing(on: Machine, line: str) -> None:
     trained: list[int] = []
 

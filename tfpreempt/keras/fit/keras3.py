@@ -190,10 +190,13 @@ class Keras3Fit(Fit):
     def build(self, iterator: Any, train_function: Any) -> None:
         del train_function  # it cannot be traced without running it
         model, strategy = self.model, self.model.distribute_strategy
-        kinds = [type(layer) for layer in model._flatten_layers()]
-        # If all is Keras' own, to call it makes what training makes. Under a strategy
-        # Keras itself builds so, before the first step.
-        is_plain = all(kind.__module__.startswith("keras.") for kind in kinds)
+        # A symbolic call of Keras' own layers makes what training makes, except for
+        # frozen layers: a symbolic call makes variables that no gradient reaches even
+        # after the layers are unfrozen. Under a strategy Keras itself builds so.
+        is_plain = all(
+            type(layer).__module__.startswith("keras.") and layer.trainable
+            for layer in model._flatten_layers()
+        )
         if is_plain or model.run_eagerly or model._distribute_strategy is not None:
             spec = tf.nest.map_structure(of_one_replica, iterator.element_spec)
             is_own = type(model).train_step.__module__.startswith("keras.")
