@@ -514,6 +514,19 @@ def test_settings_that_are_edited_between_two_starts_stay(
 
 
 @LINES
+def test_a_setting_that_a_layer_makes_when_it_is_built_is_no_change(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first step builds a layer where steps are eager."""
+    given = on.keras.layers.Normalization(mean=0.5, variance=2.0)
+    model = small(on, given)
+    model.compile("sgd", "mse", run_eagerly=True)
+    on.start()
+    on.fit(model, epochs=2)
+    assert "not be restored" not in caplog.text
+
+
+@LINES
 def test_objects_that_a_callback_replaces_are_named(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import readable
@@ -337,7 +338,9 @@ class Attributes:
             owner, value = place.owner, place.value
             paths.setdefault(id(value), place.path)
             is_users = id(owner) not in dealt_with and _is_users(owner, place.key)
-            setting = None if is_users else _setting(owner, place.key)
+            # A layer may make a tensor of a setting when it is built.
+            may_be_setting = not is_users and not isinstance(value, tf.Tensor)
+            setting = _setting(owner, place.key) if may_be_setting else None
             is_container = reach.is_container(value)
             if not is_users and setting is None:
                 if is_container:
