@@ -54,6 +54,26 @@ def test_a_kind_that_would_come_back_as_another_is_named(
     assert "would come back as another kind" in text
 
 
+def test_with_several_workers_a_value_that_a_trace_lacks_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """tf_keras traces before the restore, and workers must trace equally often."""
+    factors = [2, 1]  # set by a callback, and by the program
+    saved = None
+    for factor in factors:
+        model = Helper(factor=1)
+        attributes = Attributes(model)
+        model.factor = factor
+        attributes.traced_by(lambda: None)
+        if saved is not None:
+            attributes.restore(saved)
+        saved = attributes.capture()
+    assert not attributes.must_trace_again("train", only_for_settings=True)
+    [text] = caplog.messages
+    assert "'factor' of model was 2" in text
+    assert attributes.must_trace_again("train", only_for_settings=False)
+
+
 @pytest.mark.parametrize("data", [MANY, LARGE])
 def test_data_are_not_kept(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     model = Helper(data=[*data], steps=0)

@@ -442,16 +442,20 @@ def change_settings(model: Any, epoch: int) -> None:
 
 
 WHEN = {
-    # In which epochs they change, and whether the train function is made again.
-    "each, made again": ((0, 1, 2), True),
-    "second, made again": ((1,), True),
-    "each": ((0, 1, 2), False),
-    "second": ((1,), False),
+    # Epochs in which the settings change, and the functions that are made again.
+    "each, both made again": ((0, 1, 2), ("train", "test")),
+    "each, train made again": ((0, 1, 2), ("train",)),
+    "second, train made again": ((1,), ("train",)),
+    "second, test made again": ((1,), ("test",)),
+    "each": ((0, 1, 2), ()),
+    "second": ((1,), ()),
 }
 
 
-def set_in_training(on: Machine, when: str, ours: Any = None, **compiled: Any) -> Any:
-    """A fit in which a callback changes settings when an epoch begins."""
+def set_in_training(
+    on: Machine, when: str, ours: Any = None, *, fits: int = 1, **compiled: Any
+) -> Any:
+    """Fits of one model, in which a callback changes settings when an epoch begins."""
     layers = on.keras.layers
 
     class Scale(layers.Layer):  # type: ignore[misc,name-defined]
@@ -467,15 +471,18 @@ def set_in_training(on: Machine, when: str, ours: Any = None, **compiled: Any) -
     model = on.keras.Sequential([first, layers.Dropout(0.3), layers.Dense(1), Scale()])
     optimizer = on.keras.optimizers.SGD(0.005, momentum=0.9)
     model.compile(optimizer, "mse", jit_compile=False, **compiled)
-    epochs, is_made_again = WHEN[when]
+    epochs, made_again = WHEN[when]
 
     def change(epoch: int, logs: Any = None) -> None:
         if epoch in epochs:
             change_settings(model, epoch)
-            if is_made_again:
-                model.make_train_function(force=True)
+            for name in made_again:
+                getattr(model, f"make_{name}_function")(force=True)
 
-    history = on.fit(model, on.callback(on_epoch_begin=change), ours=ours)
+    hooks = on.callback(on_epoch_begin=change)
+    for _ in range(fits):
+        model.layers[3].factor *= 2
+        history = on.fit(model, hooks, ours=ours, **HELD_OUT)
     now = [each.trainable for each in (model, *model.layers)]
     now += [model.layers[1].rate, float(regularizer.l2), optimizer.momentum]
     return now, model.layers[3].factor, history.history, values(model)
@@ -488,13 +495,55 @@ def set_in_training(on: Machine, when: str, ours: Any = None, **compiled: Any) -
 def test_settings_that_a_callback_changes_have_the_effect_of_the_undisturbed_run(
     on: Machine, line: str, when: str, is_eager: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A traced step has those of the moment when it was traced."""
+    """A traced train or test step has the settings of the moment of its trace."""
     program = functools.partial(set_in_training, on, when, run_eagerly=is_eager)
     on.start()
     expected = program(False)
-    cuts = [("begin", 1, 2), ("begin", 1, 3), ("begin", 2, 1)]
-    assert on.run(program, *cuts) == expected
+    cuts = [("test", 0, 1), ("begin", 1, 2), ("begin", 1, 3), ("begin", 2, 1)]
+    assert on.run(program, *cuts, ("test", 2, 1)) == expected
     assert "not be restored" not in caplog.text
+
+
+@LINES
+@pytest.mark.parametrize("when", ["second", "second, train made again"])
+def test_a_second_fit_has_the_settings_and_traces_of_the_first_one(
+    on: Machine, line: str, when: str
+) -> None:
+    """A restart in the second fit skips the first fit with its callbacks."""
+    program = functools.partial(set_in_training, on, when, fits=2)
+    on.start()
+    expected = program(False)
+    cuts = [("begin", 2, 3), ("begin", 0, 2), ("begin", 1, 2), ("test", 2, 1)]
+    assert on.run(program, *cuts) == expected
+
+
+@LINES
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("fits", [1, 2])
+def test_layers_that_are_frozen_when_the_first_epoch_begins(
+    on: Machine, line: str, is_built: bool, fits: int
+) -> None:
+    """The optimizer has no variables for frozen layers, unless it was built before."""
+
+    def program(ours: Any = None) -> Any:
+        model = on.model()
+        if is_built:
+            model.build((None, 3))
+            model.optimizer.build(model.trainable_variables)
+
+        def freeze(epoch: int, logs: Any = None) -> None:
+            model.layers[0].trainable = False
+
+        hooks = on.callback(on_epoch_begin=freeze)
+        for _ in range(fits):
+            history = on.fit(model, hooks, ours=ours, epochs=2, **HELD_OUT).history
+        return history, list(values(model).values())
+
+    on.start()
+    expected = program(False)
+    cuts = [("begin", 0, 2), ("test", 0, 1), ("begin", 1, 3)]
+    in_both = [("begin", 1, 3), ("begin", 0, 2), ("test", 0, 1)]
+    assert on.run(program, *(cuts if fits == 1 else in_both)) == expected
 
 
 @LINES

@@ -217,19 +217,20 @@ def instead_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:
     setattr(owner, name, called)
 
 
-def after_each(owner: Any, name: str, then: Callable[[str, Any], Any]) -> None:
+def after_each(owner: Any, name: str, then: Callable[..., Any]) -> None:
     """Calls a function after each call of a method, until `uncover`.
 
     Args:
         owner: whose method it is.
         name: of the method.
-        then: is called with the name and the result; returns the result.
+        then: is called with the name, the result and the arguments; returns the
+            result.
     """
     method = getattr(owner, name)
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
-        return then(name, method(*args, **kwargs))
+        return then(name, method(*args, **kwargs), *args, **kwargs)
 
     setattr(owner, name, called)
 

@@ -8,9 +8,10 @@ fit began are saved: a value that a user edits in the program between two starts
 overwritten. Values that change while a step is traced are left out, because the next
 start traces the step again.
 
-A traced step uses the values of the moment when it was traced, whatever a callback sets
-later. So the values of that moment are saved too. After a restart they are set while
-the step is traced, and then replaced by the newest values.
+A traced train or test function uses the values of the moment when it was traced,
+whatever a callback sets later. So the values of that moment are saved too. After a
+restart they are set while the function is traced, and then replaced by the newest
+values.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ _HOLDING = ("variables", "reset_state", "call", "get_config")
 _KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
 _SMALL = 1 << 12  # bytes; values with more are not kept for a trace
 _LARGE = 1 << 24  # bytes; what has more is taken for data
+_KEPT = "_tfpreempt_attributes"
+"""Name on a model of the `Attributes` of the model's last fit in this process."""
+_KINDS = {"train": "traced", "test": "tested"}
+"""Kinds of the entries with the values of a trace, by Keras' function."""
 _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 
@@ -100,9 +105,9 @@ class Entry:
         owner: the path of the object that holds it.
         key: attribute, index or dict key in the owner.
         encoded: the value.
-        kind: "newest"; "traced", the value when the step was traced; "first", a setting
-            when the fit made its first step; or "lost", a change that cannot be saved,
-            with the reason in `encoded`.
+        kind: "newest"; "traced" or "tested", the value when the train or the test
+            function was traced; "first", a setting when the fit made its first step; or
+            "lost", a change that cannot be saved, with the reason in `encoded`.
     """
 
     owner: str
@@ -116,6 +121,12 @@ class Entry:
         return self.owner, self.key
 
 
+_TESTED = Entry(
+    owner="model", key="test_function", encoded=Encoded(header=""), kind="tested"
+)
+"""Says that the test function was traced."""
+
+
 def _read(saved: Encoded) -> list[Entry]:
     """What `Attributes.capture` gave."""
     entries, left = [], iter(saved.arrays)
@@ -127,45 +138,102 @@ def _read(saved: Encoded) -> list[Entry]:
     return entries
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Trace:
+    """The trace of one of Keras' functions.
+
+    Attributes:
+        function: the function that was traced in this process; None without one.
+        values: the small values that the function was traced with, by key, or is to be
+            traced with after a restart; empty before the first trace.
+        is_due: whether the next call of the function traces with `values`.
+        outdated: the values of the restart that the trace of this process lacks.
+    """
+
+    function: Any = None
+    values: dict[Any, Value] = dataclasses.field(default_factory=dict)
+    is_due: bool = False
+    outdated: list[Value] = dataclasses.field(default_factory=list)
+
+
 class Attributes:
     """The values of one model, from the beginning of its fit. Main thread.
 
+    A later fit of the same model continues from the first one. Values that a fit has
+    changed, and nothing else since, count as changed in the next fit, because a restart
+    skips the first fit and its callbacks. A function that was traced stays traced.
+
     Args:
         model: the model.
+
+    Attributes:
+        traces: by Keras' function, "train" or "test".
     """
 
     def __init__(self, model: Any) -> None:
+        self.traces = {name: Trace() for name in _KINDS}
         self._roots = {"model": model}
         self._traced: set[Any] = set()  # keys of values that change with each trace
         self._lost: dict[str, str] = {}  # reason by change
-        self._at_trace: dict[Any, Value] = {}  # small values that a step is traced with
-        self._is_trace_due = False  # after a restore, with those values
         self._has_stepped = False  # in this process or before a restart
-        self._outdated: list[Value] = []  # of them, those that a trace does not have
         self._settings: dict[Any, Value] = {}  # when they were seen first
         self._owners: dict[int, Any] = {}  # whose id() is in a key
         self._at_first: dict[Any, Value] = {}  # those that the first step had
         self._at_start: dict[Any, bytes] = {}
-        self._at_start = {_key(*each): each[1].digest for each in self._look()}
+        now = {_key(*each): each[1] for each in self._look()}
+        self._at_start = {key: each.digest for key, each in now.items()}
+        self._at_end: dict[Any, bytes] = {}
+        self._optimizer = getattr(model, "optimizer", None)
+        if (before := getattr(model, _KEPT, None)) is not None:
+            self._continue(model, before)
+        evaluated = getattr(model, "test_function", None)
+        if evaluated is not None and evaluated is not self.traces["test"].function:
+            values = {key: each for key, each in now.items() if each.is_small}
+            self.traces["test"] = Trace(function=evaluated, values=values)
+
+    def _continue(self, model: Any, before: Attributes) -> None:
+        """Continues from the last fit of the model in this process."""
+        for key, digest in list(self._at_start.items()):
+            if before._at_end.get(key) == digest and key in before._at_start:
+                self._at_start[key] = before._at_start[key]
+                if key in before._settings:
+                    self._settings[key] = before._settings[key]
+        self._traced = before._traced
+        for name, trace in before.traces.items():
+            function = getattr(model, f"{name}_function", None)
+            if function is not None and function is trace.function:
+                self.traces[name] = trace
+        if self._optimizer is before._optimizer:
+            self._has_stepped, self._at_first = before._has_stepped, before._at_first
+
+    def end(self) -> None:
+        """Keeps the values of the end of the fit for the model's next fit."""
+        model = self._roots["model"]
+        self._at_end = {_key(*each): each[1].digest for each in self._look()}
+        vars(model)[_KEPT] = self
 
     def capture(self) -> Encoded:
         """The values that have changed; those that cannot be saved are named, once."""
         entries: list[Entry] = []
         for path, value in self._look():
             key, digest = _key(path, value), value.digest
-            then = self._at_trace.get(key, value)
-            is_as_traced = then.digest == digest
-            if key in self._traced or (
-                digest == self._at_start.get(key) and is_as_traced
-            ):
+            then = {
+                name: trace.values[key].encoded
+                for name, trace in self.traces.items()
+                if key in trace.values and trace.values[key].digest != digest
+            }
+            is_as_started = digest == self._at_start.get(key)
+            if key in self._traced or (is_as_started and not then):
                 continue
             if value.problem is not None:
                 self.lose(f"the change of {path}", value.problem + _KEEP)
                 continue
             entries.append(value.entry)
-            if not is_as_traced:
-                entry = dataclasses.replace(value.entry, encoded=then.encoded)
-                entries.append(dataclasses.replace(entry, kind="traced"))
+            for name, encoded in then.items():
+                entry = dataclasses.replace(value.entry, encoded=encoded)
+                entries.append(dataclasses.replace(entry, kind=_KINDS[name]))
+        if self.traces["test"].values:
+            entries.append(_TESTED)
         entries += [
             dataclasses.replace(value.entry, kind="first")
             for value in self._at_first.values()
@@ -193,16 +261,8 @@ class Attributes:
         owners = {place.path: place.value for place in reach.walk(self._roots, _enters)}
         for (path, name), encoded in newest.items():  # they are not there yet
             self._set(owners.get(path), name, encoded, path)
-        traced = {each.place: each.encoded for each in entries if each.kind == "traced"}
-        built, self._at_trace = self._at_trace, {}
-        for path, value in self._look():
-            if value.is_small:
-                encoded = traced.get(value.entry.place, value.encoded)
-                then = dataclasses.replace(value, encoded=encoded)
-                self._at_trace[_key(path, value)] = then
-        pairs = ((built[key], v) for key, v in self._at_trace.items() if key in built)
-        self._outdated = [v for was, v in pairs if was.digest != v.digest]
-        self._is_trace_due = bool(self._outdated) or not built
+        for name in _KINDS:
+            self._restore_trace(name, entries)
         for each in entries:
             if each.kind == "lost" and each.owner not in self._lost:
                 why = self._lost[each.owner] = str(each.encoded.header)
@@ -212,20 +272,42 @@ class Attributes:
                     why,
                 )
 
+    def _restore_trace(self, name: str, entries: list[Entry]) -> None:
+        trace = self.traces[name]
+        then = {e.place: e.encoded for e in entries if e.kind == _KINDS[name]}
+        if name == "test" and not then:
+            return  # the commit is older than the first trace
+        built, trace.values = trace.values, {}
+        for path, value in self._look():
+            if value.is_small:
+                encoded = then.get(value.entry.place, value.encoded)
+                trace.values[_key(path, value)] = dataclasses.replace(
+                    value, encoded=encoded
+                )
+        pairs = ((built[key], v) for key, v in trace.values.items() if key in built)
+        trace.outdated = [v for was, v in pairs if was.digest != v.digest]
+        trace.is_due = bool(trace.outdated) or not built
+
     def traced_by(
-        self, step: Callable[..., Any], *args: Any, is_kept: bool = True
+        self,
+        step: Callable[..., Any],
+        *args: Any,
+        name: str = "train",
+        is_kept: bool = True,
     ) -> Any:
         """Calls a step that is traced by it; what it changes is made by its trace.
 
         Args:
             step: what to call.
             args: for it.
+            name: of Keras' function that is traced.
             is_kept: whether the steps to come use this trace; if not, what it does is
                 taken back, because the next trace does it once more.
         """
         newest: dict[Any, Encoded] = {}
-        if is_kept and self._is_trace_due:
-            newest = self._set_as(self._at_trace)
+        trace = self.traces[name]
+        if is_kept and trace.is_due:
+            newest = self._set_as(trace.values)
         before = {_key(*each): each[1] for each in self._look()}
         try:
             return step(*args)
@@ -241,19 +323,17 @@ class Attributes:
                     # Not a tuple's item: it is another tuple.
                     with contextlib.suppress(*_UNPLACED):
                         _put(value.place.owner, value.place.key, was.encoded.value())
-            if is_kept and not self._at_trace:
-                self._at_trace = {
-                    k: each for k, each in before.items() if each.is_small
-                }
-                if not self._has_stepped:
+            if is_kept and not trace.values:
+                trace.values = {k: each for k, each in before.items() if each.is_small}
+                if name == "train" and not self._has_stepped:
                     self._has_stepped = True
                     self._at_first = {
                         key: each
-                        for key, each in self._at_trace.items()
+                        for key, each in trace.values.items()
                         if each.setting and each.digest != self._at_start[key]
                     }
             if is_kept:
-                self._is_trace_due = False
+                trace.is_due = False
                 self._put(newest)
 
     def _set_as(self, wanted: Mapping[Any, Value]) -> dict[Any, Encoded]:
@@ -286,18 +366,35 @@ class Attributes:
         finally:
             self._put(newest)
 
-    def forget_trace(self) -> None:
-        """The next step that is traced uses the values of that moment."""
-        self._at_trace, self._is_trace_due = {}, False
+    def forget_trace(self, name: str) -> None:
+        """Lets the next trace of a function use the values of that moment."""
+        self.traces[name] = Trace()
 
-    def must_trace_again(self, *, only_for_settings: bool) -> bool:
-        """Whether the step was traced before the restore, with other values.
+    def must_trace_again(self, name: str, *, only_for_settings: bool) -> bool:
+        """Whether a function was traced before the restore, with other values.
 
         Args:
+            name: of Keras' function.
             only_for_settings: whether values of the program's own do not count. They
-                may differ between workers, and all workers must trace equally often.
+                may differ between workers, and all workers must trace equally often. A
+                warning names them.
         """
-        return any(v.setting or not only_for_settings for v in self._outdated)
+        outdated = self.traces[name].outdated
+        if not only_for_settings or any(value.setting for value in outdated):
+            return bool(outdated)
+        for value in outdated:
+            log.warning(
+                "tfpreempt: the %s function of the interrupted run was traced while "
+                "%r of %s was %r. The trace of this restart has another value, because "
+                "with several workers only settings of Keras are restored in a trace. "
+                "Training continues with that other value. Keep the value in a "
+                "tf.Variable.",
+                name,
+                value.entry.key,
+                value.owner,
+                value.encoded.value(),
+            )
+        return False
 
     def lose(self, what: str, why: str) -> None:
         """Names a change that a restart does not restore, once.

@@ -207,14 +207,17 @@ class FitState:
             train_function: Keras' own.
             restores: whether the variables are those of the commit.
         """
+        is_kept = hasattr(train_function, "get_concrete_function")
         with contextlib.ExitStack() as undo:
             if restores and self.own.loaded is not None:
                 first = self.attributes.as_first(self.own.loaded["attributes"])
                 undo.enter_context(first)
             self.attributes.traced_by(
                 *(self._fit.build, iterator, train_function),
-                is_kept=hasattr(train_function, "get_concrete_function"),
+                is_kept=is_kept,
             )
+            if is_kept:
+                self.attributes.traces["train"].function = train_function
 
     # --- the restart -----------------------------------------------------------------
 

@@ -42,7 +42,7 @@ _STOPS_WITHIN = 0.25
 """Seconds for which a stop of training waits for the notice that may have caused it.
 
 A signal's notice takes milliseconds, and longer on a machine that is overloaded."""
-_MAKE_AGAIN = ("compile", "make_train_function")
+_MAKE_AGAIN = ("compile", "make_train_function", "make_test_function")
 
 
 class Training:
@@ -76,7 +76,8 @@ class Training:
         self._moment: Moment | None = None  # where an epoch has trained its last step
         self._is_stop_held = False
         self._saved = Progress()  # of the commit
-        self._traced: Any = None  # Keras' train function that a step has traced
+        self._test = self._test_step  # stands in for the model's test function
+        self._inner_test: Any = None  # Keras' own
         self._committed: int | None = None  # the epoch that the newest commit began
         self._state = FitState(
             self.fit,
@@ -93,6 +94,8 @@ class Training:
             for name in _MAKE_AGAIN:
                 after_each(model, name, self._made_again)
                 undo.callback(uncover, model, name)
+            self._take_over_test()
+            undo.callback(self._give_back_test)
             self._plan = self._make_plan()
             self._phase = self._plan.beginning
             self._begin(files)
@@ -185,8 +188,8 @@ class Training:
         if self._phase in (Phase.RESTORE, Phase.SKIP):
             self.fit.start_at(self._epochs, 0, {})
             # Keras looks at the variables at the end even where no step made them.
-            iterator, restores = self._data.any_iterator(), self._phase is Phase.RESTORE
-            self._state.build(iterator, self.steps.inner, restores=restores)
+            iterator = self._data.any_iterator()
+            self._state.build(iterator, self.steps.inner, restores=True)
         elif self._phase is not Phase.START:
             self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
 
@@ -252,32 +255,58 @@ class Training:
 
     def _call(self, iterator: Any) -> Any:
         """Keras' own train function. What its first call changes, its trace does."""
-        inner = self.steps.inner
-        if inner is self._traced or self.fit.model.run_eagerly:
-            return inner(iterator)
-        self._traced = inner
-        return self._state.attributes.traced_by(inner, iterator)
+        return self._trace(self.steps.inner, iterator, "train")
 
-    @property
-    def _is_traced_once(self) -> bool:
-        """Whether Python in a train step runs while it is traced only."""
+    def _test_step(self, iterator: Any) -> Any:
+        """The model's test function, in this fit."""
+        return self._trace(self._inner_test, iterator, "test")
+
+    def _trace(self, inner: Callable[[Any], Any], iterator: Any, name: str) -> Any:
+        attributes = self._state.attributes
+        if inner is attributes.traces[name].function or self.fit.model.run_eagerly:
+            return inner(iterator)
+        try:
+            return attributes.traced_by(inner, iterator, name=name)
+        finally:
+            attributes.traces[name].function = inner
+
+    def _is_traced_once(self, name: str) -> bool:
+        """Whether Python in a step of Keras' function runs only in its trace."""
         model = self.fit.model
         is_eager = model.run_eagerly or tf.config.functions_run_eagerly()
-        is_kerass_own = not reach.is_module_of_program(
-            type(model).make_train_function.__module__
-        )
-        return is_kerass_own and not is_eager
+        maker = getattr(type(model), f"make_{name}_function")
+        return not reach.is_module_of_program(maker.__module__) and not is_eager
 
-    def _made_again(self, name: str, result: Any) -> Any:
-        """A callback has called one of `_MAKE_AGAIN`."""
+    def _take_over_test(self) -> bool:
+        """Stands in for a test function that Keras has made; whether there was one."""
+        made = self.fit.model.test_function
+        if made is None or made is self._test:
+            return False
+        self._inner_test, self.fit.model.test_function = made, self._test
+        return True
+
+    def _give_back_test(self) -> None:
+        if self.fit.model.test_function is self._test:
+            self.fit.model.test_function = self._inner_test
+
+    def _made_again(self, name: str, result: Any, *args: Any, **options: Any) -> Any:
+        """Keras or a callback has called one of `_MAKE_AGAIN`."""
+        attributes = self._state.attributes
+        if name == "make_test_function":
+            # Keras makes the function in the first validation, after a restart too.
+            is_again = self._inner_test is not None or args or any(options.values())
+            if self._take_over_test() and is_again:
+                attributes.forget_trace("test")
+            return result if result is None else self._test
         if name == "compile":
             self._state.attributes.lose(
                 "the effect of compile() inside fit",
                 "commits have the optimizer that fit began with. Call compile() "
                 "between two fits, each with a checkpoint_dir of its own",
             )
-        self.steps.take_over()
-        self._state.attributes.forget_trace()
+            attributes.forget_trace("test")
+        if self.steps.take_over() or name == "compile":
+            attributes.forget_trace("train")
         return result if result is None else self.steps
 
     def _restore(self, *, extends: bool = False) -> None:
@@ -285,11 +314,15 @@ class Training:
         self._state.restore(self.member, self._saved, extends=extends)
         attributes, model = self._state.attributes, self.fit.model
         is_one_of_many = self._session.cluster.world > 1
-        if not self._is_traced_once:
-            attributes.forget_trace()
-        elif attributes.must_trace_again(only_for_settings=is_one_of_many):
-            type(model).make_train_function(model, force=True)
-            self.steps.take_over()
+        for name, stand_in in (
+            ("train", self.steps.take_over),
+            ("test", self._take_over_test),
+        ):
+            if not self._is_traced_once(name):
+                attributes.forget_trace(name)
+            elif attributes.must_trace_again(name, only_for_settings=is_one_of_many):
+                getattr(type(model), f"make_{name}_function")(model, force=True)
+                stand_in()
 
     def _first_step(self, iterator: Any) -> Any:
         """Makes everything as it was, and steps, if the step was not trained before."""
@@ -535,6 +568,8 @@ class Training:
         self._moment = None
         for name in _MAKE_AGAIN:
             uncover(self.fit.model, name)
+        self._give_back_test()
+        self._state.attributes.end()
         if self.fit.model.train_function is self.steps:
             self.fit.model.train_function = self.steps.inner
         self._state.close()
