@@ -126,19 +126,55 @@ def counting(on: Machine, changes: str) -> Any:
         def on_epoch_end(self) -> None:
             self.count += 1
 
-    if changes == "total_batches_seen":
-        # Keras 3 has it in `tf.keras` only.
-        name = "keras._tf_keras.keras" if on.line == "keras" else "tf_keras"
-        image = importlib.import_module(f"{name}.preprocessing.image")
-        generator = image.ImageDataGenerator()
-        return generator.flow(np.zeros([BATCHES * BATCH, 2, 2, 1]), None, BATCH, seed=3)
     return Counting()
+
+
+def drawn(on: Machine, kind: str, **options: Any) -> Any:
+    """Data of Keras' legacy preprocessing; Keras 3 has it in `tf.keras` only."""
+    name = "keras._tf_keras.keras" if on.line == "keras" else "tf_keras"
+    module = importlib.import_module(f"{name}.preprocessing.{kind}")
+    if kind == "image":
+        images = np.zeros([BATCHES * BATCH, 2, 2, 1])
+        return module.ImageDataGenerator().flow(images, None, BATCH, **options)
+    given = {"length": 1, "batch_size": BATCH} | options
+    return module.TimeseriesGenerator(ROWS, ROWS, **given)
 
 
 @LINES
 @pytest.mark.parametrize(
-    "changes", ["count", "rng", "cache", "total_batches_seen", "nothing"]
+    ("kind", "options", "word"),
+    [
+        ("image", {"seed": 3}, "ImageDataGenerator"),
+        ("sequence", {"shuffle": True}, "TimeseriesGenerator"),
+        ("sequence", {}, None),
+    ],
 )
+def test_classes_of_keras_that_draw_batches_are_named_before_training(
+    on: Machine,
+    line: str,
+    kind: str,
+    options: dict[str, Any],
+    word: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    on.start()
+    named_by_then: list[bool] = []
+    look = on.callback(
+        on_train_batch_begin=lambda batch, logs=None: named_by_then.append(
+            word is None or word in caplog.text
+        )
+    )
+    data = {"x": drawn(on, kind, **options), "y": None, "batch_size": None, "epochs": 2}
+    on.fit(Seen().model(on), look, **data)
+    assert named_by_then
+    assert all(named_by_then)
+    said = [r.getMessage() for r in caplog.records]
+    told = [each for each in said if "which draws" in each or "of their own" in each]
+    assert len(told) == (word is not None)
+
+
+@LINES
+@pytest.mark.parametrize("changes", ["count", "rng", "cache", "nothing"])
 def test_attributes_that_change_while_batches_are_read_are_named(
     on: Machine, line: str, changes: str, caplog: pytest.LogCaptureFixture
 ) -> None:

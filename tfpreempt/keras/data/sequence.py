@@ -52,9 +52,26 @@ _CHANGES = (
     "read: %s. After a restart these are as the program makes them, so batches that "
     "depend on them differ from an uninterrupted run. Let __getitem__ derive a batch "
     "from its index, and change what differs between epochs in on_epoch_end, or give "
-    "the class get_state() and set_state(state). ImageDataGenerator.flow() draws each "
-    "batch from a count of batches: augment in layers of the model instead."
+    "the class get_state() and set_state(state)."
 )
+_DRAWN = (
+    "tfpreempt: the training data are %s, which draws random numbers for each batch "
+    "in the order in which batches are read. After a restart within an epoch the order "
+    "and the count of batches begin again, so the batches differ from an uninterrupted "
+    "run. %s, or give the class get_state() and set_state(state)."
+)
+_DRAWING = {
+    "Iterator": (
+        "an iterator of ImageDataGenerator (total_batches_seen)",
+        "Read images with keras.utils.image_dataset_from_directory or tfpreempt.data, "
+        "and augment in layers of the model",
+    ),
+    "TimeseriesGenerator": (
+        "a TimeseriesGenerator with shuffle=True",
+        "Use keras.utils.timeseries_dataset_from_array with a seed",
+    ),
+}
+"""Keras' own classes that are not functions of the index: name, and advice."""
 
 
 class SequenceTracker(Tracker):
@@ -78,6 +95,9 @@ class SequenceTracker(Tracker):
         self._has_state = has_hooks(self._sequence)
         self._marks: dict[str, Any] = {}  # of its attributes, as an epoch began
         self._are_changes_named = False
+        if not self._has_state and (found := _drawing(self._sequence)) is not None:
+            self._are_changes_named = True
+            log.warning(_DRAWN, *found)
         for hook in HOOKS:
             if hasattr(fit.adapter, hook):
                 self._watch(hook)
@@ -203,6 +223,19 @@ def _shuffler(state: Any) -> random.Random:
     shuffler = random.Random()
     shuffler.setstate(state)
     return shuffler
+
+
+def _drawing(sequence: Any) -> tuple[str, str] | None:
+    """Returns name and advice if a class of Keras draws batches in reading order."""
+    for kind in type(sequence).__mro__:
+        library, _, module = kind.__module__.partition(".")
+        if library not in _KERAS or ".preprocessing." not in f".{module}":
+            continue
+        if kind.__name__ == "TimeseriesGenerator" and not sequence.shuffle:
+            continue
+        if kind.__name__ in _DRAWING:
+            return _DRAWING[kind.__name__]
+    return None
 
 
 def _marks(sequence: Any) -> dict[str, Any]:
