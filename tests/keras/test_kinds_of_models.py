@@ -505,15 +505,22 @@ def test_settings_that_a_callback_changes_have_the_effect_of_the_undisturbed_run
 
 
 @LINES
-@pytest.mark.parametrize("when", ["second", "second, train made again"])
+@pytest.mark.parametrize("dies", [False, True])
 def test_a_second_fit_has_the_settings_and_traces_of_the_first_one(
-    on: Machine, line: str, when: str
+    on: Machine, line: str, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart in the second fit skips the first fit with its callbacks."""
-    program = functools.partial(set_in_training, on, when, fits=2)
+    """A restart in the second fit skips or restores the first fit."""
+    program = functools.partial(set_in_training, on, "second", fits=2)
     on.start()
     expected = program(False)
     cuts = [("begin", 2, 3), ("begin", 0, 2), ("begin", 1, 2), ("test", 2, 1)]
+    if dies:  # without a commit of the second fit
+
+        def die() -> None:
+            raise SystemExit(143)
+
+        monkeypatch.setattr(on.button, "press", die)
+        del cuts[2:]
     assert on.run(program, *cuts) == expected
 
 

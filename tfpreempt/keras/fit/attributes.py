@@ -184,6 +184,7 @@ class Attributes:
         self._at_start = {key: each.digest for key, each in now.items()}
         self._at_end: dict[Any, bytes] = {}
         self._optimizer = getattr(model, "optimizer", None)
+        self._functions: dict[str, Any] = {}  # of the model at the end
         if (before := getattr(model, _KEPT, None)) is not None:
             self._continue(model, before)
         evaluated = getattr(model, "test_function", None)
@@ -199,17 +200,17 @@ class Attributes:
                 if key in before._settings:
                     self._settings[key] = before._settings[key]
         self._traced = before._traced
-        for name, trace in before.traces.items():
-            function = getattr(model, f"{name}_function", None)
-            if function is not None and function is trace.function:
-                self.traces[name] = trace
         if self._optimizer is before._optimizer:
             self._has_stepped, self._at_first = before._has_stepped, before._at_first
+            for name, function in _functions(model).items():
+                if function is before._functions[name]:
+                    self.traces[name] = before.traces[name]
 
     def end(self) -> None:
         """Keeps the values of the end of the fit for the model's next fit."""
         model = self._roots["model"]
         self._at_end = {_key(*each): each[1].digest for each in self._look()}
+        self._functions = _functions(model)
         vars(model)[_KEPT] = self
 
     def capture(self) -> Encoded:
@@ -276,14 +277,17 @@ class Attributes:
         trace = self.traces[name]
         then = {e.place: e.encoded for e in entries if e.kind == _KINDS[name]}
         if name == "test" and not then:
-            return  # the commit is older than the first trace
+            # The commit is older than the trace: a trace of this start is too early.
+            trace.outdated, trace.values = list(trace.values.values()), {}
+            return
         built, trace.values = trace.values, {}
         for path, value in self._look():
-            if value.is_small:
+            key = _key(path, value)
+            if key in self._traced and key in built:
+                trace.values[key] = built[key]  # another trace changes the value again
+            elif value.is_small:
                 encoded = then.get(value.entry.place, value.encoded)
-                trace.values[_key(path, value)] = dataclasses.replace(
-                    value, encoded=encoded
-                )
+                trace.values[key] = dataclasses.replace(value, encoded=encoded)
         pairs = ((built[key], v) for key, v in trace.values.items() if key in built)
         trace.outdated = [v for was, v in pairs if was.digest != v.digest]
         trace.is_due = bool(trace.outdated) or not built
@@ -465,6 +469,10 @@ class Attributes:
                     self._settings[key] = found
                     self._at_start[key] = found.digest
                 yield place.path, dataclasses.replace(found, owner=paths[id(owner)])
+
+
+def _functions(model: Any) -> dict[str, Any]:
+    return {name: getattr(model, f"{name}_function", None) for name in _KINDS}
 
 
 def _key(path: str, value: Value) -> Any:

@@ -538,7 +538,7 @@ class Training:
             past = self._plan.histories[self._plan.number - 1]
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
         elif self._phase in phases.RESTORING:
-            self._state.restore(self.member, self._saved)
+            self._restore()
         self._phase = phases.after(self._phase, Event.TRAIN_END)
         self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
@@ -569,9 +569,9 @@ class Training:
         for name in _MAKE_AGAIN:
             uncover(self.fit.model, name)
         self._give_back_test()
-        self._state.attributes.end()
         if self.fit.model.train_function is self.steps:
             self.fit.model.train_function = self.steps.inner
+        self._state.attributes.end()
         self._state.close()
 
     # --- what a save takes -----------------------------------------------------------
