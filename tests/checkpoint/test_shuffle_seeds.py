@@ -20,6 +20,7 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 from tfpreempt.checkpoint.iterator_state import keep_seeds  # noqa: E402
+from tfpreempt.data import from_index  # noqa: E402
 from tfpreempt.states import DatasetIteratorState  # noqa: E402
 
 Dataset = tf.data.Dataset
@@ -95,6 +96,9 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         .batch(2)
         .prefetch(2)
         .repeat()
+    ),
+    "by keys": lambda: (
+        from_index(lambda index: index, 12, batch_size=2, seed=3).repeat()
     ),
     "not reshuffled": lambda: (
         numbers()

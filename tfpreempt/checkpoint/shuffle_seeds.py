@@ -67,6 +67,9 @@ class ShuffleSeeds:
     def __init__(self, datasets: Sequence[Any]) -> None:
         nodes = {id(node): node for node in parts(*datasets) if reshuffles(node)}
         self._probes = [_Probe(node) for node in nodes.values()]
+        self._is_symbolic = any(
+            each.options().experimental_symbolic_checkpoint for each in datasets
+        )
 
     def __len__(self) -> int:
         return len(self._probes)
@@ -82,7 +85,7 @@ class ShuffleSeeds:
             state = serialize()
             after = self._read()
             if [each.count for each in before] == [each.count for each in after]:
-                return _with_counts(state, after)
+                return self._with_counts(state, after)
             before = after
 
     @property
@@ -92,7 +95,7 @@ class ShuffleSeeds:
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
         """Appends the counts in serialized probes to a state of the same moment."""
-        return _with_counts(state, [_find(each)[1] for each in probe_states])
+        return self._with_counts(state, [_find(each)[1] for each in probe_states])
 
     def restore(self, state: Any) -> None:
         """Sets the counts that a state holds; without counts in it does nothing."""
@@ -105,6 +108,16 @@ class ShuffleSeeds:
 
     def _read(self) -> list[Element]:
         return [probe.read()[1] for probe in self._probes]
+
+    def _with_counts(self, state: Any, elements: Sequence[Element]) -> Any:
+        """Appends counts, except to a symbolic state that has counts of its own.
+
+        A symbolic state is that of the last element that was taken, and the counts in
+        it are of that moment. A probe counts what was read ahead too.
+        """
+        if self._is_symbolic and any(Element(each).has_count for each in state):
+            return state
+        return _with_counts(state, elements)
 
 
 class _Probe:
