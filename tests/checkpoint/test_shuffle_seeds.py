@@ -20,6 +20,7 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 from tfpreempt.checkpoint.iterator_state import keep_seeds  # noqa: E402
+from tfpreempt.checkpoint.shuffle_seeds import seeds_of  # noqa: E402
 from tfpreempt.data import from_index  # noqa: E402
 from tfpreempt.states import DatasetIteratorState  # noqa: E402
 
@@ -147,6 +148,28 @@ def test_the_next_iterators_of_a_dataset_have_their_orders_too() -> None:
     DatasetIteratorState("after", resumed, registry=None).load(file)
     assert read(resumed) == undisturbed[1][4:]
     assert [read(iter(data)) for _ in range(2)] == undisturbed[2:]
+
+
+def test_states_have_the_counts_that_are_held() -> None:
+    """Keras makes iterators at the end of an epoch, and again in a restart of it."""
+    make = lambda: numbers().shuffle(8, seed=3).batch(2)  # noqa: E731
+    data = make()
+    undisturbed = [read(iter(data)) for _ in range(3)]
+    data = make()
+    iterator = iter(data)
+    keep_seeds(iterator)
+    read(iterator)
+    seeds_of(data).hold()
+    assert read(iter(data)) == undisturbed[1]
+    held = iterator._serialize_to_tensors()
+    seeds_of(data).release()
+    state = iterator._serialize_to_tensors()
+    for saved, following in ((held, undisturbed[1]), (state, undisturbed[2])):
+        data = make()
+        resumed = iter(data)
+        keep_seeds(resumed)
+        resumed._restore_from_tensors(saved)
+        assert read(iter(data)) == following
 
 
 def test_tensorflow_restores_a_state_with_seeds() -> None:

@@ -67,6 +67,7 @@ class ShuffleSeeds:
     def __init__(self, datasets: Sequence[Any]) -> None:
         nodes = {id(node): node for node in parts(*datasets) if reshuffles(node)}
         self._probes = [_Probe(node) for node in nodes.values()]
+        self._held: list[Element] | None = None
         self._is_symbolic = any(
             each.options().experimental_symbolic_checkpoint for each in datasets
         )
@@ -80,6 +81,8 @@ class ShuffleSeeds:
         A thread of tf.data may begin the next pass between two reads; then both are
         read again.
         """
+        if self._held is not None:
+            return self._with_counts(serialize(), self._held)
         before = self._read()
         while True:
             state = serialize()
@@ -87,6 +90,15 @@ class ShuffleSeeds:
             if [each.count for each in before] == [each.count for each in after]:
                 return self._with_counts(state, after)
             before = after
+
+    def hold(self) -> None:
+        """Lets states have the counts of now, whatever is drawn until `release`."""
+        if self._held is None:
+            self._held = self._read()
+
+    def release(self) -> None:
+        """Lets states have the counts of their own moment again."""
+        self._held = None
 
     @property
     def resources(self) -> Sequence[Any]:

@@ -5,7 +5,7 @@ So the iterators can be counted, and told from those of others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpreempt.data.iterators import make_iterator
@@ -25,6 +25,7 @@ class CountedDataset:
         made: iterators that the fit has made.
         instead: a number of an iterator, and the dataset that it is made of: what is
             left of its data.
+        before_next: called before the fit makes an iterator.
     """
 
     def __init__(self, fit: Fit) -> None:
@@ -32,8 +33,10 @@ class CountedDataset:
         self.dataset = getattr(fit.loop, fit.dataset_name)
         setattr(fit.loop, fit.dataset_name, self)
         self.instead: tuple[int, Any] = (0, None)
+        self.before_next: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[Any]:
+        self.before_next()
         self.made += 1
         number, rest = self.instead
         iterator: Any = make_iterator(rest if number == self.made else self.dataset)

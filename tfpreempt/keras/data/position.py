@@ -34,6 +34,7 @@ from tfpreempt.checkpoint.iterator_state import (
     reads_generator,
     unpack,
 )
+from tfpreempt.checkpoint.shuffle_seeds import ShuffleSeeds, seeds_of
 from tfpreempt.checkpoint.unfinished_caches import warn_of_unfinished
 from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.data.iterators import owned_iterators, read_locally
@@ -160,8 +161,14 @@ class IteratorTracker(Tracker):
 
     def begins(self, iterator: Any) -> None:
         self._keep_seeds(iterator)
+        # At the end of an epoch Keras makes iterators that it does not read. A restart
+        # that repeats the end of the epoch makes them again.
+        self._release()
+        self.data.before_next = self._hold
 
     def save(self, iterator: Any, position: Position) -> Position:
+        if not position.batches:  # also at the end of the fit, which is not repeated
+            self._release()
         try:
             states = _states(iterator)
         except tf.errors.OpError as error:  # known only now that it was read
@@ -177,14 +184,14 @@ class IteratorTracker(Tracker):
         _set_states(iterator, _states(following))
 
     def restore(self, position: Position, iterator: Any) -> None:
-        self._keep_seeds(iterator)
+        self.begins(iterator)
         # An earlier version also saved the states before the first batch, in front.
         count = len(list(owned_iterators(iterator)))
         _set_states(iterator, position.states[-count:])
 
     def missing_files(self, position: Position) -> list[str]:
         """Files of caches that the position needs and that are not there."""
-        paths = cache_paths(*pipeline.roots(self.data.dataset))
+        paths = cache_paths(*self._roots)
         return [
             file
             for state in position.states
@@ -193,7 +200,21 @@ class IteratorTracker(Tracker):
 
     def _keep_seeds(self, iterator: Any) -> None:
         for owned in owned_iterators(iterator):
-            keep_seeds(owned, *pipeline.roots(self.data.dataset))
+            keep_seeds(owned, *self._roots)
+
+    def _hold(self) -> None:
+        self._seeds().hold()
+
+    def _release(self) -> None:
+        self._seeds().release()
+
+    def _seeds(self) -> ShuffleSeeds:
+        roots = self._roots
+        return seeds_of(*roots) if roots else ShuffleSeeds(())
+
+    @property
+    def _roots(self) -> list[Any]:
+        return pipeline.roots(self.data.dataset)
 
 
 class IndexTracker(Tracker):
