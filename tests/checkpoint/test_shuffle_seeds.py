@@ -98,9 +98,9 @@ PIPELINES: dict[str, Callable[[], Any]] = {
         .prefetch(2)
         .repeat()
     ),
-    "by keys": lambda: (
-        from_index(lambda index: index, 12, batch_size=2, seed=3).repeat()
-    ),
+    "by keys": lambda: from_index(
+        lambda index: index, 12, batch_size=2, seed=3
+    ).repeat(),
     "not reshuffled": lambda: (
         numbers()
         .shuffle(8, seed=3, reshuffle_each_iteration=False)
@@ -148,6 +148,24 @@ def test_the_next_iterators_of_a_dataset_have_their_orders_too() -> None:
     DatasetIteratorState("after", resumed, registry=None).load(file)
     assert read(resumed) == undisturbed[1][4:]
     assert [read(iter(data)) for _ in range(2)] == undisturbed[2:]
+
+
+def test_a_state_is_restored_in_a_graph() -> None:
+    """TensorFlow restores so where tasks are remote."""
+    make = PIPELINES["repeated last"]
+    iterator = iter(make())
+    keep_seeds(iterator)
+    read(iterator, 5)
+    state = iterator._serialize_to_tensors()["_STATE"]
+    resumed = iter(make())
+    keep_seeds(resumed)
+
+    @tf.function
+    def restore(state: Any) -> None:
+        resumed._restore_from_tensors({"_STATE": state})
+
+    restore(state)
+    assert read(resumed) == read(iterator)
 
 
 def test_states_have_the_counts_that_are_held() -> None:

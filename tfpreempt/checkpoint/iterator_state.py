@@ -129,13 +129,23 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
         return {"_STATE": seeds.add_to(state)}
 
     def restore(restored: dict[str, Any]) -> Any:
-        check_cache_files(restored["_STATE"], caches)
+        state = restored["_STATE"]
+        _with_values(state, lambda values: check_cache_files(values, caches))
         done = kind._restore_from_tensors(own(), restored)
-        seeds.restore(restored["_STATE"])
+        _with_values(state, seeds.restore)
         return done
 
     iterator._serialize_to_tensors = serialize
     iterator._restore_from_tensors = restore
+
+
+def _with_values(state: Any, call: Callable[[Any], None]) -> None:
+    """Calls a function with a state; TensorFlow restores remote tasks in a graph."""
+    if tf.executing_eagerly():
+        call(state)
+        return
+    text = tf.io.serialize_tensor(state)  # a py_function takes no variants
+    tf.py_function(lambda text: call(tf.io.parse_tensor(text, tf.variant)), [text], [])
 
 
 def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
