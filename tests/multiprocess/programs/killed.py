@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import file_events
+
 from tfpreempt.checkpoint import layout
 from tfpreempt.handler import snapshot_times
 
@@ -78,7 +80,7 @@ def watch() -> None:
         elif plan == {"worker": WORKER, "kind": kind, "count": counts[kind]}:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.addaudithook(see)
+    file_events.watch(see)
 
 
 watch()

@@ -31,6 +31,7 @@ if address := os.environ.get("PEER_NETWORK"):
     ]
     os.environ["TF_CONFIG"] = json.dumps(config | {"cluster": {"worker": addresses}})
 
+import file_events  # noqa: E402 - the network comes first
 from toy_model import INDEX, Model, hold, say  # noqa: E402 - the network comes first
 
 from tfpreempt import State  # noqa: E402
@@ -104,7 +105,7 @@ def in_saves() -> None:
             at(MARKERS.get(step, "marker"))
 
     bundle_writer.write = held
-    sys.addaudithook(see)
+    file_events.watch(see)
 
 
 def in_steps() -> None:
