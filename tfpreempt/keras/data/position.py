@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import tensorflow as tf
@@ -102,8 +103,10 @@ class Position:
                 isinstance(part, bytes) for state in found.states for part in state
             )
             data_order.parse(found.order)
+            # An earlier version saved a count there.
+            is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
-            if not (is_kind and is_told and is_of_bytes):
+            if not (is_kind and is_told and is_of_bytes and is_counted):
                 raise ValueError(f"it is no place in data: {str(place)[:200]}")
         return found
 
