@@ -109,6 +109,19 @@ def rng() -> random.Random:
     return random.Random(SEED)
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Paths of the files and directories that the test has synced, in order."""
+    paths, sync = [], os.fsync
+
+    def spy(descriptor: int) -> None:
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    return paths
+
+
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """The process that has TensorFlow imported and forks programs that need it."""

@@ -724,7 +724,7 @@ def test_bad_usage(
 
 
 def test_the_names_of_a_new_checkpoint_directory_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[Path]
 ) -> None:
     """Else all commits are lost with the name of a parent, when power fails."""
     from click.testing import CliRunner
@@ -732,14 +732,7 @@ def test_the_names_of_a_new_checkpoint_directory_last(
     from tfpreempt.cli import main
     from tfpreempt.cli.run import command
 
-    synced, sync = [], os.fsync
-
-    def spy(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        sync(descriptor)
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "fsync", spy)
     monkeypatch.setattr(command, "supervise", lambda options: 0)
     options = ["run", "--checkpoint-dir", "new/ckpt", "--", "true"]
     assert CliRunner().invoke(main, options).exit_code == 0

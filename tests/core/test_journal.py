@@ -44,17 +44,8 @@ NOTICE = events.Notice(
 EXIT = events.Exit(outcome=events.Outcome.COMMITTED, code=143, step=5)
 
 
-def test_the_directory_of_a_journal_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_of_a_journal_lasts(tmp_path: Path, synced: list[Path]) -> None:
     """Else what is on the disk of its files is lost with the name of a parent."""
-    synced, sync = [], os.fsync
-
-    def spy(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", spy)
     Journal(tmp_path / "new" / "journal", 0)
     assert sorted(synced) == [tmp_path, tmp_path / "new"]
 
