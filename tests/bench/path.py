@@ -7,10 +7,11 @@ again. Rows are of the first worker, for a custom loop and for `model.fit`:
     restart     from the handler's construction to the end of the first step
 
 The route is each function of the package once, in the order of first calls;
-`thread_changes` counts the neighbours in it that two threads called. Threads that run
-at once call in an order that differs, so a row is of the round with the median of that;
-functions and files are the same in each. It is a measure of how much there is to read:
-nothing is timed here.
+`functions_without_core` and `files_without_core` leave out the package `core/`, which
+every other package uses. `thread_changes` counts the neighbours in the route that two
+threads called. Threads that run at the same time call in an order that differs, so a
+row is of the round with the median of `thread_changes`; functions and files are the
+same in each round. The bench measures how much there is to read, and no time.
 """
 
 from __future__ import annotations
@@ -71,12 +72,15 @@ def row(kind: str, phase: str, calls: Sequence[Call]) -> dict[str, Any]:
     for call in calls:
         first.setdefault((call.file, call.function), call)
     route = list(first.values())
+    without_core = [call for call in route if not call.file.startswith("core/")]
     return {
         "bench": "path",
         "kind": kind,
         "phase": phase,
         "functions": len(route),
         "files": len({call.file for call in route}),
+        "functions_without_core": len(without_core),
+        "files_without_core": len({call.file for call in without_core}),
         "threads": len({call.thread for call in calls}),
         "thread_changes": sum(
             a.thread != b.thread for a, b in itertools.pairwise(route)

@@ -61,16 +61,17 @@ def test_a_row_counts_what_is_distinct_along_the_order_of_first_calls() -> None:
         call("f", thread=0),
         call("h", thread=1, file="b.py"),
         call("f", thread=2),
-        call("g", thread=2, file="b.py"),  # and here
+        call("g", thread=2, file="core/b.py"),  # and here
     ]
     found = row("loop", "restart", calls)
-    assert (found["functions"], found["files"], found["calls"]) == (4, 2, 6)
+    assert (found["functions"], found["files"], found["calls"]) == (4, 3, 6)
+    assert (found["functions_without_core"], found["files_without_core"]) == (3, 2)
     assert (found["threads"], found["thread_changes"]) == (3, 2)
     assert found["route"] == [
         "t0  a.py:7 f",
         "t1  a.py:7 g",
         "t1  b.py:7 h",
-        "t2  b.py:7 g",
+        "t2  core/b.py:7 g",
     ]
 
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import tfpreempt
+from tests.docs import routes
 from tests.docs.pages import PAGES, ROOT, read
 from tests.docs.site import fenced, filled
 from tfpreempt.cli import main
@@ -94,7 +95,7 @@ def test_the_home_page_leads_to_all_that_readme_does() -> None:
     readme = (ROOT / "README.md").read_text("utf-8").partition("## Read on")[2]
     home = read("index.md")
     linked = re.findall(r"\]\(docs/([^)]+)\)", readme)
-    beside = {"promises.md", "exit-codes.md", "follow-one-sigterm.md"}
+    beside = {"promises.md", "exit-codes.md"} | {page.name for page in routes.PAGES}
     assert [each for each in linked if each not in beside and each not in home] == []
 
 
