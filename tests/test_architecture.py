@@ -121,14 +121,12 @@ CHANGE_FILES = {
     "notice/file.py": "reads a file that the user named; a pipe is not waited for",
     "storage/filesystem.py": "objects of fsspec, which have no links",
     "storage/reading.py": "reads, and waits for no pipe",
-    "testing/storage.py": "damages a file in a test",
 }
 # Who makes `LocalFiles` without a directory below which no link is followed.
 ROOTLESS = {
     "checkpoint/locks.py": "makes a directory that the user named",
     "cli/doctor/storage.py": "syncs a directory that the user named",
     "cli/run/command.py": "makes the checkpoint directory, which the user named",
-    "testing/storage.py": "for tests, in directories of their own",
 }
 CHANGES = {
     "os": {

@@ -38,7 +38,7 @@ def serving() -> Iterator[str]:
 
 def serve() -> None:
     """Serves until nobody is there any more."""
-    from tfpreempt.testing.gcs import GcsServer
+    from tests.fakes.gcs import GcsServer
 
     with GcsServer() as server:
         print(server.url, flush=True)

@@ -13,9 +13,9 @@ from datetime import timedelta
 from typing import Any, Protocol
 from unittest import mock
 
+from tests.fakes.gcs import GcsServer
 from tfpreempt.testing import _server
 from tfpreempt.testing._server import FakeServer, Reply, Request
-from tfpreempt.testing.gcs import GcsServer
 
 Weather = Mapping[str, float]
 """How likely a request meets each of `TROUBLES`."""
@@ -286,9 +286,9 @@ def small() -> Iterator[None]:
     from moto.s3 import models
     from obstore.store import S3Store
 
+    from tests.fakes.gcs import _service
     from tfpreempt.checkpoint.remote import mirror, ranges, tries, upload
     from tfpreempt.storage import gcs_client, gcs_download, gcs_upload, s3, s3_client
-    from tfpreempt.testing.gcs import _service
 
     def client(bucket: str, **more: Any) -> Any:
         more["retry_config"] = {

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from tests.campaigns.target import Target, as_json, environment, written
 from tests.checkpoint.remote_commits import put_commit
+from tests.fakes.storage import FaultyObjectStore
 from tfpreempt.checkpoint import catalog, holder
 from tfpreempt.checkpoint.encoding import write_parts
 from tfpreempt.checkpoint.remote.place import StorePlace
@@ -42,7 +43,6 @@ from tfpreempt.keras.record import Encoded, Record
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
 from tfpreempt.storage.interface import ObjectStat
 from tfpreempt.testing.clock import FakeClock
-from tfpreempt.testing.storage import FaultyStore
 
 WALL = 1_700_000_000.0
 
@@ -287,7 +287,7 @@ FIT = record_of_a_fit()
 
 
 def objects_of_a_commit() -> dict[str, bytes]:
-    store, found = FaultyStore(), {}
+    store, found = FaultyObjectStore(), {}
     put_commit(store)
     for name in store.list():
         target = io.BytesIO()
@@ -300,7 +300,7 @@ COMMIT = objects_of_a_commit()
 HERE = dataclasses.replace(holder.this_process(30.0), pid=1 << 21)
 
 
-class Listed(FaultyStore):
+class Listed(FaultyObjectStore):
     """Objects of which others say the names and sizes.
 
     Attributes:

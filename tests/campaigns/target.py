@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.testing.storage import FaultyStore
+from tests.fakes.storage import FaultyObjectStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ def written(data: bytes, path: Path) -> Path:
     return path
 
 
-def store_of(objects: dict[str, bytes]) -> FaultyStore:
+def store_of(objects: dict[str, bytes]) -> FaultyObjectStore:
     """An object store with these objects."""
-    store = FaultyStore()
+    store = FaultyObjectStore()
     for name, data in objects.items():
         store.replace(name, data)
     return store

@@ -15,6 +15,7 @@ import pytest
 
 from tests.campaigns.disks import Run
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tests.fakes.storage import FaultyFiles
 from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
@@ -25,7 +26,6 @@ from tfpreempt.checkpoint.state import StateRegistry, read_state
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyFiles
 
 Failing = Callable[..., None]
 forms = pytest.mark.parametrize("form", ["own", "flat"])

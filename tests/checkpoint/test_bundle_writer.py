@@ -17,6 +17,11 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 from tests.checkpoint.test_writer import Job, stock  # noqa: E402
+from tests.fakes.storage import (  # noqa: E402
+    FaultyFiles,
+    SimulatedCrash,
+    damage,
+)
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint import (  # noqa: E402
     bundle,
@@ -28,11 +33,6 @@ from tfpreempt.checkpoint.payload import Permit  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 from tfpreempt.storage import checksum  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
-from tfpreempt.testing.storage import (  # noqa: E402
-    FaultyFiles,
-    SimulatedCrash,
-    damage,
-)
 
 
 class Holder(seams.trackable_base.Trackable):

@@ -15,9 +15,9 @@ from tests.checkpoint.fakes import (
     make_saver,
     save,
 )
+from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 
 def with_state(directory, payload, files=None, text="old"):

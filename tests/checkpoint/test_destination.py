@@ -7,15 +7,15 @@ import os
 import pytest
 
 from tests.checkpoint.remote_commits import manifest_of, put_commit, put_hostile
+from tests.fakes.storage import FaultyFiles, FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.remote import destination, download
-from tfpreempt.testing.storage import FaultyFiles, FaultyStore
 
 
 @pytest.fixture
 def store():
-    return FaultyStore()
+    return FaultyObjectStore()
 
 
 HOSTILE = {

@@ -14,12 +14,12 @@ import threading
 import pytest
 
 from tests.checkpoint.remote_commits import FILES, put_commit
+from tests.fakes.storage import FaultyFiles, FaultyObjectStore, SimulatedCrash
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.remote import destination, download, ranges
 from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyFiles, FaultyStore, SimulatedCrash
 
 LARGE = {"big": bytes(range(251)) * 500, "small": b"s" * 99}
 
@@ -32,7 +32,7 @@ def small_ranges(monkeypatch):
 
 @pytest.fixture
 def store():
-    return FaultyStore()
+    return FaultyObjectStore()
 
 
 def read_tree(root):
@@ -81,7 +81,7 @@ def test_what_was_damaged_on_disk_is_fetched_again(store, tmp_path):
     assert (tmp_path / "big").read_bytes() == LARGE["big"]
 
 
-class Lying(FaultyStore):
+class Lying(FaultyObjectStore):
     """Answers some gets of a name with other bytes than it has."""
 
     def __init__(self, name, times, lie):
@@ -156,7 +156,7 @@ def test_a_file_is_durable_before_the_next_one_is_fetched(tmp_path):
     files = FaultyFiles()
     synced = {}
 
-    class Watched(FaultyStore):
+    class Watched(FaultyObjectStore):
         def get(self, name, target, **kwargs):
             synced[name.rpartition("/")[2]] = [
                 os.path.basename(each.path)
@@ -175,7 +175,7 @@ def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
     ranges = -(-len(LARGE["big"]) // 10_000)
     # after the look at its size and four ranges of the large file
     at = len(store.operations) + 5
-    faulty = FaultyStore({at: errors.CheckpointError("the store is down")})
+    faulty = FaultyObjectStore({at: errors.CheckpointError("the store is down")})
     faulty._objects, faulty.operations = store._objects, list(store.operations)
     there = dataclasses.replace(commit, store=faulty)
     with pytest.raises(errors.CheckpointError, match="is down"):
@@ -207,7 +207,7 @@ def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
 def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path):
     release = threading.Event()
 
-    class Hanging(FaultyStore):
+    class Hanging(FaultyObjectStore):
         def get(self, name, target, **kwargs):
             if name.endswith("big"):
                 release.wait(60)
@@ -228,7 +228,7 @@ def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path)
 def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
     release = threading.Event()
 
-    class Silent(FaultyStore):
+    class Silent(FaultyObjectStore):
         def get(self, name, target, **kwargs):
             if name.endswith("big"):
                 release.wait(60)

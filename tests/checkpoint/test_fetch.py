@@ -11,17 +11,17 @@ import pytest
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.checkpoint.test_claims import Other
+from tests.fakes.storage import (
+    FaultyFiles,
+    FaultyObjectStore,
+    SimulatedCrash,
+    damage,
+)
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, restore
 from tfpreempt.checkpoint.remote import fetch, upload
 from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.clock import FakeClock
-from tfpreempt.testing.storage import (
-    FaultyFiles,
-    FaultyStore,
-    SimulatedCrash,
-    damage,
-)
 
 
 def commit(directory, step, wall=0.0):
@@ -50,7 +50,7 @@ def test_of_two_machines_commits_of_one_sequence_the_later_is_restored(
     tmp_path, here, there
 ):
     """The first machine died before its last commit was copied; another went on."""
-    store, first, second = FaultyStore(), tmp_path / "first", tmp_path / "second"
+    store, first, second = FaultyObjectStore(), tmp_path / "first", tmp_path / "second"
     commit(first, 10, wall=100.0)
     shutil.copytree(first, second)
     commit(first, here, wall=200.0)
@@ -74,7 +74,7 @@ sys.stdin.readline()
 
 
 def test_what_a_living_program_fetches_is_left_alone(tmp_path):
-    store, here, there = FaultyStore(), tmp_path / "here", tmp_path / "there"
+    store, here, there = FaultyObjectStore(), tmp_path / "here", tmp_path / "there"
     mirrored(store, commit(there, 10))
     part = here / ".tfpreempt-staging" / "fetch-other" / "ckpt.index"
     part.parent.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_too_small_a_disk_is_no_reason_to_go_on_from_an_older_commit(
     tmp_path, monkeypatch
 ):
     """As if the store could not be reached: what it has would be lost in silence."""
-    store, first, second = FaultyStore(), tmp_path / "first", tmp_path / "second"
+    store, first, second = FaultyObjectStore(), tmp_path / "first", tmp_path / "second"
     commit(first, 10)
     shutil.copytree(first, second)
     mirrored(store, commit(second, 20))
@@ -123,7 +123,7 @@ def test_a_copy_that_cannot_be_read_now_is_not_passed_over(
 
 
 def test_the_later_one_here_stays(tmp_path):
-    store, first, second = FaultyStore(), tmp_path / "first", tmp_path / "second"
+    store, first, second = FaultyObjectStore(), tmp_path / "first", tmp_path / "second"
     commit(first, 10, wall=100.0)
     shutil.copytree(first, second)
     mirrored(store, commit(second, 30, wall=200.0))
@@ -132,7 +132,7 @@ def test_the_later_one_here_stays(tmp_path):
 
 
 def test_a_copy_replaces_what_was_damaged_here_as_often_as_it_is(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     commit(tmp_path, 10)
     mirrored(store, commit(tmp_path, 20))
     for _ in range(3):
@@ -143,7 +143,7 @@ def test_a_copy_replaces_what_was_damaged_here_as_often_as_it_is(tmp_path):
 
 def test_a_damaged_commit_that_is_fetched_anew_is_no_loss_at_any_line(tmp_path):
     """TensorFlow's state file names it all the while."""
-    store, files = FaultyStore(), FaultyFiles()
+    store, files = FaultyObjectStore(), FaultyFiles()
     mirrored(store, commit(tmp_path / "base", 10))
     damage(str(tmp_path / "base" / "10" / "ckpt.index"))
     shutil.copytree(tmp_path / "base", tmp_path / "dry")

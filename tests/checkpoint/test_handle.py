@@ -16,6 +16,7 @@ import pytest
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
+from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import (
     cache,
@@ -29,7 +30,6 @@ from tfpreempt.checkpoint.handle import Checkpoint, latest
 from tfpreempt.checkpoint.remote import destination
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyStore, damage
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def cache_root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def store():
-    return FaultyStore()
+    return FaultyObjectStore()
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_tilde_is_the_home_directory(own, tmp_path, monkeypatch):
 def test_handles_in_an_equal_file_system_are_equal(tmp_path):
     places = [Checkpoint("run/5", fsspec.filesystem("memory")) for _ in range(2)]
     assert places[0] == pickle.loads(pickle.dumps(places[1]))
-    assert places[0] != Checkpoint("run/5", FaultyStore())
+    assert places[0] != Checkpoint("run/5", FaultyObjectStore())
 
 
 def test_restore_calls_restore_with_the_prefix(any_handle, request):
@@ -429,7 +429,7 @@ def test_a_copy_is_not_put_into_another_commit(own, remote):
     assert read_tree(own.path) == before
 
 
-class Hostile(FaultyStore):
+class Hostile(FaultyObjectStore):
     """Lists what it likes."""
 
     def __init__(self, names):
@@ -500,7 +500,7 @@ def test_equal_are_those_of_the_same_place(own, remote, store):
     assert own == Checkpoint(own.path) == Checkpoint(f"file://{own.path}")
     assert hash(own) == hash(Checkpoint(own.path))
     assert remote == Checkpoint(remote.path, store)
-    assert remote != Checkpoint(remote.path, FaultyStore())
+    assert remote != Checkpoint(remote.path, FaultyObjectStore())
     assert own != own.path
     assert pickle.loads(pickle.dumps(own)) == own
 

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
+from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.testing.storage import FaultyStore
 
 HERE, THERE = Checkpoint("/nowhere/5"), Checkpoint("gs://nowhere/5.5-00000000")
 
@@ -65,7 +65,7 @@ def test_a_uri_that_can_be_no_place_is_refused_when_it_is_named(uri):
 @pytest.mark.parametrize("uri", ["gs://b/x", "s3://b/x", "file:///x"])
 def test_a_uri_together_with_a_filesystem(uri):
     with pytest.raises(errors.ConfigurationError, match="together with filesystem"):
-        Checkpoint(uri, FaultyStore())
+        Checkpoint(uri, FaultyObjectStore())
 
 
 NO_PLACES = [

@@ -18,15 +18,15 @@ from tests.checkpoint.uploads import (
     newest,
     uploaded,
 )
+from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.remote import tries
 from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 
 @pytest.fixture
 def store():
-    return FaultyStore()
+    return FaultyObjectStore()
 
 
 def test_it_copies_keeps_order_and_points(tmp_path, store, make_mirror):
@@ -48,7 +48,7 @@ def test_it_copies_keeps_order_and_points(tmp_path, store, make_mirror):
 def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     faults = {0: errors.SaveError("503"), 1: errors.SaveError("503 again")}
     told = Journal()
-    store = FaultyStore(faults)
+    store = FaultyObjectStore(faults)
     mirror = make_mirror(store, told)
     mirror.add(commit(tmp_path, 5))
     assert mirror.finish(PATIENCE)  # which shortens the pauses
@@ -63,7 +63,7 @@ def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
 
 def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, caplog):
     fault = errors.CheckpointDamagedError("crc32c differs on the way")
-    mirror = make_mirror(FaultyStore({1: fault}))
+    mirror = make_mirror(FaultyObjectStore({1: fault}))
     mirror.add(commit(tmp_path, 5))
     assert mirror.finish(PATIENCE)  # which shortens the pauses
     assert (mirror.status.faults, mirror.status.dropped) == (1, 0)
@@ -78,13 +78,13 @@ def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, c
 def test_a_manifest_that_once_arrives_changed_is_read_again(tmp_path):
     """Its commit was passed over for an older one."""
     fault = errors.CheckpointDamagedError("arrived with another crc32c")
-    store = FaultyStore()
+    store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
     asked = len(store.operations)
     assert folders(store) != []
     gets = [i for i, each in enumerate(store.operations) if each.name == "get"]
     for at in gets:
-        again = FaultyStore({at: fault})
+        again = FaultyObjectStore({at: fault})
         uploaded(again, newest(tmp_path))
         assert len(again.operations) == asked
         assert folders(again) == folders(store)
@@ -101,7 +101,7 @@ def test_the_end_does_not_wait_for_a_pause_to_be_over(
     tmp_path, make_mirror, monkeypatch
 ):
     monkeypatch.setattr(tries, "FIRST_PAUSE", 3600.0)
-    store = FaultyStore({0: errors.SaveError("503")})
+    store = FaultyObjectStore({0: errors.SaveError("503")})
     mirror = make_mirror(store)
     mirror.add(commit(tmp_path, 5))
     while not mirror.status.faults:
@@ -171,7 +171,7 @@ def test_of_a_backlog_the_newest_comes_first(tmp_path, store, make_mirror):
 
 def test_what_the_last_run_left_half_is_finished(tmp_path, make_mirror):
     entry = commit(tmp_path, 5)
-    store = FaultyStore({6: SimulatedCrash("killed")})
+    store = FaultyObjectStore({6: SimulatedCrash("killed")})
     with pytest.raises(SimulatedCrash):
         uploaded(store, entry, threads=1)
     store.revive()

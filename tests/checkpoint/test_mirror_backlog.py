@@ -10,15 +10,15 @@ import time
 import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
+from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt.checkpoint.remote.retention import Retention
 from tfpreempt.checkpoint.remote.tries import Tries
 from tfpreempt.testing.clock import FakeClock
-from tfpreempt.testing.storage import FaultyStore, damage
 
 
 @pytest.fixture
 def store():
-    return FaultyStore()
+    return FaultyObjectStore()
 
 
 def test_commits_that_come_faster_than_they_are_copied_are_kept_in_order(

@@ -16,14 +16,14 @@ from tests.checkpoint.uploads import (
     left_parts,
     uploaded,
 )
+from tests.fakes.gcs import GcsServer
+from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.remote import parts, upload
 from tfpreempt.checkpoint.remote.ranges import Range
 from tfpreempt.checkpoint.remote.retention import Retention
 from tfpreempt.storage.interface import MAX_PARTS
 from tfpreempt.storage.opening import open_store
-from tfpreempt.testing.gcs import GcsServer
-from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -67,7 +67,7 @@ def test_how_many_parts_a_file_has(size, total, count):
 
 
 def test_a_large_file_goes_up_in_parts_of_which_one_object_is_made(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     uploaded(store, entry, **IN_PARTS)
     (folder,) = folders(store)
     names = [each.name for each in entry.manifest.files]
@@ -79,13 +79,13 @@ def test_a_large_file_goes_up_in_parts_of_which_one_object_is_made(tmp_path):
 
 
 def test_the_marker_waits_for_no_deletion(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5), **IN_PARTS)
     assert done(store, "delete") == []
 
 
 def test_a_small_file_goes_up_as_it_is(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
     assert done(store, "compose") == []
     assert not any(name.startswith("parts/") for _, name in store.operations)
@@ -105,7 +105,7 @@ def test_a_store_that_cannot_compose_gets_whole_files(tmp_path):
 
 @pytest.mark.parametrize("killed_at", [None, 9])
 def test_each_byte_counts_once(tmp_path, killed_at):
-    store, entry, counts = FaultyStore(), commit(tmp_path, 5), []
+    store, entry, counts = FaultyObjectStore(), commit(tmp_path, 5), []
     if killed_at is not None:
         store.fail_from(killed_at, SimulatedCrash("killed"))
         with pytest.raises(SimulatedCrash):
@@ -127,7 +127,7 @@ def killed(store, entry, at):
 
 
 def test_parts_of_a_dead_upload_are_used_again(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     killed(store, entry, at=9)
     there, before = left_parts(store), len(store.operations)
     assert len(there) >= 4
@@ -138,7 +138,7 @@ def test_parts_of_a_dead_upload_are_used_again(tmp_path):
 
 
 def test_a_broken_part_of_a_dead_upload_is_sent_again(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     killed(store, entry, at=9)
     broken = left_parts(store)[0]
     store.damage(broken)
@@ -149,7 +149,7 @@ def test_a_broken_part_of_a_dead_upload_is_sent_again(tmp_path):
 
 def test_parts_of_another_size_are_sent_again(tmp_path):
     """Another version may split files otherwise."""
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     killed(store, entry, at=9)
     uploaded(store, entry, **{**IN_PARTS, "smallest_part": 700})
     assert len(folders(store)) == 1
@@ -158,7 +158,7 @@ def test_parts_of_another_size_are_sent_again(tmp_path):
 
 
 def test_what_is_composed_already_needs_no_parts(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     compose = next(
         number
         for number, (what, _) in enumerate(operations_of(entry))
@@ -176,7 +176,7 @@ def test_what_is_composed_already_needs_no_parts(tmp_path):
 
 def operations_of(entry):
     """Of an upload that nothing disturbs."""
-    store = FaultyStore()
+    store = FaultyObjectStore()
     uploaded(store, entry, **IN_PARTS)
     return store.operations
 
@@ -184,7 +184,7 @@ def operations_of(entry):
 # --- what arrives broken -------------------------------------------------------------
 
 
-class Breaking(FaultyStore):
+class Breaking(FaultyObjectStore):
     """A store to which some object comes with a flipped bit, once."""
 
     def __init__(self, is_meant):
@@ -211,7 +211,7 @@ def test_a_part_that_arrives_broken_is_sent_again(tmp_path):
 
 @pytest.mark.parametrize("make", [damage, lambda path: open(path, "w").close()])
 def test_what_is_damaged_here_is_not_composed(tmp_path, make):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     make(str(tmp_path / "5" / "ckpt.index"))
     with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
         uploaded(store, entry, **IN_PARTS)
@@ -221,7 +221,7 @@ def test_what_is_damaged_here_is_not_composed(tmp_path, make):
 
 def test_parts_that_somebody_takes_away_end_the_upload(tmp_path):
     """As a later run does with what an older one is still uploading."""
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     compose = store.compose
 
     def robbed(name, sources, **kwargs):
@@ -238,7 +238,7 @@ def test_parts_that_somebody_takes_away_end_the_upload(tmp_path):
 
 
 def test_parts_of_an_upload_that_goes_on_are_left_alone(tmp_path):
-    store, old, new = FaultyStore(), commit(tmp_path, 5), commit(tmp_path, 6)
+    store, old, new = FaultyObjectStore(), commit(tmp_path, 5), commit(tmp_path, 6)
     uploaded(store, old)
     killed(store, new, at=9)
     there = left_parts(store)
@@ -251,7 +251,7 @@ def test_parts_of_an_upload_that_goes_on_are_left_alone(tmp_path):
 
 def test_parts_that_come_late_go_at_the_next_look(tmp_path):
     """Of an older run that woke after the commit was made by a newer one."""
-    store = FaultyStore()
+    store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
     retention = Retention(store, 2, 0)
     retention.run()
@@ -262,7 +262,7 @@ def test_parts_that_come_late_go_at_the_next_look(tmp_path):
 
 
 def test_only_our_parts_are_deleted(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     theirs = ["parts/readme", "parts/5/x", "parts/7.x/file/000", "parts.txt"]
     for name in theirs:
         store.put_if_absent(name, io.BytesIO(b"mine"))
@@ -272,7 +272,7 @@ def test_only_our_parts_are_deleted(tmp_path):
     assert set(left_parts(store)) <= set(theirs)
 
 
-class Keeping(FaultyStore):
+class Keeping(FaultyObjectStore):
     """A store whose account may not delete, for now."""
 
     may_delete = False
@@ -305,7 +305,7 @@ def test_where_nothing_may_be_deleted_parts_stay_and_that_is_said_once(
 
 
 def test_a_sweep_that_fails_for_a_moment_is_a_fault_like_others(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5), **IN_PARTS)
     retention = Retention(store, 2, 0)
     store.fail_from(len(store.operations) + 6, errors.SaveError("503"))
@@ -321,7 +321,7 @@ def test_a_sweep_that_fails_for_a_moment_is_a_fault_like_others(tmp_path):
 
 @pytest.fixture
 def store():
-    return FaultyStore()
+    return FaultyObjectStore()
 
 
 def test_a_mirror_leaves_no_parts(tmp_path, store, make_mirror, monkeypatch):

@@ -20,12 +20,12 @@ from tests.checkpoint.fakes import (
     make_saver,
     save,
 )
+from tests.fakes.storage import FaultyFiles, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_table, pointer, restore
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.core import progress
 from tfpreempt.storage import reading
-from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash, damage
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import shutil
 import pytest
 
 from tests.checkpoint.fakes import Later, OwnPayload, Words, make_saver, save
+from tests.fakes.storage import damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import latest
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.states.values import ArrayDictState, JsonState, StepCounter
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.testing.storage import damage
 
 
 class Own(Words):

@@ -8,11 +8,11 @@ import os
 import pytest
 
 from tests.checkpoint.fakes import Words, make_saver, save
+from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
 from tfpreempt.checkpoint import state_file
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.checkpoint.test_lease import ELSEWHERE, Waiting
+from tests.fakes.storage import FaultyObjectStore
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
@@ -18,13 +19,12 @@ from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.place import PACE, StorePlace
 from tfpreempt.checkpoint.remote.upload import Upload
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyStore
 
 
 @pytest.fixture(params=["memory", "file"])
 def store(request, tmp_path):
     if request.param == "memory":
-        return FaultyStore(uri=f"memory://{tmp_path}")
+        return FaultyObjectStore(uri=f"memory://{tmp_path}")
     return LocalStore(str(tmp_path / "mirror"))
 
 
@@ -291,7 +291,7 @@ def test_what_cannot_be_a_commit_is_not_marked(store, folder):
     assert markers(store) == []
 
 
-class Changing(FaultyStore):
+class Changing(FaultyObjectStore):
     """What is read of a manifest arrives changed."""
 
     def get(self, name, target, **kwargs):

@@ -17,18 +17,18 @@ from tests.checkpoint.uploads import (
     newest,
     uploaded,
 )
+from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.remote import upload
 from tfpreempt.checkpoint.remote.retention import Retention
 from tfpreempt.storage.opening import open_store
-from tfpreempt.testing.storage import FaultyStore, SimulatedCrash, damage
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
 
 
 def test_an_upload_is_the_commit_byte_for_byte(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     uploaded(store, entry)
     (found,) = catalog.commits(store, pytest.fail)
     assert found.token == entry.token
@@ -40,7 +40,7 @@ def test_an_upload_is_the_commit_byte_for_byte(tmp_path):
 
 
 def test_the_marker_is_put_last_and_if_absent(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
     puts = [name for what, name in store.operations if what == "put_if_absent"]
     assert puts[-1].endswith("/COMMITTED")
@@ -48,7 +48,7 @@ def test_the_marker_is_put_last_and_if_absent(tmp_path):
 
 
 def test_a_flat_commit_is_uploaded_with_its_sidecar(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     save(make_saver(tmp_path, FlatPayload(tmp_path)), 7)
     uploaded(store, newest(tmp_path))
     (folder,) = folders(store)
@@ -65,7 +65,7 @@ whole_or_in_parts = pytest.mark.parametrize(
 def test_an_uploader_killed_at_any_request_shows_nothing_half(tmp_path, when, way):
     entry = commit(tmp_path, 5)
     for number in itertools.count():
-        store = FaultyStore({number: SimulatedCrash("killed")}, when=when)
+        store = FaultyObjectStore({number: SimulatedCrash("killed")}, when=when)
         try:
             uploaded(store, entry, **way)
         except SimulatedCrash:
@@ -85,7 +85,7 @@ def test_an_uploader_killed_at_any_request_shows_nothing_half(tmp_path, when, wa
 def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when, way):
     old, new = commit(tmp_path, 5), commit(tmp_path, 6)
     for number in itertools.count():
-        store = FaultyStore({number: SimulatedCrash("killed")}, when=when)
+        store = FaultyObjectStore({number: SimulatedCrash("killed")}, when=when)
         try:
             uploaded(store, old, **way)
         except SimulatedCrash:
@@ -104,7 +104,7 @@ def test_the_next_commit_clears_up_behind_a_killed_uploader(tmp_path, when, way)
 def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when, way):
     entries = [commit(tmp_path, step) for step in (5, 6, 7)]
     for number in itertools.count():
-        store = FaultyStore(when=when)
+        store = FaultyObjectStore(when=when)
         for entry in entries:
             uploaded(store, entry, **way)
         store.fail_from(len(store.operations) + number, SimulatedCrash("killed"))
@@ -123,7 +123,7 @@ def test_a_deletion_killed_at_any_request_shows_nothing_half(tmp_path, when, way
 
 
 def test_only_what_is_ours_is_deleted(tmp_path):
-    store = FaultyStore()
+    store = FaultyObjectStore()
     for step in (5, 6):
         uploaded(store, commit(tmp_path, step))
     old = folders(store)[-1]
@@ -159,7 +159,7 @@ def folder_of(entry):
 
 
 def test_a_broken_transfer_is_sent_again(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     name = f"{folder_of(entry)}/{entry.manifest.files[0].name}"
     put, broken = store.put_if_absent, []
 
@@ -179,7 +179,7 @@ def test_a_broken_transfer_is_sent_again(tmp_path):
 
 
 def test_what_is_damaged_here_is_not_uploaded(tmp_path):
-    store, entry = FaultyStore(), commit(tmp_path, 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     damage(str(tmp_path / "5" / "ckpt.index"))
     with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
         uploaded(store, entry)
@@ -189,7 +189,7 @@ def test_what_is_damaged_here_is_not_uploaded(tmp_path):
 @pytest.mark.parametrize("kind", ["link", "link above", "pipe"])
 def test_what_lies_elsewhere_is_not_uploaded(tmp_path, kind):
     """Another user has put it in place of a file of the commit."""
-    store, entry = FaultyStore(), commit(tmp_path / "run", 5)
+    store, entry = FaultyObjectStore(), commit(tmp_path / "run", 5)
     secret = shutil.copytree(tmp_path / "run" / "5", tmp_path / "secret")
     name = entry.manifest.files[0].name
     path = tmp_path / "run" / "5" / name

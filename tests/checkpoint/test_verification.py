@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
+from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import verification
 from tfpreempt.checkpoint.catalog import Entry, Kind
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest
 from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyStore, damage
 
 DATA = {"a/x.bin": b"x" * 3000, "a/empty": b"", "b.bin": bytes(range(256)) * 40}
 
@@ -44,10 +44,11 @@ def faults(store, name, files, every_byte=True, **kwargs):
 @pytest.fixture(params=["directory", "store"])
 def filled(request, tmp_path):
     """A store with the data below `5/`, by the reader of directories and of stores."""
-    store = LocalStore(str(tmp_path)) if request.param == "directory" else FaultyStore()
+    is_directory = request.param == "directory"
+    store = LocalStore(str(tmp_path)) if is_directory else FaultyObjectStore()
     for name, data in DATA.items():
         store.put_if_absent(f"5/{name}", io.BytesIO(data))
-    return LocalStore(str(tmp_path)) if request.param == "directory" else store
+    return LocalStore(str(tmp_path)) if is_directory else store
 
 
 def test_ranges_are_combined():
@@ -89,7 +90,7 @@ def test_missing_short_and_damaged_files_are_named(filled):
 
 
 def test_a_clouds_own_checksum_is_believed_when_it_disagrees():
-    store = FaultyStore()
+    store = FaultyObjectStore()
     store.put_if_absent("b.bin", io.BytesIO(b"four"))
     (fault,) = faults(store, "", [entry("b.bin", b"more")], every_byte=False)
     assert "crc32c" in fault
@@ -116,7 +117,7 @@ def test_one_flipped_bit_in_any_range(tmp_path, monkeypatch):
 
 
 def test_a_store_that_cannot_be_reached_is_no_damage():
-    store = FaultyStore({1: errors.CheckpointError("503, tried for 60 s")})
+    store = FaultyObjectStore({1: errors.CheckpointError("503, tried for 60 s")})
     store.put_if_absent("f", io.BytesIO(b"x"))
     with pytest.raises(errors.CheckpointError, match="503"):
         faults(store, "", [entry("f", b"x")])
@@ -125,7 +126,7 @@ def test_a_store_that_cannot_be_reached_is_no_damage():
 def test_what_the_tick_raises_ends_the_work_though_a_thread_is_stuck():
     release = threading.Event()
 
-    class Stuck(FaultyStore):
+    class Stuck(FaultyObjectStore):
         def get(self, name, target, **kwargs):
             release.wait(60)
             return super().get(name, target, **kwargs)

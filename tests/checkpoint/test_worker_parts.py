@@ -18,6 +18,11 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 from tests.checkpoint.fakes import cluster  # noqa: E402
+from tests.fakes.storage import (  # noqa: E402
+    FaultyFiles,
+    SimulatedCrash,
+    damage,
+)
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint import (  # noqa: E402
     bundle_writer,
@@ -29,11 +34,6 @@ from tfpreempt.checkpoint import (  # noqa: E402
 from tfpreempt.checkpoint.payload import Permit  # noqa: E402
 from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal  # noqa: E402
 from tfpreempt.checkpoint.state import StateRegistry  # noqa: E402
-from tfpreempt.testing.storage import (  # noqa: E402
-    FaultyFiles,
-    SimulatedCrash,
-    damage,
-)
 
 MANY = [(7, 3), (40, 5), (1,), (), (300,), (2, 2, 2), (64, 8), (90, 4)]
 HUGE = [(3000, 4), (5, 2)]

@@ -8,11 +8,11 @@ import os
 import pytest
 
 from tests.checkpoint.fakes import save
+from tests.fakes.storage import FaultyFiles, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import pointer
 from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.testing.storage import FaultyFiles, damage
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")

@@ -15,12 +15,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.storage import opening
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyStore, damage
 
 KEYS = {
     "name", "state", "checked", "where", "path", "uri", "form", "step", "sequence",
@@ -300,9 +300,9 @@ def test_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0]["path"] is None
 
 
-def filled(run: Path) -> FaultyStore:
+def filled(run: Path) -> FaultyObjectStore:
     """A bucket with all commits of a run."""
-    store, source = FaultyStore(), LocalStore(str(run))
+    store, source = FaultyObjectStore(), LocalStore(str(run))
     for name in source.folders():
         commit = catalog.at(str(run / name))
         folder = catalog.folder_name(commit.step, commit.token)
@@ -312,7 +312,7 @@ def filled(run: Path) -> FaultyStore:
     return store
 
 
-class Bucket(FaultyStore):
+class Bucket(FaultyObjectStore):
     """A bucket below a URI."""
 
     def __init__(self, uri: str, root: Path | None) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
 from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
+from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, flat, inspection
 from tfpreempt.checkpoint.handle import Checkpoint
@@ -23,7 +24,6 @@ from tfpreempt.cli import main
 from tfpreempt.cli.inspect import rows
 from tfpreempt.core.progress import ByteBar
 from tfpreempt.storage import opening
-from tfpreempt.testing.storage import FaultyStore, damage
 
 
 def verify(*arguments: object) -> Result:
@@ -186,7 +186,7 @@ def test_a_bucket_that_is_not_reached(
 ) -> None:
     for fault_at in range(2):
         unreachable = errors.CheckpointError("no answer for 60 s")
-        store = FaultyStore({fault_at: unreachable})
+        store = FaultyObjectStore({fault_at: unreachable})
         monkeypatch.setattr(opening, "open_store", lambda place, s=store: s)
         result = verify("gs://bucket/run")
         assert result.exit_code == 2

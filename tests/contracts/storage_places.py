@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.gcs import GcsServer
+from tests.fakes.storage import FaultyObjectStore
 from tests.ports import free_ports
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import open_store
 from tfpreempt.storage.prefixed import PrefixedStore
-from tfpreempt.testing.gcs import GcsServer
-from tfpreempt.testing.storage import FaultyStore
 
 ENDPOINT = os.environ.get("TFPREEMPT_TEST_GCS_ENDPOINT", "")
 PAGE = 3  # entries: every listing has pages
@@ -118,9 +118,10 @@ def _pyarrow(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
 
 PLACES = [
     Place(name="local", opens=lambda path, _: LocalStore(str(path / "root"))),
-    Place(name="fake", opens=lambda path, _: FaultyStore(), composes=True),
+    Place(name="fake", opens=lambda path, _: FaultyObjectStore(), composes=True),
     Place(
-        name="prefixed", opens=lambda path, _: PrefixedStore(FaultyStore(), "below/it")
+        name="prefixed",
+        opens=lambda path, _: PrefixedStore(FaultyObjectStore(), "below/it"),
     ),
     Place(name="gcs", opens=_gcs, has_server=True, composes=True),
     Place(

@@ -15,7 +15,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption
 
-from tfpreempt.testing.gcs import GcsServer
+from tests.fakes.gcs import GcsServer
 
 pytestmark = pytest.mark.slow
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from tests.contracts.storage_places import PLACES
+from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import (
@@ -16,7 +17,6 @@ from tfpreempt.storage.interface import (
     composing,
     summed,
 )
-from tfpreempt.testing.storage import FaultyStore
 
 MIB = 1 << 20
 LARGE = bytes(range(251)) * (20 * MIB // 251)  # more than any store's piece
@@ -476,7 +476,7 @@ def test_a_time_that_suffices_to_compose(composer):
 
 
 def test_the_fake_fails_where_it_is_told():
-    store = FaultyStore({1: OSError("cut")})
+    store = FaultyObjectStore({1: OSError("cut")})
     put(store, "a", b"1")
     with pytest.raises(OSError, match="cut"):
         put(store, "b", b"2")

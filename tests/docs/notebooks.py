@@ -5,13 +5,15 @@ python -m tests.docs.notebooks [NAME ...]
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-COLAB = Path(__file__).parents[2] / "colab"
+ROOT = Path(__file__).parents[2]
+COLAB = ROOT / "colab"
 CELL_SECONDS = 200
 NOISE = re.compile(r"(WARNING: All log messages before absl|[IWE]\d{4} \d\d:).*\n")
 """What TensorFlow's libraries say at an import, whatever level is set."""
@@ -28,9 +30,13 @@ def read(path: Path) -> Any:
 
 
 def run(notebook: Any, directory: str | Path) -> None:
-    """Runs it top to bottom in that directory; its outputs are those of this run.
+    """Runs a notebook of the clone top to bottom; its outputs are those of this run.
 
-    But for the noise, and for where this machine has its temporary files.
+    Noise of libraries and names of this machine's temporary directories are removed.
+
+    Args:
+        notebook: as `read()` returns it; changed in place.
+        directory: working directory of the notebook, in place of the clone's `colab/`.
     """
     import nbclient
 
@@ -40,7 +46,7 @@ def run(notebook: Any, directory: str | Path) -> None:
         kernel_name="python3",
         record_timing=False,
         resources={"metadata": {"path": str(directory)}},
-    ).execute()
+    ).execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if "text" in output:

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 import tfpreempt
 from tests.docs.pages import blocks, read
+from tests.fakes.gcs import GcsServer
 from tests.multiprocess.harness import Zygote, worker_environment
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.cli import main
-from tfpreempt.testing.gcs import GcsServer
 
 RAY = {"to_uri", "to_dict"}  # in the table of what Ray had
 RAYS = "migrating/adaptdl-and-ray.md"

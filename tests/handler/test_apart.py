@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.fakes import Words
+from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.fence import PACE
@@ -27,7 +28,6 @@ from tfpreempt.core.journal import Journal
 from tfpreempt.handler.commits import Commits
 from tfpreempt.handler.start import LEASE_TIMEOUT, Start
 from tfpreempt.storage.interface import ObjectStore
-from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow
 LIMIT = 60.0
@@ -68,7 +68,7 @@ class Machines:
 
     def __init__(self, folder: Path) -> None:
         self.disks = [folder / f"disk-{worker}" for worker in range(2)]
-        self.store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+        self.store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
 
     def start(self) -> list[Commits]:
         """All workers start."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tests.handler.test_life import opened_once_apart
 from tfpreempt import errors
@@ -23,7 +24,6 @@ from tfpreempt.checkpoint.payload import Permit
 from tfpreempt.core.deadline import SAFETY, until_end
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -157,7 +157,7 @@ def test_close_waits_for_it(program: Program, disk: Gate) -> None:
 
 def test_the_copy_elsewhere_is_of_it_too(program: Program, disk: Gate) -> None:
     """Who waits for the mirror means every save that was begun before."""
-    store = FaultyStore(uri="memory://asynchronous")
+    store = FaultyObjectStore(uri="memory://asynchronous")
     with program.handler(save_every=3, remote_checkpoint_dir=store) as handler:
         steps(program, handler, 4)
         assert disk.reached.wait(LIMIT)

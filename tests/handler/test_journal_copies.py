@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.fakes.gcs import GcsServer
+from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.remote.journals import FOLDER, fetch
 from tfpreempt.cli import main
 from tfpreempt.handler import this_process
 from tfpreempt.storage.opening import open_store
-from tfpreempt.testing.gcs import GcsServer
-from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow
 
@@ -108,7 +108,7 @@ def test_a_place_without_journals_says_so(mirror: str) -> None:
     assert "Nor has the place a copy of one" in " ".join(done.stderr.split())
 
 
-class Full(FaultyStore):
+class Full(FaultyObjectStore):
     """A store that takes commits, and no journals."""
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
@@ -140,7 +140,7 @@ def test_a_journal_that_cannot_be_copied_is_one_warning(
     ],
 )
 def test_names_of_others_become_no_paths(tmp_path: Path, name: str) -> None:
-    class Hostile(FaultyStore):
+    class Hostile(FaultyObjectStore):
         def list(self, prefix: str = "") -> Iterator[str]:
             yield name
 
@@ -152,14 +152,14 @@ def test_what_is_larger_than_journals_are_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfpreempt.checkpoint.remote.journals._MOST_BYTES", 10)
-    store = FaultyStore()
+    store = FaultyObjectStore()
     store.replace(f"{FOLDER}/worker-0-12345678.jsonl", b"x" * 11)
     with pytest.raises(errors.CheckpointError, match="larger than those of a run"):
         fetch(store, tmp_path)
 
 
 def test_copies_of_several_machines_are_put_together_in_order(tmp_path: Path) -> None:
-    store = FaultyStore()
+    store = FaultyObjectStore()
     store.replace(f"{FOLDER}/worker-0-00000000.jsonl", b'{"wall": 9}\n')
     store.replace(f"{FOLDER}/worker-0-11111111.jsonl", b'{"wall": 5}\n{"wall": 8')
     store.replace(f"{FOLDER}/supervisor-node-a-00000000.jsonl", b'{"wall": 1}\n')
@@ -180,7 +180,7 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(
     monkeypatch.setattr("tfpreempt.checkpoint.remote.journals.EVERY", 0.01)
     go_on = threading.Event()
 
-    class Hanging(FaultyStore):
+    class Hanging(FaultyObjectStore):
         def replace(
             self, name: str, data: bytes, *, timeout: float | None = None
         ) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests.checkpoint.fakes import OwnPayload, make_saver, save
 from tests.checkpoint.test_lease import ELSEWHERE
+from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
@@ -22,14 +23,13 @@ from tfpreempt.checkpoint.remote.place import StorePlace
 from tfpreempt.core.cluster import LOCAL
 from tfpreempt.handler.commits import Commits
 from tfpreempt.handler.start import Start
-from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore(uri=f"memory://{uuid.uuid4()}")
+def store() -> FaultyObjectStore:
+    return FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
 
 
 def is_free(directory: Path) -> bool:
@@ -42,7 +42,7 @@ def commit(program: Program, **more: Any) -> None:
 
 
 def test_a_start_that_finds_nothing_whole_keeps_no_lease(
-    program: Program, store: FaultyStore
+    program: Program, store: FaultyObjectStore
 ) -> None:
     commit(program)
     for name in (program.directory / "1").glob("ckpt.data-*"):
@@ -55,7 +55,7 @@ def test_a_start_that_finds_nothing_whole_keeps_no_lease(
 
 
 def test_a_handler_that_cannot_restore_keeps_no_lease(
-    program: Program, store: FaultyStore
+    program: Program, store: FaultyObjectStore
 ) -> None:
     commit(program, remote_checkpoint_dir=store)
     other = tf.train.Checkpoint(variable=tf.Variable([1.0, 2.0, 3.0]))
@@ -132,7 +132,7 @@ def test_a_second_handler_does_not_go_on_from_what_came_between(
 
 def test_nor_from_what_came_to_the_store(
     program: Program,
-    store: FaultyStore,
+    store: FaultyObjectStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_process_that_committed_nothing_begins_wherever_others_did(
 
 
 def test_what_a_start_brings_for_other_workers_goes_by_way_of_the_lease(
-    program: Program, store: FaultyStore
+    program: Program, store: FaultyObjectStore
 ) -> None:
     commit(program)
     mirror = Mirror(store, max_to_keep=2, lease=Lease())

@@ -17,18 +17,18 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoint.fakes import Words
+from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program
 from tfpreempt import Checkpoint, errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.storage.interface import summed
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.tensorflow
 LIMIT = 20.0
 
 
-class Stuck(FaultyStore):
+class Stuck(FaultyObjectStore):
     """A store that takes nothing until it is told to."""
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Stuck(FaultyStore):
 
 
 @pytest.fixture
-def store() -> FaultyStore:
+def store() -> FaultyObjectStore:
     """One of its own: the process refuses to copy two runs to one place."""
-    return FaultyStore(uri=f"memory://{uuid.uuid4()}")
+    return FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def faults(program: Program) -> list[str]:
 
 
 def test_every_commit_is_copied_and_the_end_waits(
-    program: Program, store: FaultyStore
+    program: Program, store: FaultyObjectStore
 ) -> None:
     handler = program.handler(
         remote_checkpoint_dir=store, save_every=2, async_save=False
@@ -99,7 +99,7 @@ def test_every_commit_is_copied_and_the_end_waits(
 
 
 def test_a_commit_that_cannot_be_read_back_stands(
-    program: Program, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+    program: Program, store: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its copy; the next one is copied."""
 
@@ -126,7 +126,7 @@ def test_without_one_there_is_nothing_to_wait_for(program: Program) -> None:
 
 
 def test_another_machine_goes_on_from_the_store(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 3)
     other = elsewhere()
@@ -146,7 +146,7 @@ def managed(program: Program) -> tf.train.CheckpointManager:
 
 
 def test_a_managers_checkpoints_go_the_same_way(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     handler = program.handler(managed(program), remote_checkpoint_dir=store)
     kept = Words("kept", "as it was")
@@ -168,7 +168,7 @@ def test_a_managers_checkpoints_go_the_same_way(
 
 
 def test_where_both_have_one_the_newer_wins(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 3)
     other = elsewhere()
@@ -186,7 +186,7 @@ def test_where_both_have_one_the_newer_wins(
 
 def test_a_damaged_copy_falls_back_to_the_older_one(
     program: Program,
-    store: FaultyStore,
+    store: FaultyObjectStore,
     elsewhere: Callable[[], Program],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
 
 
 def test_where_all_copies_are_damaged_the_start_is_refused(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     """As it is where all commits on a disk are."""
     train(program, store, 3)
@@ -220,7 +220,7 @@ def test_where_all_copies_are_damaged_the_start_is_refused(
 
 
 def test_what_is_damaged_here_comes_back_whole(
-    program: Program, store: FaultyStore
+    program: Program, store: FaultyObjectStore
 ) -> None:
     train(program, store, 3)
     for name in (program.directory / "3").glob("ckpt.data-*"):
@@ -233,7 +233,7 @@ def test_what_is_damaged_here_comes_back_whole(
 
 
 def test_faults_of_the_store_never_stop_training(
-    program: Program, store: FaultyStore, caplog: pytest.LogCaptureFixture
+    program: Program, store: FaultyObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = program.handler(remote_checkpoint_dir=store, save_every=1)
     store.fail_from(len(store.operations), errors.SaveError("503 from the bucket"))
@@ -248,7 +248,9 @@ def test_faults_of_the_store_never_stop_training(
     assert caplog.text.count("training goes on") == 1
 
 
-def test_the_way_out_waits_for_the_copy(program: Program, store: FaultyStore) -> None:
+def test_the_exit_waits_for_the_mirror(
+    program: Program, store: FaultyObjectStore
+) -> None:
     there: list[list[int]] = []
     config = {"exit_fn": lambda: there.append(steps(store))}
     handler = program.handler(remote_checkpoint_dir=store, config=config)
@@ -317,11 +319,11 @@ def test_a_notice_while_the_end_waits_has_the_run_started_again(
 
 
 def test_what_is_not_of_this_run_is_not_deleted(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 2)
     other = elsewhere()
-    train(other, FaultyStore(uri=f"memory://{uuid.uuid4()}"), 2)
+    train(other, FaultyObjectStore(uri=f"memory://{uuid.uuid4()}"), 2)
     with program.handler(remote_checkpoint_dir=store) as handler:
         assert handler.wait_for_mirror(LIMIT)
         for foreign in (
@@ -337,7 +339,7 @@ def test_what_is_not_of_this_run_is_not_deleted(
 
 def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
     program: Program,
-    store: FaultyStore,
+    store: FaultyObjectStore,
     elsewhere: Callable[[], Program],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -354,7 +356,7 @@ def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
 
 
 def test_who_starts_afresh_ranks_above_what_is_there(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     train(program, store, 2)
     train(program, store, 2)
@@ -365,7 +367,7 @@ def test_who_starts_afresh_ranks_above_what_is_there(
 
 
 def test_deleting_acts_on_both_sides(
-    program: Program, store: FaultyStore, caplog: pytest.LogCaptureFixture
+    program: Program, store: FaultyObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = program.handler(remote_checkpoint_dir=store)
     for _ in range(2):
@@ -385,7 +387,7 @@ def test_deleting_acts_on_both_sides(
 
 
 def test_two_open_handlers_cannot_share_a_place(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     handler = program.handler(remote_checkpoint_dir=store)
     with pytest.raises(errors.ConfigurationError, match="a place of its own"):
@@ -395,7 +397,7 @@ def test_two_open_handlers_cannot_share_a_place(
 
 
 def test_a_handler_that_was_dropped_leaves_its_place_to_another(
-    program: Program, store: FaultyStore, elsewhere: Callable[[], Program]
+    program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     handler = program.handler(remote_checkpoint_dir=store)
     del handler

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import Program
 from tests.handler.test_mirror import LIMIT, steps, train
 from tfpreempt import errors
 from tfpreempt.checkpoint.remote import mirror, tries
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow
 
 
-class Silent(FaultyStore):
+class Silent(FaultyObjectStore):
     """A store that cannot be listed, at least within the time that it is given."""
 
     def __init__(self, error: errors.CheckpointError, needs: float) -> None:
@@ -73,7 +73,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
 ) -> None:
     monkeypatch.setattr(tries, "REFUSED", 0.2)
     monkeypatch.setattr(mirror, "SILENT", 0.0)
-    store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+    store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
     error = errors.SaveError("no such bucket.")
     error.is_permanent = True
     handler = program.handler(remote_checkpoint_dir=store)
@@ -96,7 +96,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
 def test_the_way_out_says_that_the_copy_is_whole(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+    store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
     handler = program.handler(remote_checkpoint_dir=store, config={"exit_fn": None})
     handler.run(program.step)
     program.button.press()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.fakes import OwnPayload, Words, cluster, content, make_saver
+from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
-from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 ROOM = 1 << 40
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.fakes import Words
+from tests.fakes.storage import FaultyFiles
 from tests.handler.test_snapshot_crashes import snapshots
 from tfpreempt.checkpoint.manifest import FileEntry
 from tfpreempt.checkpoint.state import State, StateRegistry
@@ -29,7 +30,6 @@ from tfpreempt.handler.snapshots import (
     notes_of,
 )
 from tfpreempt.storage import reading
-from tfpreempt.testing.storage import FaultyFiles
 
 SAID = "no snapshots are taken any more"
 

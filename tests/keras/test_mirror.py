@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from tests.fakes.storage import FaultyObjectStore
 from tests.keras.small_fit import machine, values
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_writer
-from tfpreempt.testing.storage import FaultyStore
 
 pytestmark = pytest.mark.tensorflow
 
@@ -19,7 +19,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
     results, seen, told = [], [], []
     for cuts in ((), (("end", 1, 2), ("test", 2, 0))):
         with machine("keras") as each:
-            store = FaultyStore(uri=f"memory://{len(results)}")
+            store = FaultyObjectStore(uri=f"memory://{len(results)}")
 
             def program(each=each, store=store):
                 shutil.rmtree(each.checkpoints, ignore_errors=True)
@@ -50,7 +50,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_copy_that_did_not_come_to_its_end_is_told(monkeypatch) -> None:
     with machine("keras") as each:
         monkeypatch.setattr("tfpreempt.checkpoint.remote.tries.STALLED", 0.0)
-        store = FaultyStore(uri="memory://away")
+        store = FaultyObjectStore(uri="memory://away")
         model, data = each.model(), each.arrays()
         ours = each.preemption(remote_checkpoint_dir=store)
         assert ours.mirror_status is None
@@ -81,7 +81,7 @@ def test_who_waits_for_the_copy_waits_for_the_save_before_it(monkeypatch) -> Non
     monkeypatch.setattr(bundle_writer, "add", add_later)
     told = []
     with machine("keras") as each:
-        store = FaultyStore(uri="memory://waits")
+        store = FaultyObjectStore(uri="memory://waits")
         model, data = each.model(), each.arrays()
         ours = each.preemption(remote_checkpoint_dir=store, save_freq=3)
 

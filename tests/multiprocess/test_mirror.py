@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gcs import GcsServer
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import RESTART, Cluster, Place, wait_until
 from tfpreempt.checkpoint import catalog
 from tfpreempt.storage.opening import open_store
-from tfpreempt.testing.gcs import GcsServer
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 

@@ -18,6 +18,7 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.checkpoint.test_lease import ELSEWHERE
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
+from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.fence import LeaseDirectory
@@ -29,7 +30,6 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.handler import this_process
 from tfpreempt.states import copies, registered
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.testing.storage import FaultyStore, damage
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT = 20.0
@@ -45,7 +45,7 @@ class Place:
 
     def __init__(self, directory, monkeypatch):
         self.directory = directory
-        self.store = FaultyStore(uri=f"memory://{uuid.uuid4()}")
+        self.store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
         self._monkeypatch = monkeypatch
 
     def restart(self):

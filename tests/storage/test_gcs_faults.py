@@ -14,13 +14,13 @@ import threading
 import pytest
 import requests
 
+from tests.fakes.gcs import GcsServer
 from tfpreempt import errors
 from tfpreempt.storage import checksum
 from tfpreempt.storage.deadline import RETRY_SECONDS, Deadline
 from tfpreempt.storage.gcs_client import policy
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.opening import open_store
-from tfpreempt.testing.gcs import GcsServer
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from tests.checkpoint.fakes import Later, Words, content, make_saver, names, save
+from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
 from tfpreempt.checkpoint import probe
 from tfpreempt.checkpoint.catalog import Kind
@@ -18,7 +19,6 @@ from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import files_for
 from tfpreempt.storage.opening import open_store
-from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")

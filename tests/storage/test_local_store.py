@@ -9,13 +9,13 @@ import socket
 
 import pytest
 
+from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.testing.storage import FaultyFiles, SimulatedCrash
 
 SECRET = b"root:x:0:0"
 

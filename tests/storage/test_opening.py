@@ -11,6 +11,7 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 
+from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.chosen_store import chosen_store
@@ -21,7 +22,6 @@ from tfpreempt.storage.gcs import GcsStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import open_store
 from tfpreempt.storage.s3 import S3Store
-from tfpreempt.testing.storage import FaultyStore
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_something_else_than_a_path():
 
 
 def test_one_of_our_stores_and_a_path_in_it():
-    whole = FaultyStore()
+    whole = FaultyObjectStore()
     part = open_store("/below/", filesystem=whole)
     assert part.uri == "memory://below" or part.uri.endswith("/below")
     part.put_if_absent("x", io.BytesIO(b"1"))
@@ -182,7 +182,7 @@ def test_one_of_our_stores_and_a_path_in_it():
 
 
 def test_a_part_sees_nothing_else():
-    whole = FaultyStore()
+    whole = FaultyObjectStore()
     for name in ("a/x", "a/b/y", "a2/z", "x"):
         whole.put_if_absent(name, io.BytesIO(b""))
     part = open_store("a", filesystem=whole)

@@ -1,7 +1,7 @@
 """The file operations a commit is made of, one method each.
 
 Every change that a commit makes to a disk goes through one of these, so that a test can
-record them, or fail at any one of them (`tfpreempt.testing.storage.FaultyFiles`).
+record them, or fail at any one of them (`FaultyFiles` in `tests/fakes/storage.py`).
 Reading needs no such seam, as it changes nothing: see `reading.py`.
 """
 

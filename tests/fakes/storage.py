@@ -1,8 +1,8 @@
-"""Fakes for what checkpoints are written to: disks and stores that fail on demand.
+"""Disks and an object store that fail where a test says.
 
 `FaultyFiles` stands in front of the real file operations, records each, and can fail or
-"crash" at any one of them. `FaultyStore` is an object store in memory; it passes the
-contract test of the real ones while no fault is asked for.
+"crash" at any one of them. `FaultyObjectStore` is an object store in memory; it passes
+the contract test of the real stores while no fault is ordered.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class FaultyFiles(_Faulty):
             self._inner.remove_dir(path)
 
 
-class FaultyStore(_Faulty):
+class FaultyObjectStore(_Faulty):
     """An object store in memory whose operations fail where the test says.
 
     Args:

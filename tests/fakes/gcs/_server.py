@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from tests.fakes.gcs._service import Service, error_reply
 from tfpreempt.testing._server import FakeServer, Fault, Reply, Request, Serve
-from tfpreempt.testing.gcs._service import Service, error_reply
 
 When = Literal["before", "after"]
 

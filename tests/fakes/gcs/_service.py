@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
+from tests.fakes.gcs._objects import Objects, RefusedError, StoredObject
 from tfpreempt.testing._server import Reply, Request
-from tfpreempt.testing.gcs._objects import Objects, RefusedError, StoredObject
 
 # What the service keeps of an upload that goes on is a multiple of this.
 QUANTUM = 256 << 10

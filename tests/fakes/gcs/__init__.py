@@ -17,7 +17,7 @@ _service  the fake's JSON API: from a request to a reply
 
 from __future__ import annotations
 
+from tests.fakes.gcs._server import GcsServer
 from tfpreempt.testing._server import Request
-from tfpreempt.testing.gcs._server import GcsServer
 
 __all__ = ["GcsServer", "Request"]

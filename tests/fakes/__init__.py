@@ -1,0 +1,5 @@
+"""Fakes for tfpreempt's own tests; those for users' tests are in `tfpreempt.testing`.
+
+storage  disks and an object store that fail where a test says
+gcs/     a server of Google Cloud Storage on the loopback interface, with faults
+"""
