@@ -533,7 +533,7 @@ CAMPAIGN = Campaign(
         "Who had told its part of the final save left with 0, and a chief that died, "
         "or failed, after that came back alone; likewise the others, where one died "
         "after its last step. A first way to mend that took a chief that gave its word "
-        "late for one that nobody had heard (`handler/test_last_word.py`).",
+        "late for one that nobody had heard (`handler/test_final_vote.py`).",
         "Who raised by a connection that a peer broke off did not name that peer, if "
         "it had not heard of it otherwise (`handler/test_lost_peers.py`).",
     ),

@@ -35,7 +35,7 @@ from tfpreempt.errors import (
     UnsupportedClusterError,
     UsageError,
 )
-from tfpreempt.handler import process_end, session, this_process
+from tfpreempt.handler import process_end, session, this_process, training_end
 from tfpreempt.handler.exit import tell_peers
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.unserved import Unserved
@@ -158,7 +158,7 @@ class FakeMember:
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     """The session of a process that was just started; forgotten afterwards."""
-    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
+    monkeypatch.setattr(this_process, "on_interpreter_end", lambda call: None)
     with this_process.new_process():
         made = this_process.find_session(None, 5.0)
         yield made
@@ -247,10 +247,9 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     assert "no step ended" in left.detail
 
 
-def test_who_waits_for_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_the_others_says_so() -> None:
     """Its supervisor must not take that for something that takes as long as it takes:
     the others may hang."""
-    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
     waiting = session.Session(cluster, MemoryStore(), "0", 5.0, Unserved())
     member = FakeMember()
@@ -264,7 +263,7 @@ def test_who_waits_for_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
-    assert not waiting.finish(0.5)
+    assert not training_end.pass_last_boundary(waiting, 0.5)
     watcher.join(LIMIT)
     assert stages[0] is Stage.FIRST
     assert stages[-1] is Stage.WAITS
@@ -284,14 +283,11 @@ class Saving(FakeMember):
         return super().stage(name)
 
 
-def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
     """A notice comes while the chief waits for the part of one that is a step behind.
 
     Told to stop at the boundary of that save, the other would wait there for the chief.
     """
-    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
     store, members = MemoryStore(), [Saving(), Saving()]
     workers = [
         session.Session(
@@ -603,7 +599,7 @@ def test_an_end_that_is_not_saved_is_no_success(
 ) -> None:
     """Where the end of the interpreter has to close the handler."""
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(session, "on_interpreter_end", ends.append)
+    monkeypatch.setattr(this_process, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
         with this_process.new_process():
@@ -630,8 +626,8 @@ def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
 ) -> None:
     """The last commit is without it, where the handler was never closed."""
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(session, "on_interpreter_end", ends.append)
-    monkeypatch.setattr(session, "exit_hard", lambda leave: leave())
+    monkeypatch.setattr(this_process, "on_interpreter_end", ends.append)
+    monkeypatch.setattr(training_end, "exit_hard", lambda leave: leave())
     with this_process.new_process():
         member = FakeMember()
         this_process.find_session(None, 5.0).open(member)
@@ -648,7 +644,7 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(session, "on_interpreter_end", ends.append)
+    monkeypatch.setattr(this_process, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
         with this_process.new_process():
@@ -679,7 +675,7 @@ def test_a_forked_child_tells_nothing_of_its_end(current: session.Session) -> No
     current.open(member)
 
     def program() -> None:
-        current.end_failed(member, "ValueError")
+        training_end.close_failed(current, member, "ValueError")
         os._exit(0 if member.is_closed and not member.events else 97)
 
     assert forked(program) == 0

@@ -16,7 +16,8 @@ async_save       one of these that is written and committed while training goes 
 snapshots        a member's saves into memory that outlives the process
 snapshot_times   when all are asked for one; on the chief
 interval         how often, so that training does not notice
-last_word        the end of a training: all workers end well, or all start again
+training_end     the end of training: the last boundary, the final commit, the close
+final_vote       the keys by which all workers end with 0, or all are restarted
 exit             every way out: commit, loss, error, deadline, the interpreter's end
 process_end      the end of a process with its code, whatever holds it up
 step_errors      an error in a step: a preemption, or one that peers are told of

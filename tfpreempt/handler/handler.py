@@ -21,6 +21,7 @@ from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.unsaved import Unsaved
 from tfpreempt.core.arguments import check_save_every, check_timeout
+from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.member import NEVER
@@ -130,7 +131,7 @@ class PreemptionCheckpointHandler:
                 remote_checkpoint_dir=remote_checkpoint_dir,
                 async_save=async_save,
             )
-            with self._session.start_of(self._member):
+            with training_end.closing_on_failure(self._session, self._member):
                 self._unsaved = Unsaved(getattr(given, "checkpoint", given))
                 self._member.restore()
                 self._member.clear_caches(is_all_restored=False)
@@ -372,7 +373,7 @@ class PreemptionCheckpointHandler:
         if not self._gate.busy:
             self._unsaved.compare()
         try:
-            self._session.close(self._member, timeout)
+            training_end.close(self._session, self._member, timeout)
         finally:
             if self._member.is_closed:
                 take_over()
@@ -391,7 +392,9 @@ class PreemptionCheckpointHandler:
             if not session.exit.left:
                 was_preemption(error, session, is_whole=session.is_whole)
             is_meant = isinstance(error, (SystemExit, GeneratorExit, *END_OF_DATA))
-            session.end_failed(member, "" if is_meant else describe(error))
+            training_end.close_failed(
+                session, member, "" if is_meant else describe(error)
+            )
         return False
 
     # --- boundaries, the slow path ---------------------------------------------------

@@ -14,13 +14,11 @@ import functools
 import logging
 import math
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 
 from tfpreempt.checkpoint.layout import is_same
-from tfpreempt.checkpoint.state import REGISTRY
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import PREEMPTION, STANDING, WAITS
 from tfpreempt.coordination.coordinator import Coordinator
@@ -35,25 +33,16 @@ from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     HandlerClosedError,
     NestedRunError,
-    SaveError,
     TfpreemptError,
     UsageError,
 )
 from tfpreempt.handler.data_errors import is_of_data
-from tfpreempt.handler.exit import ExitPath, describe, tell_peers
+from tfpreempt.handler.exit import ExitPath, tell_peers
+from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.last_word import End, LastWord
-from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.now import Doing
 from tfpreempt.handler.pace import Pace
-from tfpreempt.handler.process_end import (
-    exit_hard,
-    flush_streams,
-    keep_streams,
-    on_interpreter_end,
-)
-from tfpreempt.handler.remote_cluster import connection
 from tfpreempt.handler.saving import (
     PLAIN,
     CollectiveSaves,
@@ -72,9 +61,6 @@ OPENS_WITHIN = 1.0
 
 HEARD_WITHIN = 0.05
 """Seconds from a signal until its source has told of it; it takes milliseconds."""
-
-SILENT = 10.0
-"""Seconds after which TensorFlow takes a worker for lost that sends no heartbeat."""
 
 ASKS_AGAIN = 0.05
 """Seconds until a save that is due is tried again while another one is written."""
@@ -120,40 +106,37 @@ class Session:
         self.pace = Pace(self._clock)
         self.members = Members()
         self._saves = 0
-        self._failures: dict[str, Exception] = {}  # of ended members, by token
+        self.final_failures: dict[str, Exception] = {}  # of ended members, by token
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
         self.heard_at = -math.inf  # when that came
         self._unwatched = 0  # contexts that may take as long as they take
         self._traces = 0  # the newest interval that is one of a member's first
-        self._runtime = Runtime(
+        self.runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
         self.coordinator = Coordinator(
             ev.Settings(cluster.worker, cluster.world, cluster.world > 1),
             incarnation,
-            self._runtime,
+            self.runtime,
             self._clock,
             save_timeout=save_timeout,
             step_seconds=lambda: self.pace.step_seconds(self.gate.started),
             record=self.members.record,
             on_overrun=lambda why: self.exit.overrun(why),
         )
-        self._collective = CollectiveSaves(
-            cluster, incarnation, self._runtime, self.coordinator, self.members
+        self.saves = CollectiveSaves(
+            cluster, incarnation, self.runtime, self.coordinator, self.members
         )
-        self._last_word = LastWord(
-            cluster, incarnation, self._runtime, self.coordinator
-        )
+        self.vote = FinalVote(cluster, incarnation, self.runtime, self.coordinator)
         self.exit = ExitPath(
             cluster,
             self.members,
             self.coordinator,
-            finish_save=self._collective.end_async_within,
+            finish_save=self.saves.end_async_within,
         )
         self.gate = self.coordinator.gate
         self.coordinator.start()
-        on_interpreter_end(self._at_exit)
 
     # --- members ---------------------------------------------------------------------
 
@@ -177,7 +160,7 @@ class Session:
         before = list(self.members)
         self.exit.is_over = False
         if not before:
-            self._failures.clear()
+            self.final_failures.clear()
         self.members.add(member)  # first, for a notice may stand already
         try:
             member.watcher.start()
@@ -197,9 +180,9 @@ class Session:
                 weakref.ref(member),
                 self.members,
                 self.coordinator,
-                self._runtime,
+                self.runtime,
                 self._clock,
-                lambda: self._collective.is_busy,
+                lambda: self.saves.is_busy,
             ).look()
 
     def serve_kept(self) -> None:
@@ -235,16 +218,6 @@ class Session:
         has_failed = self.gate.failed == self.gate.started
         return has_failed or member.left_at == member.step
 
-    @contextlib.contextmanager
-    def start_of(self, member: Member) -> Iterator[None]:
-        """Its start goes on; who catches an error of it may start another one."""
-        try:
-            yield
-        except BaseException as error:
-            is_meant = isinstance(error, SystemExit)
-            self.end_failed(member, "" if is_meant else describe(error))
-            raise
-
     def arm(self, member: Member) -> None:
         """Training begins: listens again, and sets the random generators."""
         if not member.is_armed:
@@ -258,7 +231,7 @@ class Session:
     def part(self, member: Member) -> None:
         """A member takes part no more."""
         self.members.kept.discard(member)
-        self._collective.wait()  # a save that is under way needs the lease
+        self.saves.wait()  # a save that is under way needs the lease
         member.close()
 
     # --- boundaries ------------------------------------------------------------------
@@ -391,7 +364,7 @@ class Session:
         self.come_back()
         if not self.gate.flag:
             return
-        with self._undisturbed():
+        with self.deferring_sigint():
             while self.gate.flag:
                 self.gate.started -= 1
                 verdict = self.settle(stages)
@@ -399,284 +372,17 @@ class Session:
                 if isinstance(verdict, ev.Proceed):
                     return
 
-    def finish(self, limit: float | None) -> bool:
-        """The last boundary: until all workers are through, or a notice is served.
-
-        Args:
-            limit: seconds after which the wait for the others is given up; None waits
-                as long as they live.
-
-        Returns:
-            Whether all are through; False: given up, and the others were told.
-        """
-        keep_streams()
-        self.come_back()
-        if self.cluster.world == 1:
-            limit = None  # there is nobody to wait for
-        self._collective.finishing()
-        with self._listening(), self._undisturbed():
-            while True:
-                self._collective.end_async()  # of a round that came in between
-                verdict = self.settle(last=True, limit=limit)
-                # Served for others that train on, where the exit function came back.
-                is_served = verdict == ev.Leave(Outcome.COMMITTED)
-                if not (is_served or isinstance(verdict, ev.Resume)):
-                    break
-        self._last_word.begin()
-        if verdict is None:
-            self._give_up("left early")
-            self._last_word.leave_early()
-        return verdict is not None
-
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Where no step, and perhaps no deadline, ends a wait for the chief.
-
-        Inside, the store is taken for gone if the chief falls silent.
-        """
-        is_over = threading.Event()
-        if not self.cluster.is_chief:
-            key = f"tfpreempt/{self.incarnation}/finishes/{self.cluster.worker}"
-            self._runtime.watch_store(key, is_over, SILENT)
-        try:
-            yield
-        finally:
-            is_over.set()
-
-    def close(self, member: Member, limit: float | None = None) -> None:
-        """The last boundary of a member, with the commit of its final state.
-
-        Args:
-            member: is closed then.
-            limit: seconds to wait for workers that still train, and again for the copy;
-                None: while they live, and while it gets on.
-
-        Raises:
-            UsageError: inside a step.
-            SaveError: the final state could not be committed.
-        """
-        if member.is_closed:
-            return
-        self.check_process("close()")
-        if self.gate.busy:
-            raise UsageError("close() was called inside run(); call it after the loop")
-        if member.amid and not member.is_at_end:
-            log.info("tfpreempt: %s did not come to its end", member.amid)
-            self.give_up(member)
-            return
-        with self.unwatched():
-            self._close(member, limit)
-
-    def _close(self, member: Member, limit: float | None) -> None:
-        self.arm(member)
-        if self.exit.detached:
-            self.end_failed(member, "")
-            return
-        failure = None
-        # With others open no boundary: workers may differ in those never used.
-        is_last = list(self.members) == [member]
-        is_end = is_last and self.finish(limit)
-        if is_end:
-            failure = self._end_together(member)
-        elif not is_last:
-            failure = self._commit_final(member)
-            self._failures.pop(member.commits.token, None)
-            if failure is not None:
-                self._failures[member.commits.token] = failure
-        elif self.cluster.is_chief:
-            failure = SaveError(
-                "Training is not over on all workers, so its end is not committed, "
-                "and cannot be without this one, the chief: start all again. Give "
-                "close() more time, or call it at the end of the program."
-            )
-        if failure is not None:
-            member.record_exit(Outcome.FAILED, describe(failure))
-        elif is_last:
-            self.exit.is_over = self.cluster.world > 1
-            member.record_exit(Outcome.FINISHED)
-            snapshots = member.commits.snapshots
-            is_saved = is_end and member.runs > 0 and not member.has_moved
-            if snapshots is not None and is_saved:
-                snapshots.clear()
-        self.exit.finish_copy(member, limit)
-        self.part(member)
-        if failure is not None:
-            raise failure
-
-    def give_up(self, member: Member) -> None:
-        """Closes a member amid something: without a last boundary, for it isn't whole.
-
-        The peers are told.
-        """
-        if member.is_closed:
-            return
-        why = f"{member.amid} did not come to its end"
-        if not self.exit.left and connection() is None and not self.exit.detached:
-            self.failed(UsageError(why))
-        self.end_failed(member, why)
-
-    def end_failed(self, member: Member, why: str) -> None:
-        """Closes a member without a last boundary.
-
-        Args:
-            member: is closed then.
-            why: the program failed, for people; "": it ends like this on purpose, and
-                the journal tells nothing of it.
-        """
-        try:
-            if not self.exit.left:
-                self._record_failure(member, why)
-                self.wait_for_save()
-                self.exit.finish_mirrors([member])
-        finally:
-            self.part(member)
-
-    def _record_failure(self, member: Member, why: str) -> None:
-        if self.exit.detached and (self.cluster.world > 1 or not why):
-            why = self.coordinator.lost_because or why  # which peer was lost, say
-        if why and not self.is_forked:
-            member.record_exit(Outcome.FAILED, why)
-
-    def _commit_final(self, member: Member) -> Exception | None:
-        """The state at the normal end, so that a restart has nothing left to do.
-
-        Returns:
-            Why it could not be saved, to be raised when all is put away.
-        """
-        self._collective.wait()
-        limit = self.coordinator.deadlines.save_timeout
-        came_to_nothing = member.is_unconfirmed and not self._collective.stands(
-            member, limit
-        )
-        if member.runs == 0 and member.commits.left:
-            # Made in a first step, like an optimizer's: a save would be without them.
-            if member.commits.tier == "memory":
-                return SaveError(
-                    "Training is over, and its end is not committed: no step was made "
-                    "since the restart from a snapshot in memory, which has variables "
-                    f"that this program did not make ({member.commits.left[0]}, ...). "
-                    "Make them before the handler (optimizer.build, say) and start "
-                    "the program again."
-                )
-            log.warning(
-                "tfpreempt: no step was made since the restart, and the commit has "
-                "variables that this program did not make: it stands as it is. What "
-                "named States have taken up since is not saved"
-            )
-        elif member.has_moved or member.is_resumed or came_to_nothing:
-            try:
-                self.save_together(member, "finished")
-            except Exception as error:  # noqa: BLE001 - of a State, say; raised later
-                self.members.fault("the final save", error)
-                lost = self._lost_in_save(error)
-                has_word = self.cluster.world > 1 and list(self.members) == [member]
-                if lost and self.coordinator.deadlines.may_go and not has_word:
-                    self.exit.leave(Outcome.LOST, lost)  # it had told, as in a step
-                because = f"{lost}. " if lost else ""
-                add_note(
-                    error,
-                    f"{because}Training is over, and its end is not committed. Mend "
-                    "what the error names and start the program again: it repeats the "
-                    "steps after the last commit.",
-                )
-                return error
-        return None
-
-    def _end_together(self, member: Member) -> Exception | None:
-        """The final save, after which all workers end well, or all start again.
-
-        Args:
-            member: the last one that is open.
-
-        Returns:
-            What is to be raised: of this worker's save, or of another worker's.
-        """
-        if self.cluster.world == 1:
-            return self._commit_final(member)
-        try:
-            failure = self._commit_final(member)
-            failed = next(filter(None, [failure, *self._failures.values()]), None)
-            end = self._agree(failed)
-        except BaseException:
-            if not self.exit.left:  # or the others were told why
-                me = f"worker {self.cluster.worker} broke off in the final save"
-                self._last_word.break_off(me)
-                self._give_up("was interrupted")
-            raise
-        return self._obey(end, failure)
-
-    def _agree(self, failed: Exception | None) -> End | None:
-        """What all obey, see `LastWord.agree`.
-
-        Args:
-            failed: what one of this worker's final saves failed by.
-        """
-        why = ""
-        if failed is not None:
-            lost = self._lost_in_save(failed)
-            if lost and self.coordinator.deadlines.may_go:  # it had told, as in a step
-                self._last_word.break_off(lost)
-                return End(lost=lost)
-            why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")
-        with self._listening():
-            return self._last_word.agree(why)
-
-    def _lost_in_save(self, error: Exception) -> str:
-        return describe_loss(error, self.cluster, "the final save")
-
-    def _obey(self, end: End | None, mine: Exception | None) -> Exception | None:
-        """Ends as all do.
-
-        Args:
-            end: how that is; None where the chief was lost before it said so.
-            mine: what this worker's final save failed by.
-
-        Returns:
-            What is to be raised.
-        """
-        if end is None:
-            because = self.coordinator.lost_because or "it does not answer"
-            end = End(lost=f"worker 0 was lost in the final save: {because}")
-        if end.lost and not end.failed:
-            self.members.record(Fault(where="the end", error=end.lost))
-            log.error(
-                "tfpreempt: %s. So all workers leave to be started again; where the "
-                "end is committed they find nothing left to do",
-                end.lost,
-            )
-            self.coordinator.lost_because = end.lost  # no leave is taken of it
-            self.exit.leave(
-                Outcome.COMMITTED if end.is_committed else Outcome.LOST, end.lost
-            )
-            return mine or SaveError(
-                f"Training is over, but not all workers came to its end: {end.lost}. "
-                "Start all workers again."
-            )
-        if mine is not None or not end.failed:
-            return mine
-        self.members.record(Fault(where="the end", error=end.failed))
-        if end.is_committed:
-            return SaveError(
-                "Training is over, and its end is committed without the part of a "
-                f"worker: {end.failed}. Model and optimizer are whole; that worker's "
-                "random generators, place in the data and own States are missing."
-            )
-        return SaveError(
-            f"Training is over, and its end is not committed: {end.failed}. Mend that "
-            "and start all workers again: they repeat what comes after the last commit."
-        )
-
-    @contextlib.contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def deferring_sigint(self) -> Iterator[None]:
         """Ctrl-C does not break off what the notice that is up has begun."""
         with held_back(lambda: self.gate.flag):
             try:
                 yield
             except KeyboardInterrupt:
-                self._give_up("was interrupted")
+                self.detach("was interrupted")
                 raise
 
-    def _give_up(self, why: str) -> None:
+    def detach(self, why: str) -> None:
         """This worker takes part no more, and the others are told."""
         self.coordinator.lost_because = f"worker {self.cluster.worker} {why}"
         self.exit.detached = True
@@ -704,7 +410,7 @@ class Session:
         need_peers = [m.commits.saver.needs_peers() for m in self.members]
         saves_alone = True not in need_peers
         c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
-        save = RoundSave(self.members, c, self._collective, self._clock)
+        save = RoundSave(self.members, c, self.saves, self._clock)
         c.feed(ev.Boundary(self.gate.started, last))
         while True:
             match c.wait(limit):
@@ -820,7 +526,7 @@ class Session:
             self.coordinator.is_saving = True
             try:
                 with self._breaking_off():
-                    commit = self._collective.save(
+                    commit = self.saves.save(
                         member,
                         name,
                         because,
@@ -873,7 +579,7 @@ class Session:
             self.coordinator.is_saving = True
             try:
                 with self._breaking_off():
-                    self._collective.begin(member, name, limit, told)
+                    self.saves.begin(member, name, limit, told)
             finally:
                 self.coordinator.is_saving = False
 
@@ -900,7 +606,7 @@ class Session:
             Whether none is under way.
         """
         with self._main_unwatched():
-            return self._collective.wait(seconds)
+            return self.saves.wait(seconds)
 
     def wait_for_mirror(self, member: Member, seconds: float | None) -> bool:
         """Waits until every save that was begun is copied; any thread.
@@ -934,18 +640,18 @@ class Session:
 
         def ask_all() -> bool:
             is_snapshot = self.coordinator.is_snapshot  # whose round is over soon
-            is_asked = not self._collective.is_busy and self.coordinator.periodic()
-            return is_asked or not (self._collective.is_busy or is_snapshot)
+            is_asked = not self.saves.is_busy and self.coordinator.periodic()
+            return is_asked or not (self.saves.is_busy or is_snapshot)
 
         def ask() -> None:
             member = mine()
             if member is not None and member in self.members:
                 if self.gate.started > 0 and not ask_all():
-                    self._runtime.at(self._clock.monotonic() + ASKS_AGAIN, ask)
+                    self.runtime.at(self._clock.monotonic() + ASKS_AGAIN, ask)
                     return
                 self._save_each(seconds, mine)
 
-        self._runtime.at(self._clock.monotonic() + seconds, ask)
+        self.runtime.at(self._clock.monotonic() + seconds, ask)
 
     @property
     def is_whole(self) -> bool:
@@ -998,7 +704,7 @@ class Session:
         )
         verdict = None
         if is_whole:
-            with self._undisturbed():
+            with self.deferring_sigint():
                 verdict = self.settle(last=is_alone, steps_follow=False)
         if not isinstance(verdict, ev.Leave):
             self.exit.fail(error, peer_is_gone=True)
@@ -1024,7 +730,7 @@ class Session:
             f"grace {grace:g} s" if grace else left,
             "the step that runs" if self.gate.busy else next_step,
         )
-        self._runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
+        self.runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
         for member in told:
             if not member.is_alive():
                 self.exit.overrun(f"{member.amid} has died, and no step will follow")
@@ -1063,50 +769,4 @@ class Session:
             self.exit.fail(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"
             worker, send = self.cluster.worker, tf_service.report_error
-            tell_peers(worker, self._runtime, key, error, send)
-
-    def _at_exit(self) -> None:
-        """The interpreter ends while members are open: that is the last boundary."""
-        members = list(self.members)
-        if self.is_forked:
-            return
-        flush_streams()
-        if self.exit.left or not members:
-            return
-        error = getattr(sys, "last_value", None)
-        if error is not None and not self.exit.detached:
-            self._died(error)
-        if error is not None or self.exit.detached:
-            for member in members:  # while threads can still be started
-                self.end_failed(member, describe(error) if error else "")
-        else:
-            exit_hard(lambda: self._close_all(members))
-
-    def _close_all(self, members: list[Member]) -> None:
-        if gone := ", ".join(map(repr, REGISTRY.gone())):
-            log.warning(
-                "tfpreempt: the program has ended, its handler is open, and the State "
-                "%s is gone with the function that made it: the last commit is without "
-                "it. Call handler.close(), or use `with`, where the State still lives",
-                gone,
-            )
-        is_saved = True
-        for member in members:
-            try:
-                self.close(member, self.coordinator.deadlines.save_timeout)
-            except Exception as error:
-                log.error(
-                    "tfpreempt: the end of training is not committed, so the exit code "
-                    "is 1; the next start trains again what came after the last commit",
-                    exc_info=error,
-                )
-                is_saved = False
-        if not is_saved:
-            sys.exit(1)
-
-    def _died(self, error: BaseException) -> None:
-        """The program ends by an error that passed no handler."""
-        is_whole = self.is_whole and not any(m.amid for m in self.members)
-        if isinstance(error, Exception):
-            exit_hard(lambda: self.serve(error, is_whole))
-        self.exit.fail(error)
+            tell_peers(worker, self.runtime, key, error, send)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from tfpreempt.core.cluster import cluster_from_environment, read_cluster
 from tfpreempt.core.events import Notice
 from tfpreempt.core.life import tell
 from tfpreempt.errors import ConfigurationError, UsageError
+from tfpreempt.handler.process_end import on_interpreter_end
 from tfpreempt.handler.remote_cluster import connection
 from tfpreempt.handler.session import Session
+from tfpreempt.handler.training_end import at_interpreter_end
 from tfpreempt.handler.unserved import Unserved
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
                 _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout, _unserved)
+        on_interpreter_end(functools.partial(at_interpreter_end, _current))
         if not _is_forked:  # the heartbeat of this worker is the parent's
             tell(_current.sign)
     if _current.cluster != cluster:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.core import reach
 from tfpreempt.core.events import Metrics
+from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
@@ -89,7 +90,7 @@ class Training:
         with contextlib.ExitStack() as undo:
             undo.callback(self._state.close)
             self._admit(options)
-            undo.callback(self._session.give_up, self.member)
+            undo.callback(training_end.close_unfinished, self._session, self.member)
             self.steps = Steps(self.fit, self._session, self.member, self._slow_step)
             for name in _MAKE_AGAIN:
                 after_each(model, name, self._made_again)
@@ -132,7 +133,7 @@ class Training:
             )
             if self._session.cluster.world > 1:
                 self.fit.given = ()  # each worker may have arrays of its own
-            with self._session.start_of(self.member):
+            with training_end.closing_on_failure(self._session, self.member):
                 self.member.commits.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
                 self._session.open(self.member, period)
@@ -544,7 +545,7 @@ class Training:
         self._data.tracker.epoch_begins()
         self.member.is_at_end = True
         try:
-            self._session.close(self.member)
+            training_end.close(self._session, self.member)
         except Exception:
             self.abandon()
             take_over()
@@ -557,7 +558,7 @@ class Training:
 
     def abandon(self) -> None:
         """The fit died of an error: what it was in the middle of is not saved."""
-        self._session.give_up(self.member)
+        training_end.close_unfinished(self._session, self.member)
         self._release()
 
     def _release(self) -> None:

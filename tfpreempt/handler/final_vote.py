@@ -1,12 +1,13 @@
-"""The last word of a training: all workers end well, or all are started again.
+"""The final vote: all workers end with exit code 0, or all workers are restarted.
 
-Who ends with 0 is started by nobody again. Where one worker ended so, and another did
-not, that one would come back and wait for it for ever. So the chief, once its final
-save is over, asks who is there; each says how its own went; and then there is a word,
-which all obey. It is a key that is inserted once: whoever has no time left inserts that
-it is lost, and obeys what stands there. The chief stays until all have read it, for the
-store goes with it. (The two phases of a distributed commit: what is left is a worker
-that goes between its answer and the word, which is one message.)
+No platform restarts a worker that ended with 0. If one worker ended with 0 and another
+worker did not, the restarted worker would wait for its peer for ever. So the chief asks
+for votes after its final save, each worker votes on its own final save, and one key,
+`word`, holds the outcome that all workers follow. The key is inserted once: a worker
+without time for the vote inserts that it is lost, and follows the outcome that the key
+holds. The chief stays until all workers have read the outcome, because the store ends
+with the chief. (These are the two phases of a distributed commit. A worker that crashes
+between its vote and the outcome, which is one message, is not covered.)
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from tfpreempt.coordination.runtime import Runtime, answer
 from tfpreempt.core.cluster import Cluster
 
 _TICK_SECONDS = 0.05  # between two looks at the deadline
-_RESERVE = 0.5  # seconds of a grace that the word itself may take
-_SAID_WITHIN = 5.0  # seconds that a key may take to be there
-_LONGEST = 500  # characters of what one worker says
-_MOST = 3  # workers whose failures are told
+_RESERVE = 0.5  # seconds of a grace period that are kept for the outcome itself
+_INSERT_TIMEOUT = 5.0  # seconds for one key to be inserted
+_LONGEST = 500  # characters of one worker's vote
+_MOST = 3  # failures that the outcome names
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """How a training ended, for all workers.
+class TrainingOutcome:
+    """The result of a training, equal on all workers.
 
     Attributes:
-        failed: whose final save failed, and by what; "" if none did.
-        lost: who was lost, or had to go; "" if nobody was.
-        is_committed: whether the chief's commit of the end is known to stand.
+        failed: the workers whose final save failed, with the errors; "" if none.
+        lost: the workers that were lost or were preempted; "" if none.
+        is_committed: whether the chief's commit of the final state is known to exist.
     """
 
     failed: str = ""
@@ -46,65 +47,71 @@ class End:
 
 
 @dataclasses.dataclass(eq=False)
-class LastWord:
-    """How the workers of one process's cluster come to it. Main thread.
+class FinalVote:
+    """This process's part in the votes of its cluster. Main thread.
 
     Args:
-        cluster: who the workers are.
+        cluster: the workers.
         incarnation: namespace of the keys.
         runtime: access to the store.
-        coordinator: this worker's; knows of a notice, and whether the store is gone.
+        coordinator: of this worker; gives the deadlines and the state of the store.
     """
 
     cluster: Cluster
     incarnation: str
     runtime: Runtime
     coordinator: Coordinator
-    _ends: int = 0  # that this process has come to; equal on all workers
+    _ends: int = 0  # ends of training so far; equal on all workers
 
-    def begin(self) -> None:
-        """This worker has made its last step, of this training."""
+    def start(self) -> None:
+        """Begins the vote on one training, after the last step of this worker."""
         self._ends += 1
 
-    def agree(self, failed: str) -> End | None:
-        """Says how this worker's final save went, and learns how it went for all.
+    def run(self, failed: str) -> TrainingOutcome | None:
+        """Votes on this worker's final save, and returns the outcome for all workers.
 
         Args:
-            failed: by what it failed here; "" if it did not.
+            failed: the error of this worker's final save; "" if there was none.
 
         Returns:
-            What all obey; None where the chief was lost before it was said.
+            The outcome; None if the chief was lost before the outcome was known.
         """
         mine = ""
         if failed:
             mine = f"worker {self.cluster.worker}: {failed}"[:_LONGEST]
-        return self._give(mine) if self.cluster.is_chief else self._hear(mine)
+        return self._lead(mine) if self.cluster.is_chief else self._follow(mine)
 
-    def leave_early(self) -> None:
-        """This worker does not wait for the others: they can end well without it,
-        if it is not the chief."""
+    def leave(self) -> None:
+        """Votes without a wait for the others.
+
+        The others can end with 0 without this worker, unless it is the chief.
+        """
         if self.cluster.is_chief:
             me = "worker 0 has not waited for those who still train"
-            self._decide(End(failed=me), _SAID_WITHIN)
+            self._insert_outcome(TrainingOutcome(failed=me), _INSERT_TIMEOUT)
         else:
-            self._say("here")
-            self._say("bye")
+            self._insert("here")
+            self._insert("bye")
 
-    def break_off(self, lost: str) -> None:
-        """There is no common end, and this is why; nobody waits for this worker."""
-        self._decide(End(lost=lost), _SAID_WITHIN)
+    def abort(self, lost: str) -> None:
+        """Makes the outcome a loss; the others wait for this worker no longer.
+
+        Args:
+            lost: the reason, for people.
+        """
+        self._insert_outcome(TrainingOutcome(lost=lost), _INSERT_TIMEOUT)
         if not self.cluster.is_chief:
-            self.leave_early()
+            self.leave()
 
     # --- the chief -------------------------------------------------------------------
 
-    def _give(self, mine: str) -> End | None:
+    def _lead(self, mine: str) -> TrainingOutcome | None:
         self.runtime.insert(self._name("asks"), keys.encode(True), lambda held: None)
         here = self._gather(Key.DONE, "here")
         failures = [mine, *(str(extra.get("failed", "")) for _, extra in here.values())]
         is_committed = not mine
-        end = self._decide(
-            End(
+        end = self._insert_outcome(
+            TrainingOutcome(
                 failed=_first(list(filter(None, failures))),
                 lost=_lost(here),
                 is_committed=is_committed,
@@ -115,7 +122,7 @@ class LastWord:
         return end and dataclasses.replace(end, is_committed=is_committed)
 
     def _gather(self, key: Key, name: str) -> dict[int, tuple[object, keys.Extra]]:
-        """What each of the others says: a value, or a tombstone, and what is beside."""
+        """The votes of the others, by worker: a value or a tombstone, and its extra."""
         others = range(1, self.cluster.world)
         missing: tuple[object, keys.Extra] = (Tombstone(), {})
         answers = dict.fromkeys(others, missing)
@@ -135,7 +142,7 @@ class LastWord:
 
     # --- the others ------------------------------------------------------------------
 
-    def _hear(self, mine: str) -> End | None:
+    def _follow(self, mine: str) -> TrainingOutcome | None:
         given: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         names = [self._name("asks"), self._name("word")]
         self.runtime.get_each(names, lambda index, text: given.put((index, text)))
@@ -147,7 +154,7 @@ class LastWord:
                 if is_word:
                     end = _read(text)
                 else:
-                    self._say("here", mine)
+                    self._insert("here", mine)
                 continue
             if self._is_gone:
                 return None
@@ -155,13 +162,13 @@ class LastWord:
                 end = self._decline(mine)
                 if end is None:
                     return None
-        self._say("bye")
+        self._insert("bye")
         return end
 
-    def _decline(self, mine: str) -> End | None:
-        """No time is left: the word is that, if there is none yet."""
+    def _decline(self, mine: str) -> TrainingOutcome | None:
+        """Inserts a loss as the outcome, if there is none yet: no time is left."""
         lost = f"worker {self.cluster.worker} had no more time in the final save"
-        end = self._decide(End(lost=lost), _RESERVE / 2)
+        end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
         here = keys.encode(not mine, {"failed": mine})
         name = self._name(f"here/{self.cluster.worker}")
         self.runtime.insert(name, here, lambda held: None)  # it is waited for no more
@@ -172,13 +179,15 @@ class LastWord:
     def _name(self, what: str) -> str:
         return f"tfpreempt/{self.incarnation}/end/{self._ends}/{what}"
 
-    def _say(self, what: str, failed: str = "") -> None:
+    def _insert(self, what: str, failed: str = "") -> None:
         key = self._name(f"{what}/{self.cluster.worker}")
         text = keys.encode(not failed, {"failed": failed})
-        answer(functools.partial(self.runtime.insert, key, text), _SAID_WITHIN)
+        answer(functools.partial(self.runtime.insert, key, text), _INSERT_TIMEOUT)
 
-    def _decide(self, end: End, seconds: float) -> End | None:
-        """Inserts the word; what it holds now, or None after so many seconds."""
+    def _insert_outcome(
+        self, end: TrainingOutcome, seconds: float
+    ) -> TrainingOutcome | None:
+        """Inserts an outcome; returns the value of the key, or None at a timeout."""
         if self._is_gone:
             return None
         is_well = not (end.failed or end.lost)
@@ -192,10 +201,13 @@ class LastWord:
         return self.coordinator.state.watch is Watch.GONE
 
     def _is_late(self, since: float) -> bool:
-        """Whether a wait that began then is over: a grace is, or the chief's patience.
+        """Whether a wait has reached the deadline, or the chief's timeout.
 
-        Without a grace a chief that lives may commit for as long as that takes it;
-        one that falls silent is found out otherwise.
+        Without a grace period, a chief that is alive may take any time for its commit.
+        `Runtime.watch_store` finds a chief that is not.
+
+        Args:
+            since: monotonic seconds at which the wait began.
         """
         c = self.coordinator
         if c.deadlines.told is not None:
@@ -204,9 +216,9 @@ class LastWord:
         return self.cluster.is_chief and c.clock.monotonic() - since > longest
 
 
-def _read(text: str) -> End:
+def _read(text: str) -> TrainingOutcome:
     _, told = keys.decode(Key.DONE, text)
-    return End(
+    return TrainingOutcome(
         failed=str(told["failed"]),
         lost=str(told["lost"]),
         is_committed=told["is_committed"] is True,
@@ -219,7 +231,7 @@ def _first(failures: list[str]) -> str:
 
 
 def _lost(answers: dict[int, tuple[object, keys.Extra]]) -> str:
-    """Who has not answered, for people, and why that was not waited for."""
+    """The workers without a vote, for people, with the reason; "" if none."""
     whys = {
         j: str(extra.get("reason") or "it did not answer in time").rpartition(": ")[2]
         for j, (value, extra) in answers.items()

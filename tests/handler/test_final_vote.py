@@ -17,7 +17,7 @@ from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
 from tfpreempt.errors import SaveError
-from tfpreempt.handler import exit, last_word, session
+from tfpreempt.handler import exit, final_vote, session, training_end
 from tfpreempt.handler.unserved import Unserved
 
 pytestmark = pytest.mark.timeout(60)
@@ -100,7 +100,7 @@ class Worker(FakeMember):
 
     def _close(self) -> None:
         try:
-            self.session.close(self, self.limit)  # type: ignore[arg-type]
+            training_end.close(self.session, self, self.limit)  # type: ignore[arg-type]
             self.ended = "finished"
         except BaseException as error:
             self.ended = error
@@ -114,7 +114,6 @@ def store() -> Store:
 @pytest.fixture
 def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]]:
     """The chief and another worker, which have made a step."""
-    monkeypatch.setattr(session, "on_interpreter_end", lambda call: None)
     monkeypatch.setattr(session, "SnapshotTimes", lambda *args: FakeMember())
     monkeypatch.setattr(FakeMember, "look", lambda self: None, raising=False)
     hard: list[str] = []
@@ -211,12 +210,24 @@ def test_all_fail_where_another_one_cannot_write_its_part(pair: list[Worker]) ->
     assert "worker 1: SaveError: no memory" in str(chief.end())
 
 
+def in_place_of_final_save(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, act: Callable[[], Any]
+) -> None:
+    """The worker does something else when it is to save its final state."""
+    save = training_end._commit_final
+    monkeypatch.setattr(
+        training_end,
+        "_commit_final",
+        lambda here, member: act() if member is worker else save(here, member),
+    )
+
+
 def test_all_are_started_again_where_a_worker_dies_after_its_last_step(
-    pair: list[Worker], store: Store
+    pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is started again by its platform, and needs the chief."""
     chief, other = pair
-    other.session._commit_final = lambda member: threading.Event().wait()  # type: ignore[assignment, method-assign]
+    in_place_of_final_save(monkeypatch, other, threading.Event().wait)
     chief.in_commit = lambda: store.dead.add(1)
     other.begin()
     chief.begin()
@@ -264,7 +275,7 @@ def test_all_are_started_again_where_the_chief_dies_in_the_final_save(
 def test_a_chief_that_is_frozen_is_waited_for_no_longer_than_it_may_be_silent(
     pair: list[Worker], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "SILENT", 0.2)
+    monkeypatch.setattr(training_end, "SILENT", 0.2)
     chief, other = pair
     insert = store.insert
     is_frozen = threading.Event()
@@ -369,7 +380,7 @@ def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
 def test_a_chief_that_lives_may_commit_for_as_long_as_that_takes(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_word, "PATIENCE", 0.05)
+    monkeypatch.setattr(final_vote, "PATIENCE", 0.05)
     chief, other = pair
     chief.in_commit = functools.partial(time.sleep, 1.0)
     other.begin()
@@ -389,7 +400,7 @@ def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
     first.wait_for_mirror = lambda timeout: True  # type: ignore[attr-defined]
     other.session.open(first)  # type: ignore[arg-type]
     with pytest.raises(SaveError):
-        other.session.close(first)  # type: ignore[arg-type]
+        training_end.close(other.session, first)  # type: ignore[arg-type]
     other.begin()
     chief.begin()
     assert isinstance(other.end(), SaveError)
@@ -398,15 +409,15 @@ def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_nobody_waits_for_one_that_was_interrupted(
-    pair: list[Worker], number: int
+    pair: list[Worker], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook, whose process lives on."""
     interrupted, left = pair[number], pair[1 - number]
 
-    def interrupt(member: object) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
-    interrupted.session._commit_final = interrupt  # type: ignore[assignment, method-assign]
+    in_place_of_final_save(monkeypatch, interrupted, interrupt)
     left.begin()
     interrupted.begin()
     assert isinstance(interrupted.end(), KeyboardInterrupt)

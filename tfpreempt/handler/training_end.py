@@ -1,0 +1,403 @@
+"""The end of training: the last boundary, the commit of the final state, the close.
+
+All workers end with exit code 0, or all are restarted: a worker that ended with 0 is
+restarted by no platform, so a restarted peer would wait for that worker for ever.
+`FinalVote` exchanges the keys; this module decides which state is saved, and how this
+process ends by the outcome. Main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+
+from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.coordination import events as ev
+from tfpreempt.core.events import Fault, Outcome
+from tfpreempt.core.python import add_note
+from tfpreempt.errors import SaveError, UsageError
+from tfpreempt.handler.exit import describe
+from tfpreempt.handler.final_vote import TrainingOutcome
+from tfpreempt.handler.lost_peers import describe_loss
+from tfpreempt.handler.member import Member
+from tfpreempt.handler.process_end import exit_hard, flush_streams, keep_streams
+from tfpreempt.handler.remote_cluster import connection
+from tfpreempt.handler.session import Session
+
+log = logging.getLogger(__name__)
+
+SILENT = 10.0
+"""Seconds without a heartbeat after which TensorFlow takes a worker for lost."""
+
+
+def close(session: Session, member: Member, limit: float | None = None) -> None:
+    """Passes the last boundary of a member, commits its final state, and closes it.
+
+    Args:
+        session: of this process.
+        member: is closed afterwards.
+        limit: seconds to wait for workers that still train, and again for the mirror;
+            None: while the workers live, and while the upload progresses.
+
+    Raises:
+        UsageError: inside a step.
+        SaveError: the final state could not be committed.
+    """
+    if member.is_closed:
+        return
+    session.check_process("close()")
+    if session.gate.busy:
+        raise UsageError("close() was called inside run(); call it after the loop")
+    if member.amid and not member.is_at_end:
+        log.info("tfpreempt: %s did not come to its end", member.amid)
+        close_unfinished(session, member)
+        return
+    with session.unwatched():
+        _close(session, member, limit)
+
+
+def _close(session: Session, member: Member, limit: float | None) -> None:
+    session.arm(member)
+    if session.exit.detached:
+        close_failed(session, member, "")
+        return
+    failure = None
+    # With others open no boundary: workers may differ in those never used.
+    is_last = list(session.members) == [member]
+    is_end = is_last and pass_last_boundary(session, limit)
+    if is_end:
+        failure = _end_together(session, member)
+    elif not is_last:
+        failure = _commit_final(session, member)
+        session.final_failures.pop(member.commits.token, None)
+        if failure is not None:
+            session.final_failures[member.commits.token] = failure
+    elif session.cluster.is_chief:
+        failure = SaveError(
+            "Training is not over on all workers, so its end is not committed, "
+            "and cannot be without this one, the chief: start all again. Give "
+            "close() more time, or call it at the end of the program."
+        )
+    if failure is not None:
+        member.record_exit(Outcome.FAILED, describe(failure))
+    elif is_last:
+        session.exit.is_over = session.cluster.world > 1
+        member.record_exit(Outcome.FINISHED)
+        snapshots = member.commits.snapshots
+        is_saved = is_end and member.runs > 0 and not member.has_moved
+        if snapshots is not None and is_saved:
+            snapshots.clear()
+    session.exit.finish_copy(member, limit)
+    session.part(member)
+    if failure is not None:
+        raise failure
+
+
+def close_unfinished(session: Session, member: Member) -> None:
+    """Closes a member whose fit did not come to its end, without a last boundary.
+
+    The peers are notified.
+
+    Args:
+        session: of this process.
+        member: is closed afterwards.
+    """
+    if member.is_closed:
+        return
+    why = f"{member.amid} did not come to its end"
+    if not session.exit.left and connection() is None and not session.exit.detached:
+        session.failed(UsageError(why))
+    close_failed(session, member, why)
+
+
+def close_failed(session: Session, member: Member, why: str) -> None:
+    """Closes a member without a last boundary.
+
+    Args:
+        session: of this process.
+        member: is closed afterwards.
+        why: the failure of the program, for people; "": the program ends like this on
+            purpose, and the journal records no failure.
+    """
+    exit = session.exit
+    try:
+        if not exit.left:
+            if exit.detached and (session.cluster.world > 1 or not why):
+                why = session.coordinator.lost_because or why  # the lost peer, say
+            if why and not session.is_forked:
+                member.record_exit(Outcome.FAILED, why)
+            session.wait_for_save()
+            exit.finish_mirrors([member])
+    finally:
+        session.part(member)
+
+
+@contextlib.contextmanager
+def closing_on_failure(session: Session, member: Member) -> Iterator[None]:
+    """Closes a member whose start fails in the body.
+
+    The program may catch the error and start another member.
+
+    Args:
+        session: of this process.
+        member: is closed if the body raises.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_meant = isinstance(error, SystemExit)
+        close_failed(session, member, "" if is_meant else describe(error))
+        raise
+
+
+# --- the last boundary, and the final save -------------------------------------------
+
+
+def pass_last_boundary(session: Session, limit: float | None) -> bool:
+    """Waits until all workers have ended their training, or serves a notice.
+
+    Args:
+        session: of this process.
+        limit: seconds after which the wait for the others ends; None: no limit while
+            the others live.
+
+    Returns:
+        Whether all workers have ended. False: the limit passed, and the others were
+        notified.
+    """
+    keep_streams()
+    session.come_back()
+    if session.cluster.world == 1:
+        limit = None  # there is nobody to wait for
+    session.saves.finishing()
+    with watching_store(session), session.deferring_sigint():
+        while True:
+            session.saves.end_async()  # of a round that came in between
+            verdict = session.settle(last=True, limit=limit)
+            # Served for others that train on, where the exit function came back.
+            is_served = verdict == ev.Leave(Outcome.COMMITTED)
+            if not (is_served or isinstance(verdict, ev.Resume)):
+                break
+    session.vote.start()
+    if verdict is None:
+        session.detach("left early")
+        session.vote.leave()
+    return verdict is not None
+
+
+@contextlib.contextmanager
+def watching_store(session: Session) -> Iterator[None]:
+    """Takes the store for unreachable in the body if the chief falls silent.
+
+    For a wait for the chief that no step, and perhaps no deadline, ends.
+
+    Args:
+        session: of this process.
+    """
+    is_over = threading.Event()
+    if not session.cluster.is_chief:
+        key = f"tfpreempt/{session.incarnation}/finishes/{session.cluster.worker}"
+        session.runtime.watch_store(key, is_over, SILENT)
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _commit_final(session: Session, member: Member) -> Exception | None:
+    """Commits the state at the normal end, so that a restart has nothing left to do.
+
+    Args:
+        session: of this process.
+        member: whose state.
+
+    Returns:
+        The error of a failed save, to be raised when the member is closed; None.
+    """
+    session.saves.wait()
+    deadlines = session.coordinator.deadlines
+    came_to_nothing = member.is_unconfirmed and not session.saves.stands(
+        member, deadlines.save_timeout
+    )
+    if member.runs == 0 and member.commits.left:
+        # Made in a first step, like an optimizer's: a save would be without them.
+        if member.commits.tier == "memory":
+            return SaveError(
+                "Training is over, and its end is not committed: no step was made "
+                "since the restart from a snapshot in memory, which has variables "
+                f"that this program did not make ({member.commits.left[0]}, ...). "
+                "Make them before the handler (optimizer.build, say) and start "
+                "the program again."
+            )
+        log.warning(
+            "tfpreempt: no step was made since the restart, and the commit has "
+            "variables that this program did not make: it stands as it is. What "
+            "named States have taken up since is not saved"
+        )
+    elif member.has_moved or member.is_resumed or came_to_nothing:
+        try:
+            session.save_together(member, "finished")
+        except Exception as error:  # noqa: BLE001 - of a State, say; raised later
+            session.members.fault("the final save", error)
+            lost = _lost_in_save(session, error)
+            votes = session.cluster.world > 1 and list(session.members) == [member]
+            if lost and deadlines.may_go and not votes:
+                session.exit.leave(Outcome.LOST, lost)  # it had told, as in a step
+            because = f"{lost}. " if lost else ""
+            add_note(
+                error,
+                f"{because}Training is over, and its end is not committed. Mend "
+                "what the error names and start the program again: it repeats the "
+                "steps after the last commit.",
+            )
+            return error
+    return None
+
+
+def _end_together(session: Session, member: Member) -> Exception | None:
+    """Saves the final state; then all workers end well, or all are restarted.
+
+    Args:
+        session: of this process.
+        member: the last one that is open.
+
+    Returns:
+        The error to raise: of this worker's save, or of another worker's.
+    """
+    if session.cluster.world == 1:
+        return _commit_final(session, member)
+    try:
+        failure = _commit_final(session, member)
+        failures = [failure, *session.final_failures.values()]
+        outcome = _vote(session, next(filter(None, failures), None))
+    except BaseException:
+        if not session.exit.left:  # or the others were told why
+            me = f"worker {session.cluster.worker} broke off in the final save"
+            session.vote.abort(me)
+            session.detach("was interrupted")
+        raise
+    return _follow(session, outcome, failure)
+
+
+def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
+    """The outcome for all workers, see `FinalVote.run`.
+
+    Args:
+        session: of this process.
+        failed: the error of one of this worker's final saves.
+    """
+    why = ""
+    if failed is not None:
+        lost = _lost_in_save(session, failed)
+        if lost and session.coordinator.deadlines.may_go:  # it had told, as in a step
+            session.vote.abort(lost)
+            return TrainingOutcome(lost=lost)
+        why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")
+    with watching_store(session):
+        return session.vote.run(why)
+
+
+def _lost_in_save(session: Session, error: Exception) -> str:
+    return describe_loss(error, session.cluster, "the final save")
+
+
+def _follow(
+    session: Session, outcome: TrainingOutcome | None, mine: Exception | None
+) -> Exception | None:
+    """Ends as all workers do.
+
+    Args:
+        session: of this process.
+        outcome: for all workers; None: the chief was lost before the outcome was known.
+        mine: the error of this worker's final save.
+
+    Returns:
+        The error to raise.
+    """
+    if outcome is None:
+        because = session.coordinator.lost_because or "it does not answer"
+        lost = f"worker 0 was lost in the final save: {because}"
+        outcome = TrainingOutcome(lost=lost)
+    if outcome.lost and not outcome.failed:
+        session.members.record(Fault(where="the end", error=outcome.lost))
+        log.error(
+            "tfpreempt: %s. So all workers leave to be started again; where the "
+            "end is committed they find nothing left to do",
+            outcome.lost,
+        )
+        session.coordinator.lost_because = outcome.lost  # no leave is taken of it
+        session.exit.leave(
+            Outcome.COMMITTED if outcome.is_committed else Outcome.LOST, outcome.lost
+        )
+        return mine or SaveError(
+            f"Training is over, but not all workers came to its end: {outcome.lost}. "
+            "Start all workers again."
+        )
+    if mine is not None or not outcome.failed:
+        return mine
+    session.members.record(Fault(where="the end", error=outcome.failed))
+    if outcome.is_committed:
+        return SaveError(
+            "Training is over, and its end is committed without the part of a "
+            f"worker: {outcome.failed}. Model and optimizer are whole; that worker's "
+            "random generators, place in the data and own States are missing."
+        )
+    return SaveError(
+        f"Training is over, and its end is not committed: {outcome.failed}. Mend that "
+        "and start all workers again: they repeat what comes after the last commit."
+    )
+
+
+# --- the end of the interpreter ------------------------------------------------------
+
+
+def at_interpreter_end(session: Session) -> None:
+    """The last boundary of members that are open when the interpreter ends.
+
+    Args:
+        session: of this process.
+    """
+    members = list(session.members)
+    if session.is_forked:
+        return
+    flush_streams()
+    if session.exit.left or not members:
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None and not session.exit.detached:
+        is_whole = session.is_whole and not any(each.amid for each in members)
+        if isinstance(error, Exception):
+            exit_hard(functools.partial(session.serve, error, is_whole))
+        session.exit.fail(error)
+    if error is not None or session.exit.detached:
+        for member in members:  # while threads can still be started
+            close_failed(session, member, describe(error) if error else "")
+    else:
+        exit_hard(lambda: _close_all(session, members))
+
+
+def _close_all(session: Session, members: list[Member]) -> None:
+    if gone := ", ".join(map(repr, REGISTRY.gone())):
+        log.warning(
+            "tfpreempt: the program has ended, its handler is open, and the State "
+            "%s is gone with the function that made it: the last commit is without "
+            "it. Call handler.close(), or use `with`, where the State still lives",
+            gone,
+        )
+    is_saved = True
+    for member in members:
+        try:
+            close(session, member, session.coordinator.deadlines.save_timeout)
+        except Exception as error:
+            log.error(
+                "tfpreempt: the end of training is not committed, so the exit code "
+                "is 1; the next start trains again what came after the last commit",
+                exc_info=error,
+            )
+            is_saved = False
+    if not is_saved:
+        sys.exit(1)
