@@ -57,7 +57,7 @@ TENSORFLOW = {
     "checkpoint/data_order.py": "fingerprints of tf.data pipelines",
     "checkpoint/cache_files.py": "which files a tf.data cache needs",
     "checkpoint/shuffle_seeds.py": "adds the seeds of shuffles to iterators' states",
-    "checkpoint/unsaved.py": "reads variables to see which a step changes",
+    "checkpoint/unsaved_state_check.py": "reads variables to see which a step changes",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
     "storage/gfile.py": "paths that only tf.io.gfile can reach",
     "handler/handler.py": "takes strategies, checkpoints and cluster resolvers",

@@ -1,6 +1,5 @@
 """Station 3 of the path: make a step durable, and find it again.
 
-at_hand         what a function has at hand, and which names it changes
 bundle          is a TensorFlow checkpoint that has no manifest complete?
 bundle_reader   large tensors in a restore, read by many threads
 bundle_table    the index of a TensorFlow checkpoint, read and written
@@ -46,9 +45,10 @@ shuffle_seeds   adds to an iterator's state the seeds that its shuffles have dra
 state           a named thing that is saved with the step
 state_file      one State in a file of its own, outside of any commit
 state_loader    finds what one State was: in the newest commit, or in a file of its own
+step_inspection  finds the objects that a step reaches and the numbers that it updates
 structure       does a checkpoint fit the objects it is to be restored into?
 unfinished_caches  which files of an unfinished Dataset.cache(path) may be deleted
-unsaved         what a step changes and no commit holds: told once, by name
+unsaved_state_check  names state that a step changes and no commit holds
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track
 variables       the variables behind a tf.train.Checkpoint, found without a read
 verification    are the files of a commit what its manifest says?

@@ -63,6 +63,7 @@ def walk(
     enters: Callable[[Any], bool],
     *,
     leaves: bool = True,
+    also: Callable[[Any], Iterable[Place]] = lambda value: (),
 ) -> Iterator[Place]:
     """Every place below some objects, and themselves, in a fixed order.
 
@@ -75,6 +76,7 @@ def walk(
         enters: whether to go on to an object's attributes. Lists, tuples, dicts and
             deques are always entered, unless they are data.
         leaves: whether numbers, strings, None and arrays are places too.
+        also: returns further places that an object leads to; called once for each.
     """
     todo = collections.deque(Place(path=p, value=v) for p, v in roots.items())
     entered: dict[int, Any] = {}
@@ -84,9 +86,10 @@ def walk(
         value = place.value
         if id(value) in entered:
             continue
+        entered[id(value)] = value
+        todo.extend(also(value))
         if is_data(value) if is_container(value) else not enters(value):
             continue
-        entered[id(value)] = value
         for suffix, key, inner in _parts(value):
             if not leaves and isinstance(inner, _LEAVES):
                 continue

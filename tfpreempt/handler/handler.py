@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.checkpoint.unsaved import Unsaved
+from tfpreempt.checkpoint.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
@@ -132,7 +132,7 @@ class PreemptionCheckpointHandler:
                 async_save=async_save,
             )
             with training_end.closing_on_failure(self._session, self._member):
-                self._unsaved = Unsaved(getattr(given, "checkpoint", given))
+                self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
                 self._member.restore()
                 self._member.clear_caches(is_all_restored=False)
                 period = None if isinstance(every, int) else every
@@ -167,7 +167,7 @@ class PreemptionCheckpointHandler:
             self._enter("run()")
             if member.runs in (1, 2) and member.config.save_fn is None:
                 # Two, as a GAN's, may take turns. Nobody knows what a save_fn saves.
-                self._unsaved.look(fn, args, kwargs)
+                self._unsaved.before_call(fn, args, kwargs)
         gate.busy = True
         try:
             result = fn(*args, **kwargs)
@@ -371,7 +371,7 @@ class PreemptionCheckpointHandler:
         """
         check_timeout(timeout)
         if not self._gate.busy:
-            self._unsaved.compare()
+            self._unsaved.after_call()
         try:
             training_end.close(self._session, self._member, timeout)
         finally:
@@ -403,7 +403,7 @@ class PreemptionCheckpointHandler:
         """A boundary at which there is something to do; the interval is counted."""
         session, member = self._session, self._member
         session.enter(member, what, stages)
-        self._unsaved.compare()
+        self._unsaved.after_call()
         every = self._save_steps
         if every is not None and member.has_moved and member.step % every == 0:
             session.save_at_boundary(member, stages)

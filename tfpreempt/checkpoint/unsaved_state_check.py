@@ -1,28 +1,35 @@
-"""What a step changes and no commit holds: told once, by name.
+"""Warns once, by name, of state that a step changes and no commit holds.
 
 A forgotten optimizer, a metric beside the model, `self.n += 1`, `losses.append(loss)`:
-after a restart they begin anew, and nothing shows it. So what the step function has at
-hand is compared before and after one call of it; what differs, and is not saved, is
-named.
+after a restart such state starts from scratch without an error. So the values that a
+step function reaches are compared before and after one call; a value that changed and
+is not saved is named.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
+import functools
 import logging
 import random
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt.checkpoint.at_hand import AtHand
 from tfpreempt.checkpoint.iterator_state import KEEP_SERVICE_OUT, reads_data_service
 from tfpreempt.checkpoint.shuffle_seeds import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.step_inspection import (
+    is_updated,
+    reachable,
+    updated_keys,
+)
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import local_parts, walk
 from tfpreempt.core import reach, seams
@@ -35,115 +42,94 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _SAVED_WHOLE = (State, tf.train.experimental.PythonState, tf.train.Checkpoint)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
-_UNSEEN = (
-    "tfpreempt: cannot see what the step changes, so what of it a restart would lose "
+_NOT_CHECKED = (
+    "tfpreempt: cannot see what the step changes, so state that a restart would lose "
     "is not named"
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """Something that a step may change.
-
-    Attributes:
-        path: what it is called.
-        thing: kept alive, so that its id stays its own.
-        mark: equal as long as its value is.
-    """
-
-    path: str
-    thing: Any
-    mark: Any
-
-
 @dataclasses.dataclass(eq=False)
-class Unsaved:
-    """Watches a call of each step function. Main thread; never raises.
+class UnsavedStateCheck:
+    """Compares values before and after a call of each step function. Main thread.
+
+    Never raises.
 
     Args:
         checkpoint: what a save writes; None for named States alone.
-        registry: the named States that go along.
+        registry: the named States that are saved.
     """
 
     checkpoint: Any
     registry: StateRegistry = REGISTRY
-    # The functions that were watched, by identity; what was named; and the call that is
-    # under way, with what there was before it.
+    # The functions that were checked, by identity; the names in warnings so far; and
+    # the call that is under way, with the values before the call.
     _functions: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     _named: set[str] = dataclasses.field(default_factory=set, init=False)
-    _call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = dataclasses.field(
-        default=None, init=False
-    )
-    _before: dict[Any, _Seen] = dataclasses.field(default_factory=dict, init=False)
+    _call: _Call | None = dataclasses.field(default=None, init=False)
 
-    def look(
+    def before_call(
         self,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Before a call. The first one is not the one to watch: it traces, and makes
-        variables."""
+        """Notes the values before a call that is not the first one.
+
+        The first call of a step traces the step and makes variables.
+        """
         key = _identity(function)
         if key in self._functions:
             return
         self._functions[key] = function
-        try:
-            hand, held = AtHand(function, args, kwargs), self._held()
-            self._before = _seen(hand, lambda key: key not in held)
-            self._call = function, args, kwargs
-        except Exception as error:  # noqa: BLE001 - of an object of the user's
-            _log.warning(_UNSEEN, exc_info=error)
+        with _errors_logged():
+            call = functools.partial(function, *args, **kwargs)
+            self._call = _Call(call, self._saved())
 
-    def compare(self) -> None:
-        """After that call: warns of what it changed and no commit holds."""
-        if self._call is None:
-            return
+    def after_call(self) -> None:
+        """Warns of the values that the call changed and no commit holds."""
         call, self._call = self._call, None
-        before, self._before = self._before, {}
-        try:
-            hand, held = AtHand(*call), self._held()
-            after = _seen(hand, lambda key: key in before and key not in held)
-            changed = [
-                seen.path
-                for key, seen in after.items()
-                if seen.mark != before[key].mark
-            ]
-            unread = {
-                place.path: place.value
-                for place in hand.places
-                if _is_lost(place.value, held)
-            }
-        except Exception as error:  # noqa: BLE001 - of an object of the user's
-            _log.warning(_UNSEEN, exc_info=error)
+        if call is None:
             return
-        _warn(
-            [name for name in dict.fromkeys(changed) if name not in self._named],
-            {name: each for name, each in unread.items() if name not in self._named},
-        )
-        self._named.update(changed, unread)
+        with _errors_logged():
+            changed, unread = call.changed(), call.unread
+            _warn(
+                [name for name in changed if name not in self._named],
+                {name: it for name, it in unread.items() if name not in self._named},
+            )
+            self._named.update(changed, unread)
 
-    def _held(self) -> set[Any]:
-        """The keys of what a commit takes along."""
-        places: list[Place] = []
-        roots: list[Any] = list(self.registry.in_order())
-        for state in roots:
-            places += AtHand(state.save, (), {}).places
+    def _saved(self) -> set[Any]:
+        """Returns the keys of the values that a commit holds."""
+        roots: list[Any] = []
+        for state in self.registry.in_order():
+            roots += [state, state.save]
         saved: list[tuple[str, Any]] = []
         if self.checkpoint is not None:
             saved += attach(self.checkpoint).own
             saved += walk(self.checkpoint)
-        held: set[Any] = set()
+        keys: set[Any] = set()
         for _, obj in saved:
-            held |= {id(obj), *map(id, local_parts(obj))}
+            keys |= {id(obj), *map(id, local_parts(obj))}
             if isinstance(obj, tf.train.experimental.PythonState):
                 roots.append(obj)
-        own = {str(number): root for number, root in enumerate(roots)}
-        places += reach.walk(own, _is_saved_with)
-        for place in places:
-            held |= {id(place.value), (id(place.owner), place.key)}
-            held |= set(map(id, _variables(place.value)))
-        return held
+        named = {str(number): root for number, root in enumerate(roots)}
+        for place in reachable(named, _is_saved_with):
+            keys |= {id(place.value), (id(place.owner), place.key)}
+            keys |= set(map(id, _variables(place.value)))
+        return keys
+
+
+@contextlib.contextmanager
+def _errors_logged() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - of an object of the user's
+        _log.warning(_NOT_CHECKED, exc_info=error)
+
+
+def _is_searched(value: Any) -> bool:
+    """Whether to look into an object: one of the program that does not save itself."""
+    return reach.is_of_program(type(value)) and not isinstance(value, State)
 
 
 def _is_saved_with(value: Any) -> bool:
@@ -162,32 +148,66 @@ def _identity(function: Any) -> Any:
     return id(function)
 
 
-def _seen(hand: AtHand, wants: Callable[[Any], bool]) -> dict[Any, _Seen]:
-    found: dict[Any, _Seen] = {}
-    for place in hand.places:
-        for key, thing in _things(hand, place):
-            if wants(key) and key not in found:
-                found[key] = _Seen(path=place.path, thing=thing, mark=_mark(thing))
+class _Call:
+    """One call of a step, with the values before the call.
+
+    Attributes:
+        unread: the iterators that start from the beginning after a restart, by name.
+    """
+
+    def __init__(self, call: functools.partial[Any], saved: set[Any]) -> None:
+        self._roots = {"": call}
+        places = reachable(self._roots, _is_searched)
+        self._updated = updated_keys(places)
+        self._before = {  # the place and the thing keep their ids in use
+            key: (place, thing, _mark(thing))
+            for key, (place, thing) in _things(places, self._updated).items()
+            if key not in saved
+        }
+        self.unread = {
+            place.path: place.value for place in places if _restarts(place.value, saved)
+        }
+
+    def changed(self) -> list[str]:
+        """Returns the names of the values that are others now."""
+        places = reachable(self._roots, _is_searched)
+        things = _things(places, self._updated)
+        changed = {
+            id(things[key][0]): things[key][0].path
+            for key, (_, _, mark) in self._before.items()
+            if key in things and _mark(things[key][1]) != mark
+        }
+        counts = collections.Counter[str]()
+        names = []
+        for path in changed.values():
+            counts[path] += 1
+            names.append(path if counts[path] == 1 else f"{path} ({counts[path]})")
+        return names
+
+
+def _things(places: Iterable[Place], updated: set[Any]) -> dict[Any, tuple[Place, Any]]:
+    """Returns what may change, and where: by the thing's identity, or by the place
+    where another value replaces the old one."""
+    found: dict[Any, tuple[Place, Any]] = {}
+    for place in places:
+        value = place.value
+        if not isinstance(value, (*_SCALARS, tf.Tensor)):
+            for thing in _mutable(place):
+                found.setdefault(id(thing), (place, thing))
+        elif is_updated(place, updated):
+            found.setdefault((id(place.owner), place.key), (place, value))
     return found
 
 
-def _things(hand: AtHand, place: Place) -> Iterator[tuple[Any, Any]]:
-    """What lies in a place and may change: by its identity, or, where another value
-    takes the place of the old one, by the place."""
+def _mutable(place: Place) -> Sequence[Any]:
+    """Returns the things in a place that a step may change."""
     value = place.value
     if isinstance(value, np.ndarray):
-        if value.flags.writeable and not isinstance(value, np.memmap):
-            yield id(value), value
-    elif isinstance(value, _GENERATORS):
-        yield id(value), value
-    elif isinstance(value, reach.GROWING):
-        if not reach.is_set_by_library(place.owner, place.key):
-            yield id(value), value
-    elif isinstance(value, (*_SCALARS, tf.Tensor)):
-        if hand.changes(place):
-            yield (id(place.owner), place.key), value
-    else:
-        yield from ((id(part), part) for part in _variables(value))
+        is_memory = value.flags.writeable and not isinstance(value, np.memmap)
+        return [value] if is_memory else []
+    if isinstance(value, reach.GROWING):
+        return [] if reach.is_set_by_library(place.owner, place.key) else [value]
+    return [value] if isinstance(value, _GENERATORS) else _variables(value)
 
 
 def _variables(value: Any) -> Sequence[Any]:
@@ -232,7 +252,7 @@ def _mark(thing: Any) -> Any:
 # --- iterators -----------------------------------------------------------------------
 
 
-def _is_lost(iterator: Any, held: set[Any]) -> bool:
+def _restarts(iterator: Any, held: set[Any]) -> bool:
     """Whether it is a dataset iterator that begins anew after a restart."""
     found = _datasets(iterator)
     if id(iterator) in held or not found or None in found:

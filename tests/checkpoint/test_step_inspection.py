@@ -1,0 +1,115 @@
+"""The objects that a step can reach, and the values that a step updates."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tfpreempt.checkpoint.step_inspection import is_updated, reachable, updated_keys
+from tfpreempt.core import reach
+
+TOTAL = 0
+TABLE = {"seen": 0, "last": 0, "other": 0}
+
+
+class Trainer:
+    """An object whose methods are steps."""
+
+    scale = 2
+
+    def __init__(self) -> None:
+        self.count = self.newest = self.both = 0
+        self.counts = [0]
+
+    def step(self, value: int) -> None:
+        self.count += 1
+        self.newest = self.scaled
+        both = value
+        both += 1
+        self.both = both
+
+    @property
+    def scaled(self) -> int:
+        TABLE["seen"] = TABLE["seen"] + self.scale
+        return self.scale
+
+    def count_one(self, index: int) -> None:
+        self.counts[index] += 1
+
+    def evaluate(self) -> None:
+        TABLE["other"] += 1
+
+
+def add_to_total(trainer: Trainer, value: int) -> None:
+    global TOTAL
+    TOTAL = max(TOTAL, value)
+    TABLE["last"] = value
+    trainer.newest = value
+
+
+def with_a_closure() -> Callable[[], None]:
+    seen = newest = 0
+
+    def step() -> None:
+        nonlocal seen, newest
+        total = 0
+        seen += 1
+        for value in [1, 2]:
+            total += value
+        newest = total
+
+    return step
+
+
+def compiled(function: Any) -> Any:
+    """A stand-in for a tf.function."""
+    kind = type("Compiled", (), {"python_function": None, "__call__": function})
+    made = kind()
+    made.python_function = function
+    return made
+
+
+def places_of(function: Any, *args: Any, **kwargs: Any) -> list[reach.Place]:
+    call = functools.partial(function, *args, **kwargs)
+    return reachable({"": call}, lambda value: reach.is_of_program(type(value)))
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "paths"),
+    [
+        (Trainer().step, (1,), ["self.count", "TABLE['seen']"]),
+        (Trainer().count_one, (0,), ["self.counts[0]"]),
+        (add_to_total, (Trainer(), 1), ["TOTAL"]),
+        (functools.partial(add_to_total, value=1), (Trainer(),), ["TOTAL"]),
+        (lambda: add_to_total(Trainer(), 1), (), ["TOTAL"]),
+        (with_a_closure(), (), ["seen"]),
+        (compiled(with_a_closure()), (), ["seen"]),
+        (eval("lambda: None"), (), []),
+    ],
+)
+def test_a_value_is_updated_where_a_function_computes_it_from_itself(
+    function: Any, args: tuple[Any, ...], paths: list[str]
+) -> None:
+    places = places_of(function, *args)
+    keys = updated_keys(places)
+    assert [each.path for each in places if is_updated(each, keys)] == paths
+
+
+def test_only_methods_that_the_step_names_are_looked_into() -> None:
+    values = [place.value for place in places_of(Trainer().step, 1)]
+    functions = [each for each in values if isinstance(each, types.FunctionType)]
+    assert [each.__name__ for each in functions] == ["step", "scaled"]
+
+
+def test_modules_that_name_each_other_are_walked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType(__name__)
+    vars(module).update(trainer_module=module, found_there=[0])
+    monkeypatch.setitem(globals(), "trainer_module", module)
+    places = places_of(lambda: trainer_module.trainer_module.found_there)  # type: ignore[name-defined]  # noqa: F821
+    assert [p.path for p in places if p.value == [0]] == ["trainer_module.found_there"]
