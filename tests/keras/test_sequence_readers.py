@@ -95,8 +95,6 @@ def test_the_order_does_not_depend_on_the_time(
 def test_processes_read_in_the_same_order(
     on: Machine, seen_by: Program, line: str
 ) -> None:
-    if line == "keras":
-        pytest.skip("its readers take one pass over the data")
     expected = seen_by_run(on, seen_by, 0.0, 1)
     on.start()
     found = seen_by(Seen(), LONG, workers=2, use_multiprocessing=True)
@@ -251,12 +249,61 @@ def test_more_epochs_continue_the_count_of_epochs(on: Machine, line: str) -> Non
     assert found[0] == found[1]
 
 
+CUTS = [("begin", 1, 0), ("begin", 1, 3), ("epoch", 1, 0), ("test", 2, 0)]
+FEW_CUTS = [("begin", 1, 0), ("begin", 1, 1), ("begin", 2, 1)]
+
+
+@LINES
+@pytest.mark.parametrize("workers", [(1, 3, 1, 3, 1), (3, 1, 3, 3, 1)])
+@pytest.mark.parametrize(
+    ("steps", "cuts"), [(None, CUTS), (BATCHES // EPOCHS, FEW_CUTS)]
+)
+def test_restarts_with_other_workers_read_in_the_same_order(
+    on: Machine, line: str, workers: tuple[int, ...], steps: int | None, cuts: Any
+) -> None:
+    """With `steps_per_epoch` one pass over the data lasts several epochs."""
+    found = []
+    for interruptions in ([], cuts):
+        with machine(line) as fresh:
+            on.checkpoints, seen, each = fresh.checkpoints, Seen(), iter(workers)
+
+            def program(seen: Seen = seen, each: Iterator[int] = each) -> None:
+                fit_in_order(on, seen, steps, workers=next(each))
+
+            on.run(program, *interruptions)
+        found.append(seen.epochs)
+    undisturbed, resumed = found
+    assert undisturbed[0] != undisturbed[1] != undisturbed[2]
+    assert resumed == undisturbed
+
+
+@LINES
+@pytest.mark.parametrize("workers", [(1, 3), (3, 3)])
+def test_more_epochs_with_other_workers_continue_the_orders(
+    on: Machine, line: str, workers: tuple[int, ...]
+) -> None:
+    found = []
+    for each in ([EPOCHS], [1, EPOCHS]):
+        with machine(line) as fresh:
+            on.checkpoints, seen = fresh.checkpoints, Seen()
+            for epochs, count in zip(each, workers, strict=False):
+                on.start()
+                fit_in_order(on, seen, epochs=epochs, workers=count)
+        found.append(seen.epochs)
+    assert found[0] == found[1]
+
+
 def fit_in_order(
-    on: Machine, seen: Seen, steps: int | None = None, epochs: int = EPOCHS
+    on: Machine,
+    seen: Seen,
+    steps: int | None = None,
+    epochs: int = EPOCHS,
+    **workers: Any,
 ) -> None:
     """A fit over batches that only Keras shuffles."""
+    utils, is_new = on.keras.utils, on.line == "keras"
 
-    class Rows(on.keras.utils.PyDataset):  # type: ignore[misc,name-defined]
+    class Rows(utils.PyDataset if is_new else utils.Sequence):
         def __len__(self) -> int:
             return BATCHES
 
@@ -266,12 +313,13 @@ def fit_in_order(
     on.fit(
         seen.model(on),
         seen.callback(on),
-        x=Rows(),
+        x=Rows(**workers) if is_new else Rows(),
         y=None,
         batch_size=None,
         steps_per_epoch=steps,
         epochs=epochs,
         validation_data=(ROWS[:BATCH],) * 2,
+        **({} if is_new else workers),
     )
 
 

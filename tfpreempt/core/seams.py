@@ -241,8 +241,8 @@ FEATURES = {
             "keras_layer": "Layer._flatten_layers",
             "keras_py_dataset_adapter": "PyDatasetAdapter._epoch "
             "PyDatasetAdapter._standardize_batch PyDatasetAdapter.enqueuer "
-            "PyDatasetAdapter.py_dataset PyDatasetAdapter.shuffle "
-            "PyDatasetEnqueuer.executor_fn",
+            "OrderedEnqueuer.indices PyDatasetAdapter.py_dataset "
+            "PyDatasetAdapter.shuffle",
             "keras_seeds": "SeedGenerator global_state",
             "keras_trainer": "TFEpochIterator._current_iterator "
             "TFEpochIterator._distributed_dataset TFEpochIterator._enumerate_iterator "

@@ -63,8 +63,6 @@ class Fit(Protocol):
             first.
         sequence: the PyDataset or Sequence that is trained on; None for other data.
         shuffles_sequence: whether Keras shuffles its batches in each epoch.
-        reads_early: whether Keras draws the order in `on_epoch_begin`, and not with a
-            batch.
         workers: threads that read it.
         loader: that is trained on, if its place can be had; None for other data.
         settle: waits until callbacks that Keras runs in the background are through.
@@ -88,7 +86,6 @@ class Fit(Protocol):
     first_iterator: int
     sequence: Any
     shuffles_sequence: bool
-    reads_early: bool
     workers: int
     loader: Loader | None
     settle: Callable[[], Any]
@@ -148,7 +145,12 @@ class Fit(Protocol):
         """
 
     def read_one_pass(self) -> Any:
-        """A dataset of one epoch of it, if Keras' own would be read beyond; or None."""
+        """Returns a dataset of one pass over the sequence, read by Keras' workers.
+
+        None where Keras reads without workers. The readers of Keras are bound to
+        epochs: they draw an order when an epoch begins, before the state of a restart
+        is restored (Keras 3), or begin another pass on their own (tf_keras).
+        """
         return None
 
     def distribute_arrays(self, batches: int) -> Any:

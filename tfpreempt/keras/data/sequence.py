@@ -3,7 +3,8 @@
 The epoch that was interrupted continues with the batches that are left, in the order
 that it began with. Keras shuffles when the first batch of an epoch is asked for: by
 Python's global generator, whose state at that moment is saved, or from Keras 3.16 on
-by a generator that is seeded with the adapter's count of epochs.
+by a generator that is seeded with the adapter's count of epochs. Workers of Keras read
+one pass at a time (`Fit.read_one_pass`), so the order does not depend on their number.
 
 Data that change between epochs by themselves (`on_epoch_end`) are brought to the same
 epoch: by their own `get_state` and `set_state` if they have them, otherwise by calling
@@ -90,7 +91,6 @@ class SequenceTracker(Tracker):
             fit.note_order(lambda index: self._order.append(index))
         self._calls: list[list[Any]] = []  # hook, generators before it or None
         self._again: list[list[Any]] = []  # calls that Keras makes again
-        self._has_rest = False  # the next epoch is only what is left of one
         self._before_epoch: tuple[int, Any] = (0, None)  # calls, state by then
         self._has_state = has_hooks(self._sequence)
         self._marks: dict[str, Any] = {}  # of its attributes, as an epoch began
@@ -117,9 +117,8 @@ class SequenceTracker(Tracker):
     def begins(self, iterator: Any) -> None:
         if not self._has_state and not self._are_changes_named:
             self._marks = _marks(self._sequence)
-        if not self.fit.reads_early:
-            self._order = []
-            self._shuffle_state = self.fit.shuffle_state()
+        self._order = []
+        self._shuffle_state = self.fit.shuffle_state()
 
     def save(self, iterator: Any, position: Position) -> Position:
         self._name_changes()
@@ -150,7 +149,6 @@ class SequenceTracker(Tracker):
                 _set_generators(generators)
                 getattr(self._sequence, hook, lambda: None)()
         if position.batches:
-            self._has_rest = True
             rest = self._rest(position.batches)
             here = self._fingerprint(position.batches)
             data_order.check(position.order, here, "The batches of the training data")
@@ -177,27 +175,11 @@ class SequenceTracker(Tracker):
             if self._again:
                 _set_generators(self._again.pop(0)[1])
             before = _generators()
-            if hook == "on_epoch_begin" and self.fit.reads_early:
-                self._begin_early(inner)
-            else:
-                inner()
+            inner()
             drew = encode(before) != encode(_generators())
             self._calls.append([hook, before if drew else None])
 
         setattr(self.fit.adapter, hook, noted)
-
-    def _begin_early(self, inner: Callable[[], None]) -> None:
-        """Keras' readers start here, and draw the order in a thread of their own."""
-        if not self._has_rest:
-            self._order = []
-            self._shuffle_state = self.fit.shuffle_state()
-            inner()
-            return
-        self._has_rest = False  # this epoch is read by `_rest`
-        adapter = self.fit.adapter
-        readers, adapter.enqueuer = adapter.enqueuer, None
-        inner()
-        adapter.enqueuer = readers
 
     def _rest(self, batches: int) -> Any:
         """The dataset of what is left of an epoch."""

@@ -54,10 +54,10 @@ class Keras3Fit(Fit):
         sequence: Any = getattr(self.adapter, "py_dataset", None)
         self.sequence = sequence
         self.shuffles_sequence = bool(getattr(self.adapter, "shuffle", False))
-        self.reads_early = getattr(self.adapter, "enqueuer", None) is not None
         has_threads = not getattr(sequence, "use_multiprocessing", True)
         self.workers = int(sequence.workers) if has_threads else 1
         self.loader = self._grain_loader(names["x"])
+        self._note: Callable[[int], None] = lambda index: None
         self._skip = 0
         self._steps_seen_before_epoch = 0
         self._adapter_epoch: int | None = None  # before the epoch that runs
@@ -101,23 +101,8 @@ class Keras3Fit(Fit):
         return super().shuffle_state() if epoch is None else int(epoch)
 
     def note_order(self, note: Callable[[int], None]) -> None:
-        if (readers := self.adapter.enqueuer) is None:
-            self.adapter.py_dataset = _NotedSequence(self.sequence, note)
-            return
-        make = readers.executor_fn
-
-        def noted_pool(sequences: Any) -> Any:
-            pool = make(sequences)
-            submit = pool.apply_async
-
-            def noted(get: Any, arguments: tuple[Any, int]) -> Any:
-                note(arguments[1])
-                return submit(get, arguments)
-
-            pool.apply_async = noted
-            return pool
-
-        readers.executor_fn = noted_pool
+        self._note = note  # for readers
+        self.adapter.py_dataset = _NotedSequence(self.sequence, note)
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
         if type(self.adapter).__name__ != "GeneratorDataAdapter":
@@ -137,6 +122,30 @@ class Keras3Fit(Fit):
         dataset = dataset_like(self.adapter.get_tf_dataset(), batches, ahead)
         strategy = self.model.distribute_strategy
         return strategy.experimental_distribute_dataset(dataset)
+
+    def read_one_pass(self) -> Any:
+        if (shared := self.adapter.enqueuer) is None:
+            return None
+        self.adapter.enqueuer = None  # begins an order in each epoch, not in each pass
+        sequence = self.sequence
+
+        def one_pass() -> Iterator[Any]:
+            readers = _noting(type(shared), self._note)(
+                sequence,
+                workers=sequence.workers,
+                use_multiprocessing=sequence.use_multiprocessing,
+                max_queue_size=sequence.max_queue_size,
+                shuffle=self.shuffles_sequence,
+            )
+            epoch = getattr(self.adapter, "_epoch", None)  # from Keras 3.16 on
+            readers.start(*([] if epoch is None else [epoch]))
+            try:
+                batches = itertools.islice(readers.get(), self.sequence_length)
+                yield from map(self.adapter._standardize_batch, batches)
+            finally:
+                readers.stop()
+
+        return self.distribute(one_pass)
 
     def loop_state(self) -> dict[str, Any]:
         return {
@@ -211,6 +220,25 @@ class Keras3Fit(Fit):
                     return  # Python in the step needs values; what is missing is named
         # What a step makes besides, only in training say, is known when it is traced.
         self.trace(model.train_step, iterator)
+
+
+def _noting(kind: Any, note: Callable[[int], None]) -> Any:
+    """A class of Keras' readers that notes each index in the order of the batches."""
+
+    class Noting(kind):  # type: ignore[misc]  # found at run time
+        @property
+        def indices(self) -> Iterator[int]:
+            return self._indices
+
+        @indices.setter
+        def indices(self, given: Iterator[int]) -> None:
+            self._indices = map(noted, given)
+
+    def noted(index: int) -> int:
+        note(index)
+        return index
+
+    return Noting
 
 
 class _NotedSequence:

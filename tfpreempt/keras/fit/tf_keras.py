@@ -42,7 +42,6 @@ class TfKerasFit(Fit):
     line = "tf_keras"
     dataset_name = "_dataset"
     cuts_last_step = True
-    reads_early = False
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         names = frame.f_locals
