@@ -29,11 +29,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.restart import ROOT, await_text, environment
 from tests.bench.row import alone, compare
 from tfpreempt.core.journal import read_journal
 from tfpreempt.core.memory import VARIABLES, LentMemory
 
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 180.0
 COST_BAR = 1.0  # percent
 LOST_BAR = 0.5
 STEP_SECONDS = 0.02
@@ -236,3 +237,24 @@ def kill(mebibytes: int, way: str, after: float) -> tuple[int, str]:
         made = [int(line.split()[-1]) for line in before if "] step " in line]
         restored = [r for r in read_journal(journal) if r["event"] == "restored"][-1]
         return made[-1] - int(restored["step"]), restored["tier"] or "nothing"
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of the supervisor, and so of its worker."""
+    fixed = {
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GCE_METADATA_IP": "127.0.0.1:9",  # "not Google's cloud", whatever this is
+    }
+    given = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    return {**given, **fixed}
+
+
+def await_text(supervisor: subprocess.Popen[bytes], log: Path, text: str) -> None:
+    """Waits until the log of the supervisor and its worker contains the text."""
+    limit = time.monotonic() + LIMIT_SECONDS
+    while text not in log.read_text(errors="replace"):
+        if supervisor.poll() is not None or time.monotonic() > limit:
+            raise RuntimeError(f"no {text!r}:\n{log.read_text()[-2000:]}")
+        time.sleep(0.01)

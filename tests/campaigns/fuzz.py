@@ -486,7 +486,7 @@ TARGETS = (
         read=read_arguments,
         seeds=[
             b"run\0--checkpoint-dir\0x\0--max-restarts\x005\0--snapshots\x0020MiB\0--\0true",
-            b"run\0--grace\x002.5\0--workers\x002\0--standby\0python\0-c\x001",
+            b"run\0--grace\x002.5\0--workers\x002\0python\0-c\x001",
             b"inspect\0--deep\0x",
             b"verify\0gs://bucket/run\0--json",
             b"notify\0--pid\x0012",

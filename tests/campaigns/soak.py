@@ -29,7 +29,7 @@ from tfpreempt.core.memory import LentMemory
 WORLD = 2
 TRAIN = ("--steps=1000000000", "--soak", "--shares", "--save-every=20")
 TRAIN += ("--pause=0.03", "--strategy=mwms")
-OPTIONS = ("--standby", "--standby-after", "1", "--hang-timeout", "4")
+OPTIONS = ("--hang-timeout", "4")
 OPTIONS += ("--failure-grace", "1", "--max-failures", "1000000")
 MEMORY = 64 << 20
 MOMENT = 4.0
@@ -231,7 +231,7 @@ class Soak:
         with self._lock:
             before = self._stormy.newest
             beside = rng.choice(("stop", "damage", "nothing"))
-            kind = rng.choice(("notice", "kill", "hang", "damage", "stop", "standby"))
+            kind = rng.choice(("notice", "kill", "hang", "damage", "stop"))
             time.sleep(rng.uniform(0, MOMENT))
             if beside == "stop":
                 self._stop(rng, [each.pid for each in self._alive])
@@ -240,25 +240,21 @@ class Soak:
             for pair in (self._stormy, self._calm):
                 pair.look()
             made = list(self._calm.steps)
-            if kind in ("stop", "standby"):
-                self._disturb(kind, rng)
+            if kind == "stop":
+                self._stop_supervised(rng)
             else:
                 self._end(kind, rng)
             self._calm.wait_steps(made)
             assert self._calm.starts == [1] * WORLD, self._calm.story()
-            more = self._sample(is_new=kind not in ("stop", "standby"))
+            more = self._sample(is_new=kind != "stop")
             check_flat(self._samples)
         steps = self._stormy.newest - before
         return {"stormy": kind, "calm": beside, "steps": steps, **more}
 
-    def _disturb(self, kind: str, rng: random.Random) -> None:
-        """Something happens to the supervised pair, and it trains on."""
+    def _stop_supervised(self, rng: random.Random) -> None:
+        """Stops the supervised pair for a moment; the pair trains on."""
         made, starts = list(self._stormy.steps), list(self._stormy.starts)
-        if kind == "stop":
-            self._stop(rng, self._pids())
-        else:
-            for pid in self._standbys()[: rng.randint(1, WORLD)]:
-                os.kill(pid, signal.SIGKILL)
+        self._stop(rng, self._pids())
         self._stormy.wait_steps(made)
         assert self._stormy.starts == starts, self._stormy.story()
 
@@ -283,17 +279,6 @@ class Soak:
     def _pids(self) -> list[int]:
         """Of the supervised workers."""
         return [self._made.pid(worker) for worker in range(WORLD)]
-
-    def _standbys(self) -> list[int]:
-        """What waits for their next start."""
-        pid = self._made.supervisor.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        others = {int(child) for child in children}.difference(self._pids())
-        return [
-            other
-            for other in others
-            if b"become.py" in Path(f"/proc/{other}/cmdline").read_bytes()
-        ]
 
     @staticmethod
     def _stop(rng: random.Random, victims: Sequence[int]) -> None:

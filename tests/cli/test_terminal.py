@@ -178,7 +178,7 @@ def test_the_supervisors_lines_are_escaped(tmp_path: Path) -> None:
     stream = io.BytesIO()
     console = Console("", stream)
     reporter = Reporter(JsonLines(tmp_path / "j", FakeClock()), "s", console)
-    reporter.no_standby(f"{NAME}\udcff\nfaked")
+    reporter.log_lost(Path(f"{NAME}\udcff\nfaked"), OSError(NAME))
     console.close()
     assert unprintable(stream.getvalue().decode()) == set()
     assert stream.getvalue().count(b"\n") == 1

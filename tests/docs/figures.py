@@ -247,20 +247,6 @@ FIGURES = (
         "fifth to a quarter of copying at 7.",
     ),
     Figure(
-        name="restart",
-        title="Back at work on the same machine",
-        text="From the end of a preempted worker to the end of its first resumed step, "
-        "under `tfpreempt run --standby` and without, in turn.",
-        benches=("restart",),
-        label="the demo's program",
-        sides={"ours": "with a standby", "theirs": "cold"},
-        more={
-            "phases.import": "import, with a standby",
-            "phases_cold.import": "import, cold",
-            "phases.step": "first step",
-        },
-    ),
-    Figure(
         name="resume_latency",
         title="The first resumed batch of `model.fit`",
         text="From the start of the process to its first resumed batch, less imports "

@@ -1,6 +1,5 @@
 """`tfpreempt run`: training under supervision, through preemptions.
 
-become      waits with modules imported ahead, then becomes a worker's program
 cluster     the cluster of the workers of one machine: free ports, and TF_CONFIG
 command     the options on the command line, read and checked
 console     what goes to the console, by threads that hold up nobody else
@@ -14,6 +13,5 @@ options     what `tfpreempt run` was asked to do, and what the workers are told 
 policy      what a supervisor does next, decided from what it has seen; no process
 processes   worker processes: started in groups of their own, seen to end
 reporter    what a supervisor tells: its journal, and its lines on the console
-standby     processes that wait with TensorFlow imported, for the next start
 supervisor  the supervisor: one incarnation of the workers after the other
 """

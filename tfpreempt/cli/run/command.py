@@ -158,23 +158,6 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     help="Copy worker 0's output to the console, or don't.",
 )  # fmt: skip
 @click.option(
-    "--standby", "has_standby", is_flag=True,
-    help="Keep a process for each worker's next start, with TensorFlow imported and "
-    "waiting; a restart takes half the time and less. A line says how much memory it "
-    "takes. Where COMMAND is not Python with a file or -m and a module, or memory is "
-    "short, nothing is kept, and the start is cold: it imports anew.",
-)  # fmt: skip
-@click.option(
-    "--standby-after", type=Seconds(), default=30.0,
-    help="Seconds after a start at which the standby processes are started, so that "
-    "they don't compete with it.",
-)  # fmt: skip
-@click.option(
-    "--standby-import", "standby_imports", metavar="MODULE", multiple=True,
-    default=("tensorflow",),
-    help="What the standby processes import; may be given many times.",
-)  # fmt: skip
-@click.option(
     "--snapshots", metavar="auto|off|SIZE", type=Snapshots(), default="auto",
     help="Memory of this machine for snapshots, from which workers go on after a death "
     "without a notice. auto: a quarter of what is free, and none where that is little. "
@@ -208,9 +191,6 @@ def run(
     log_size: int,
     log_files: int,
     has_echo: bool,
-    has_standby: bool,
-    standby_after: float,
-    standby_imports: tuple[str, ...],
     snapshots: int,
     hang_timeout: float | None,
     metrics_address: tuple[str, int] | None,
@@ -262,8 +242,6 @@ def run(
             task=task,
             has_echo=has_echo,
             environment=dict(os.environ),
-            standby_after=standby_after if has_standby else None,
-            standby_imports=standby_imports,
             snapshots=snapshots,
             hang_timeout=hang_timeout,
             first_worker=_first_worker(),

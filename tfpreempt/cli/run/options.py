@@ -31,9 +31,6 @@ class RunOptions:
             "worker-3"; then workers is 1.
         has_echo: whether worker 0's output is copied to the console.
         environment: what the workers inherit.
-        standby_after: seconds after a start at which processes for the next one are
-            started, to wait with their imports made; None for no such processes.
-        standby_imports: what those import.
         snapshots: bytes for the workers' snapshots; 0 for none, or `memory.AUTO`.
         memory: what each worker has for them; None for none.
         hang_timeout: seconds that a boundary may take, or `hangs.AUTO`; None: as long
@@ -56,8 +53,6 @@ class RunOptions:
     task: str | None
     has_echo: bool
     environment: Mapping[str, str]
-    standby_after: float | None = None
-    standby_imports: tuple[str, ...] = ()
     snapshots: int = 0
     memory: LentMemory | None = None
     hang_timeout: float | None = None

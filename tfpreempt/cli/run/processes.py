@@ -52,7 +52,6 @@ class Fleet:
         self._leave_seconds = leave_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._left_behind: dict[int, float] = {}  # group -> when it is killed
-        self._dismissed: list[subprocess.Popen[bytes]] = []
         self._started: list[subprocess.Popen[bytes]] = []
         # Without this, orphans of the workers go to process 1, which in a container may
         # reap late or never, and a dead child looks like a living one until then.
@@ -77,9 +76,6 @@ class Fleet:
 
     def close(self) -> None:
         """The supervisor ends; the guard ends what is left and follows."""
-        for process in self._dismissed:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GUARD_EXIT_SECONDS)
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -97,56 +93,21 @@ class Fleet:
         Raises:
             OSError: there is no memory, or no process left.
         """
-        process = self.launch(command, environment, output)
-        self._running[worker] = process
-        return process.pid
-
-    def launch(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        output: int,
-        *inherited: int,
-    ) -> subprocess.Popen[bytes]:
-        """Starts a process as a worker is started, which is none yet.
-
-        Args:
-            command: what it runs.
-            environment: of the process.
-            output: the descriptor that it writes to.
-            *inherited: descriptors that it has too.
-
-        Raises:
-            OSError: there is no memory, or no process left.
-        """
         process = subprocess.Popen(
             [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            pass_fds=inherited,
             start_new_session=True,
         )
         self._started.append(process)
         self._tell_guard(f"+{process.pid}\n")
-        return process
-
-    def take_over(self, worker: int, process: subprocess.Popen[bytes]) -> None:
-        """What stood by is a worker now."""
         self._running[worker] = process
-
-    def dismiss(self, process: subprocess.Popen[bytes]) -> None:
-        """Kills what stood by: it has nothing to lose."""
-        _signal_group(process.pid, signal.SIGKILL)
-        self._dismissed.append(process)
+        return process.pid
 
     def reap(self, now: float) -> list[tuple[int, ReturnCode]]:
         """The workers that have ended since the last call, and a look at leftovers."""
-        for process in list(self._dismissed):
-            if process.poll() is not None:
-                self._dismissed.remove(process)
-                self._tell_guard(f"-{process.pid}\n")
         ended = []
         for worker, process in list(self._running.items()):
             code = process.poll()
@@ -182,14 +143,6 @@ class Fleet:
     def running(self) -> list[int]:
         """The workers that have not ended, as far as `reap` has seen."""
         return list(self._running)
-
-    def memory(self, worker: int) -> int:
-        """Bytes that a worker takes now; 0 where it has ended."""
-        with contextlib.suppress(OSError):
-            statm = Path(f"/proc/{self._running[worker].pid}/statm")
-            pages = int(statm.read_text(encoding="ascii").split()[1])
-            return pages * os.sysconf("SC_PAGE_SIZE")
-        return 0
 
     @property
     def has_leftovers(self) -> bool:

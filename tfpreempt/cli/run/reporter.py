@@ -10,7 +10,6 @@ from typing import Any
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.hangs import Hang
 from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, Spent, WorkerExit
-from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.core.life import Stage
@@ -52,7 +51,6 @@ class Reporter:
         incarnation: str,
         restart: int,
         pids: Sequence[int | None],
-        from_standby: Sequence[int] = (),
         first_worker: int | None = 0,
     ) -> None:
         """All workers were started, for the first time or again.
@@ -61,31 +59,14 @@ class Reporter:
             incarnation: its name.
             restart: how many came before.
             pids: of the workers; None where one could not be started.
-            from_standby: the workers for which a process has waited.
             first_worker: index in the cluster of the first; None where it has none.
         """
         self._incarnation = incarnation
         count, event = len(pids), "restarted" if restart else "started"
         told: dict[str, Any] = {"incarnation": incarnation, "restart": restart}
         told |= {"workers": count, "pids": list(pids), "first_worker": first_worker}
-        standby = ""
-        if from_standby:
-            told["from_standby"] = list(from_standby)
-            standby = f", {_names(from_standby)} from standby"
         self._add(event, **told)
-        self._say(
-            f"started {count} worker(s), restart {restart} ({incarnation}){standby}"
-        )
-
-    def standby_ready(self, workers: Sequence[int], memory: int) -> None:
-        """Processes wait for the next start, and take so many bytes each."""
-        self._add("standby_ready", workers=workers, memory=memory)
-        self._say(f"standby: ready for {_names(workers)}, {size_text(memory)} each")
-
-    def no_standby(self, why: str) -> None:
-        """A worker will be started cold, although a standby was asked for."""
-        self._add("no_standby", why=why)
-        self._say(f"standby: {why}; the next start is cold")
+        self._say(f"started {count} worker(s), restart {restart} ({incarnation})")
 
     def worker_ended(self, ended: WorkerExit, log: Path | None) -> None:
         """One worker has ended; where it failed, its log says more."""

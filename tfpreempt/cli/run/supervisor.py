@@ -27,7 +27,6 @@ from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.run.policy import Leave, Restart, ReturnCode, Situation, WorkerExit
 from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
-from tfpreempt.cli.run.standby import Standbys
 from tfpreempt.cli.signals import NOTICES, Wait, held_signals
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
@@ -82,14 +81,10 @@ def supervise(options: RunOptions) -> int:
         outputs = {log.reading: log.path for log in logs}
         fleet = Fleet(grace, outputs, options.journal_path, name, root)
         ends.callback(fleet.close)
-        standbys = Standbys(options, fleet, [log.writing for log in logs], reporter)
-        ends.callback(standbys.close)
         watch = Watch(options.hang_timeout, options.workers)
         ends.callback(watch.close)
         ends.enter_context(live.shown(options, clock, line, reporter.metrics_lost))
-        supervisor = Supervisor(
-            options, reporter, logs, fleet, standbys, watch, wait, clock
-        )
+        supervisor = Supervisor(options, reporter, logs, fleet, watch, wait, clock)
         code = supervisor.run(name)
         fleet.end_orderly()
         return code
@@ -108,7 +103,6 @@ class Supervisor:
         reporter: is told what happens.
         logs: one per worker.
         fleet: has no workers yet.
-        standbys: what waits for their next start, if anything.
         watch: sees whether they get on.
         wait: for SIGCHLD, and the signals that tell the supervisor to exit.
         clock: for durations.
@@ -118,7 +112,6 @@ class Supervisor:
     reporter: Reporter
     logs: Sequence[WorkerLog]
     fleet: Fleet
-    standbys: Standbys
     watch: Watch
     wait: Wait
     clock: Clock
@@ -208,17 +201,13 @@ class Supervisor:
         now = self.clock.monotonic()
         options = self.options
         pids: list[int | None] = []
-        environments, from_standby = [], []
         self.watch.begin()
         for worker, log in enumerate(self.logs):
             log.begin(f"{options.label(worker)} starts, restart {restart}, {name}")
             told = options.worker_environment(worker, name, restart, ports)
             told |= self.watch.to_environment(worker)
-            environments.append(told)
             pid, error = None, obstacle
-            if error is None and (pid := self.standbys.take(worker, told)) is not None:
-                from_standby.append(worker)
-            elif error is None:
+            if error is None:
                 try:
                     pid = self.fleet.start(worker, options.command, told, log.writing)
                 except OSError as refused:
@@ -226,8 +215,7 @@ class Supervisor:
             if error is not None:
                 log.say(f"{options.label(worker)} cannot be started: {error}")
             pids.append(pid)
-        self.reporter.started(name, restart, pids, from_standby, options.first_worker)
-        self.standbys.begin(now, environments)
+        self.reporter.started(name, restart, pids, options.first_worker)
         self.seen = Situation(
             now=now, workers=options.workers, started_at=now, spent=self.seen.spent
         )
@@ -241,7 +229,6 @@ class Supervisor:
             now = self.clock.monotonic()
             for worker, code in self.fleet.reap(now):
                 self._add_exit(worker, code, now)
-            self.standbys.attend(now, self.fleet.running)
             is_over = len(self.seen.exits) == self.seen.workers
             self._note(
                 now=now,
@@ -251,7 +238,7 @@ class Supervisor:
             match policy.decide(self.options.limits, self.seen):
                 case policy.Wait(until=until):
                     due = None if until is None else until - now
-                    looks = [due, self.standbys.next_look(now), self.watch.next_look]
+                    looks = (due, self.watch.next_look)
                     times = [each for each in looks if each is not None]
                     self._wait(min(times, default=None))
                 case policy.AskForStacks():
@@ -342,7 +329,6 @@ class Supervisor:
         if self.seen.stop_at is None:
             self._note(stop_at=now)
             self.reporter.told_to_stop(told.name, grace)
-            self.standbys.close()
         elif told in (signal.SIGINT, signal.SIGQUIT):
             self._note(urges=self.seen.urges + 1)
             if not self.seen.is_urged:
