@@ -11,8 +11,9 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from click.testing import CliRunner
@@ -25,7 +26,7 @@ from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.storage import failure, reading
-from tfpreempt.storage.files import files_for
+from tfpreempt.storage.files import Files, LocalFiles, files_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -128,6 +129,7 @@ class Job:
 
     directory: Path
     form: str
+    files: Files | None = None
 
     def __post_init__(self) -> None:
         registry = StateRegistry()
@@ -138,6 +140,7 @@ class Job:
             directory,
             OwnPayload() if self.form == "own" else FlatPayload(directory),
             registry=registry,
+            files=self.files,
             lease=self.lease,
             max_to_keep=2,
         )
@@ -156,7 +159,7 @@ class Job:
 
     def save_alone(self) -> None:
         directory = str(self.directory)
-        files = FencedFiles(files_for(directory), self.lease)
+        files = FencedFiles(self.files or files_for(directory), self.lease)
         with failure.translated("save a State", directory):
             state_file.write(files, directory, 0, self.word)
 
@@ -234,6 +237,37 @@ def test_nothing_outside_changes_and_nothing_waits(
     inspect(directory)
     assert tree_of(outside) == before
     assert failed == [] or name in NEEDED
+
+
+class WatchedNames(LocalFiles):
+    """Another user makes each file just before it is written, and keeps it open."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.opened: list[IO[bytes]] = []
+
+    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        self.opened.append(open(path, "wb", buffering=0))  # noqa: SIM115
+        super().write_pieces(path, data)
+
+
+@pytest.mark.parametrize("form", ["own", "flat"])
+def test_no_file_of_another_user_becomes_part_of_a_commit(
+    tmp_path: Path, made: Path, form: str
+) -> None:
+    directory = shutil.copytree(made / form, tmp_path / "ckpt")
+    files = WatchedNames(str(directory))
+    job = Job(directory, form, files)
+    job.start()
+    job.commit(3)
+    job.save_alone()
+    before = tree_of(directory)
+    assert len(files.opened) > 3
+    for file in files.opened:
+        with file:
+            file.write(b"changed later")
+    assert tree_of(directory) == before
+    job.close()
 
 
 def test_directories_may_lie_in_one_another_to_any_depth(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ class Files(Protocol):
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Creates or overwrites a file; not durable before `sync_file`."""
+        """Creates a file, in place of a file that has the name.
+
+        The file is not durable before `sync_file`.
+        """
         ...
 
     def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
@@ -81,7 +84,7 @@ class LocalFiles:
         self.write_pieces(path, [data])
 
     def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        descriptor = self._open_to_write(path)
+        descriptor = self._open_new(path)
         with open(path, "wb", buffering=0, opener=lambda *_: descriptor) as file:
             for piece in data:
                 pieces.write(file, piece)
@@ -118,19 +121,18 @@ class LocalFiles:
         ):
             os.rmdir(name, dir_fd=folder)
 
-    def _open_to_write(self, path: str) -> int:
-        """Opens a file of which all is written.
+    def _open_new(self, path: str) -> int:
+        """Opens a new file to write; a file that has the name is removed.
 
-        A link or a pipe that another user put there, and a file that has a second name,
-        is replaced: to write there would change a file elsewhere, or wait.
+        The file that has the name may be a link, a pipe or the second name of a file
+        elsewhere; or another user's, who could change the new content later.
         """
-        flags = os.O_WRONLY | os.O_CREAT
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with contained.parent(path, self._root) as (folder, name):
-            try:
-                return contained.open_at(folder, name, flags | os.O_TRUNC, path=path)
-            except contained.UnsafeFileError:
-                os.remove(name, dir_fd=folder)
-            return contained.open_at(folder, name, flags | os.O_EXCL, path=path)
+            with contextlib.suppress(FileExistsError):
+                return contained.open_at(folder, name, flags, path=path)
+            os.remove(name, dir_fd=folder)
+            return contained.open_at(folder, name, flags, path=path)
 
 
 def files_for(directory: str) -> Files:
