@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ from tfpreempt.checkpoint import unfinished_caches  # noqa: E402
 from tfpreempt.checkpoint.cache_files import prepare_cache_files  # noqa: E402
 from tfpreempt.checkpoint.iterator_state import keep_seeds  # noqa: E402
 from tfpreempt.checkpoint.unfinished_caches import (  # noqa: E402
+    clear_abandoned,
     clear_interrupted,
     expect_caches,
-    warn_of_unfinished,
     written_caches,
 )
 
@@ -102,16 +104,76 @@ def test_an_unfinished_cache_that_lost_files_is_refused_and_cleared(path: Path) 
     assert read(cached(path), COUNT) == NUMBERS
 
 
-def test_a_lock_file_is_named_before_training(
+def make_old(path: Path) -> None:
+    for file in path.parent.iterdir():
+        os.utime(file, (1e9, 1e9))
+
+
+def test_a_cache_that_a_process_writes_is_kept_and_named(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        warn_of_unfinished([str(path)])
-        assert caplog.text == ""
-        killed(path, before=0, after=2)
-        warn_of_unfinished([str(path)])
+    clear_abandoned([str(path)])
+    assert caplog.text == ""
+    iterator = cached(path)
+    read(iterator, 2)
+    make_old(path)
+    clear_abandoned([str(path)])
     assert f"{path}_0.lockfile" in caplog.text
-    assert (path.parent / "numbers_0.lockfile").exists()
+    assert read(iterator, COUNT - 2) == NUMBERS[2:]
+    assert list(iterator) == []
+    del iterator
+    assert read(cached(path), COUNT) == NUMBERS
+
+
+@pytest.mark.parametrize("left", ["*", "*.lockfile"])
+def test_a_cache_that_a_killed_process_began_is_cleared(path: Path, left: str) -> None:
+    """No journal has a record of the cache."""
+    killed(path, before=0, after=2)
+    for file in set(path.parent.iterdir()) - set(path.parent.glob(left)):
+        file.unlink()
+    (path.parent / "numbers-1.txt").write_text("of the user")
+    make_old(path)
+    clear_abandoned([str(path)])
+    assert [file.name for file in path.parent.iterdir()] == ["numbers-1.txt"]
+    assert read(cached(path), COUNT) == NUMBERS
+
+
+@contextlib.contextmanager
+def other_process(path: Path) -> Iterator[None]:
+    """Has a file open to write."""
+    with path.open("ab") as file:
+        process = subprocess.Popen(["sleep", "60"], stdout=file)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "why", ["open", "a finished shard", "just closed", "another machine", "a link"]
+)
+def test_an_unfinished_cache_that_may_have_a_writer_is_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    lock, data = path.parent / "numbers_0.lockfile", path.parent / "numbers_0.data"
+    data = data.with_suffix(".data-00000-of-00001.tempstate7")
+    for file in (lock, data):
+        file.write_bytes(b"x")
+    if why == "a finished shard":  # the writer opens the next shard at the next read
+        (path.parent / "numbers_0.index").touch()
+    if why == "a link":
+        lock.rename(path.parent / "elsewhere")
+        lock.symlink_to("elsewhere")
+    if why == "another machine":
+        monkeypatch.setattr(unfinished_caches, "_LOCAL_FILE_SYSTEMS", {0x6969: "NFS"})
+    make_old(path)
+    if why == "just closed":
+        os.utime(data)
+    before = sorted(path.parent.iterdir())
+    with other_process(data) if why == "open" else contextlib.nullcontext():
+        clear_abandoned([str(path)])
+    assert sorted(path.parent.iterdir()) == before
 
 
 @pytest.fixture
@@ -152,10 +214,13 @@ def test_files_of_others_and_files_that_are_needed_are_kept(
         unfinished_caches._restored.add(record["path"])
     if why == "written":  # by an iterator of this process
         unfinished_caches._written.add((record["path"], record["lock"]))
+    if why == "older than the commit":  # which may need the shard
+        (path.parent / "numbers_0.index").touch()
     before = sorted(path.parent.iterdir())
     expect_caches([str(path)])
     since = record["lock"] / 1e9 + 1 if why == "older than the commit" else 0.0
-    clear_interrupted([] if why == "no record" else [record], since=since)
+    with (path.parent / "numbers_0.data-00000-of-00001.tempstate7").open("ab"):
+        clear_interrupted([] if why == "no record" else [record], since=since)
     assert sorted(path.parent.iterdir()) == before
     assert ("is unfinished" in caplog.text) == (why != "restored")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -362,6 +363,23 @@ def test_a_cache_whose_files_are_lost_is_read_again(
     assert found == undisturbed(line, name)
     assert caplog.text.count("cache.index") == is_needed
     assert "Cache to a file" not in caplog.text
+
+
+@LINES
+def test_caches_that_a_killed_run_began_are_written_again(
+    on: Machine, line: str, tmp_path: Path
+) -> None:
+    """TensorFlow refuses to write a cache while there is a lock file."""
+    given = {}
+    for name in ("x", "validation_data"):
+        lock = tmp_path / f"{name}_0.lockfile"
+        lock.touch()
+        os.utime(lock, (1e9, 1e9))
+        cached = Dataset.from_tensor_slices((X, Y)).cache(str(tmp_path / name))
+        given[name] = cached.batch(4)
+    on.run(functools.partial(on.fit, y=None, epochs=1, **given))
+    assert list(tmp_path.glob("*.lockfile")) == []
+    assert len(list(tmp_path.glob("*.index"))) == 2
 
 
 @LINES

@@ -11,12 +11,21 @@ from tests.multiprocess.harness import Place, Zygote, place, records
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("kind", ["keras", "tf_keras", "loop"])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("keras", (3, 2)),
+        ("tf_keras", (3, 2)),
+        ("loop", (3, 2)),
+        ("keras", (-1, -1)),
+        ("loop", (-1, -1)),
+    ],
+)
 def test_a_run_killed_in_its_first_epoch_is_started_again(
-    here: Place, zygote: Zygote, kind: str
+    here: Place, zygote: Zygote, kind: str, kills: tuple[int, int]
 ) -> None:
     """TensorFlow fails at each start: the lock file of the killed run is there."""
-    for steps in (3, 2):
+    for steps in kills:
         killed = here.start("cached.py", kind, steps)
         killed.expect(-signal.SIGKILL)
         assert list(here.path.glob("cache/*.lockfile"))

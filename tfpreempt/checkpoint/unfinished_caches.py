@@ -5,17 +5,25 @@ PATH.data-* once the cache is complete; before, each save ends a shard with file
 PATH_0.index, PATH_0.data-*, PATH_0.lockfile, then PATH_1, and so on. TensorFlow refuses
 to write a cache while a lock file is there, and a killed process deletes none.
 
-A lock file does not show which process made the file. So the journal of a run records
-the caches that the run writes, each with the time of the first lock file. A later start
-of the run deletes the unfinished files only if the lock file is the recorded one:
-another program may write the same cache.
+A lock file does not show which process made the file, and another program may write the
+same cache. Unfinished files are deleted for one of two reasons:
+
+- The run made them. The journal of a run records the caches that the run writes, each
+  with the time of the first lock file.
+- No process writes them. This is known of the first shard on a file system of this
+  machine, so a run needs no record that is killed before the record is written.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
 import logging
 import os
 import re
+import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +33,21 @@ _DATA = re.compile(r"\.data-(\d{5})-of-(\d{5})")
 _SHARD_FILE = re.compile(
     r"_(\d+)\.(?:lockfile|index|data-\d{5}-of-\d{5}(?:\.tempstate\d+)?)"
 )
+_FIRST_SHARD_BEGUN = re.compile(r"_0\.(?:lockfile|data-\d{5}-of-\d{5}\.tempstate\d+)")
 _OPEN_FILE = re.compile(r"(.+)_\d+\.data-\d{5}-of-\d{5}\.tempstate\d+")
+_LOCAL_FILE_SYSTEMS = {
+    0xEF53: "ext2, ext3, ext4",
+    0x58465342: "XFS",
+    0x9123683E: "Btrfs",
+    0x2FC12FC1: "ZFS",
+    0xF2F52010: "F2FS",
+    0xCA451A4E: "bcachefs",
+    0x01021994: "tmpfs",
+    0x794C7630: "overlayfs",
+}
+"""By `f_type` of statfs(2). Each file is opened by this machine's kernel only."""
+_RENAMED_SECONDS = 0.2
+"""TensorFlow renames the data of a finished shard so soon after they are closed."""
 
 _written: set[tuple[str, int]] = set()
 """Caches and lock files that `written_caches` found in this process."""
@@ -98,7 +120,7 @@ def clear_interrupted(
         if is_ours:
             delete_shards(path, since=0)
     unfinished = [p for p in _expected if os.path.realpath(p) not in _restored]
-    warn_of_unfinished(sorted(unfinished))
+    clear_abandoned(sorted(unfinished))
     _restored.clear()
     _expected.clear()
 
@@ -107,12 +129,16 @@ def _first_lock(path: str) -> str:
     return f"{path}_0.lockfile"
 
 
-def warn_of_unfinished(paths: Sequence[str]) -> None:
-    """Warns of lock files that no record shows to be this run's.
+def clear_abandoned(paths: Iterable[str]) -> None:
+    """Deletes unfinished caches that no process writes, and warns of the others.
 
-    Their writer may still run, so they are not deleted.
+    TensorFlow refuses to write a cache while a lock file is there.
+
+    Args:
+        paths: caches that are about to be read.
     """
     for path in paths:
+        _delete_abandoned(path)
         locks = [file for rest, file in _files(path) if rest.endswith(".lockfile")]
         if locks and not is_complete(path):
             _log.warning(
@@ -125,6 +151,55 @@ def warn_of_unfinished(paths: Sequence[str]) -> None:
             )
 
 
+def _delete_abandoned(path: str) -> None:
+    """Deletes the first shard of a cache if it is unfinished and no process writes it.
+
+    While TensorFlow writes a shard, the lock file is open until the data are, and the
+    data are open until the shard is finished. No iterator state needs the shard.
+    """
+    with contextlib.ExitStack() as held:
+        if not _has_no_writer(_first_lock(path), held):
+            return
+        shards = [each for each in _files(path) if _SHARD_FILE.fullmatch(each[0])]
+        files = [file for _, file in shards if file != _first_lock(path)]
+        if all(_FIRST_SHARD_BEGUN.fullmatch(rest) for rest, _ in shards) and all(
+            _has_no_writer(file, held) for file in files
+        ):
+            _delete([*files, _first_lock(path)])
+
+
+def _has_no_writer(path: str, held: contextlib.ExitStack) -> bool:
+    """Takes a lease of a file, which shows that no other process has the file open.
+
+    A lease (F_SETLEASE in fcntl(2)) is granted by the kernel, to the owner of a file,
+    if the file is open nowhere else, in other containers of the machine too. A network
+    file system may grant a lease although another machine has the file open.
+
+    Returns:
+        False if the file is open, or if nothing shows that the file is not open.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+        held.callback(os.close, descriptor)
+        # A process that opens the file waits until the lease ends; the signal for this
+        # process is SIGIO, by which a process dies, unless another one is chosen.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:
+        return False
+    status = os.fstat(descriptor)
+    is_old = status.st_mtime < time.time() - _RENAMED_SECONDS
+    return is_old and status.st_nlink == 1 and _is_local(descriptor)
+
+
+def _is_local(descriptor: int) -> bool:
+    """Whether a file lies on a file system that no other machine has mounted."""
+    status = (ctypes.c_long * 64)()  # more than a struct statfs, which begins with type
+    ctypes.CDLL(None).fstatfs(descriptor, status)
+    return status[0] in _LOCAL_FILE_SYSTEMS
+
+
 def is_complete(path: str) -> bool:
     """Whether the index and all data files of a cache, or of a shard, are there."""
     found = [_DATA.fullmatch(rest) for rest, _ in _files(path)]
@@ -135,17 +210,18 @@ def is_complete(path: str) -> bool:
 
 def delete_shards(path: str, *, since: int) -> None:
     """Deletes files of unfinished shards from a number on."""
-    cleared = []
-    for rest, file in _files(path):
-        shard = _SHARD_FILE.fullmatch(rest)
-        if shard is not None and int(shard[1]) >= since:
-            os.unlink(file)
-            cleared.append(file)
-    if cleared:
+    matches = [(_SHARD_FILE.fullmatch(rest), file) for rest, file in _files(path)]
+    _delete([file for shard, file in matches if shard and int(shard[1]) >= since])
+
+
+def _delete(files: Sequence[str]) -> None:
+    for file in files:
+        os.unlink(file)
+    if files:
         _log.warning(
-            "tfpreempt: the interrupted run left files of an unfinished cache, which "
+            "tfpreempt: an interrupted run left files of an unfinished cache, which "
             "is written again: %s were deleted",
-            ", ".join(cleared),
+            ", ".join(files),
         )
 
 

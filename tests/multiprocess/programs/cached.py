@@ -1,7 +1,9 @@
 """Trains on data with a cache in files; kills itself after so many steps.
 
-Usage: cached.py CHECKPOINT_DIR KIND STEPS. KIND is "keras", "tf_keras" or "loop"; STEPS
-0 means that the program is not killed. Prints the weights as "result".
+Usage: cached.py CHECKPOINT_DIR KIND STEPS. KIND is "keras", "tf_keras" or "loop". STEPS
+0 means that the program is not killed, and -1 that the program is killed while it
+writes the cache, before the journal has a record of the cache. Prints the weights as
+"result".
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import PreemptionCheckpointHandler
+from tfpreempt.checkpoint.unfinished_caches import written_caches
+from tfpreempt.handler import member
 from tfpreempt.keras import PreemptionCallback
 
 DIRECTORY, KIND, KILL_AFTER = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -28,6 +32,16 @@ def made_step(*_: Any, **__: Any) -> None:
     made += 1
     if made == KILL_AFTER:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_before_the_record() -> list[tuple[str, int]]:
+    if written_caches():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+if KILL_AFTER < 0:
+    member.written_caches = killed_before_the_record
 
 
 def data() -> Any:

@@ -36,7 +36,7 @@ from tfpreempt.checkpoint.iterator_state import (
     unpack,
 )
 from tfpreempt.checkpoint.shuffle_seeds import ShuffleSeeds, seeds_of
-from tfpreempt.checkpoint.unfinished_caches import warn_of_unfinished
+from tfpreempt.checkpoint.unfinished_caches import clear_abandoned
 from tfpreempt.checkpoint.variables import plain_message
 from tfpreempt.data.iterators import owned_iterators, read_locally
 from tfpreempt.data.read_ahead import state_of
@@ -332,11 +332,11 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
     if fit.array_way == "index":
         return IndexTracker, None
     roots = pipeline.roots(dataset)
+    clear_abandoned(cache_paths(*roots))
     if again := _reason_to_replay(fit, dataset, roots, iterator):
         return ReplayTracker, f"{AGAIN} ({again})"
     if fit.array_way is None and (problem := hidden_state(*roots)):
         return IteratorTracker, f"{_RANDOM} ({problem})"
-    warn_of_unfinished(cache_paths(*roots))
     return IteratorTracker, _CACHED if pipeline.caches_in_memory(dataset) else None
 
 

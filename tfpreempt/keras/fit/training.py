@@ -13,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.cache_files import cache_paths
+from tfpreempt.checkpoint.unfinished_caches import expect_caches
 from tfpreempt.core import reach
 from tfpreempt.core.events import Metrics
 from tfpreempt.handler import training_end
@@ -23,6 +25,7 @@ from tfpreempt.handler.step_errors import END_OF_DATA
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks
+from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.position import Position, validation_problem
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import phases, plan, progress
@@ -185,6 +188,7 @@ class Training:
             self._data.prepare(position, trained)
         else:
             self.member.adopt()
+        expect_caches(cache_paths(*pipeline.roots(self.fit.validation_data)))
         self.member.clear_caches(is_all_restored=True)
         if self._phase in (Phase.RESTORE, Phase.SKIP):
             self.fit.start_at(self._epochs, 0, {})
