@@ -200,6 +200,15 @@ class Scripted:
         self._supervisor("hang", incarnation=name, workers=hung)
         self._end(137, "hang")
 
+    def lose_supervisor(self, *, is_noticed: bool) -> None:
+        """The supervisor is killed; its guard sends SIGTERM to the workers."""
+        self._supervisor("supervisor_died")
+        if is_noticed:
+            self._notice(worker=0)
+            self.train(1)
+            self.save(1.0, "preemption", told=1.5)
+            self._record(Exit(outcome=Outcome.COMMITTED, code=143, step=self.step))
+
     def end_unsaid(self) -> None:
         """Processes end with code 0 without a word of their own."""
         self._end(0, "finished")

@@ -171,6 +171,23 @@ def test_an_error_is_a_failure_of_which_all_is_known(is_supervised: bool) -> Non
     assert (failure.step, failure.is_estimated, failure.steps_lost) == (101, False, 20)
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_the_death_of_a_supervisor_is_the_cause(is_noticed: bool) -> None:
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.save()
+    run.train(20)
+    run.lose_supervisor(is_noticed=is_noticed)
+    run.finish_later()
+    story = tell(run)
+    [death] = story.interruptions
+    assert death.cause == "supervisor died"
+    if is_noticed:
+        check_account(run, story)
+        assert (death.step, death.steps_lost) == (102, 0)
+
+
 def test_after_an_error_that_nothing_followed_the_steps_are_lost() -> None:
     run = Scripted(is_supervised=False)
     run.start()

@@ -226,6 +226,8 @@ def _starts(events: Iterable[Event]) -> dict[str, _Start]:
                 starts[record["incarnation"]].cause = "hang"
             case "budget" | "left" if record.supervisor in newest:
                 starts[newest[record.supervisor]].cause = record["cause"]
+            case "supervisor_died" if record.supervisor in newest:
+                starts[newest[record.supervisor]].cause = "supervisor died"
     return starts
 
 

@@ -16,6 +16,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "budget": {"cause": "text"},
     "hang": {"incarnation": "text", "workers": "objects"},
     "left": {"cause": "text", "code": "number"},
+    "supervisor_died": {},
     "restored": {
         "step": "count",
         "path": "text?",
@@ -43,7 +44,15 @@ _FIELDS: dict[str, dict[str, str]] = {
 }
 _OF_A_WORKER = {"worker": "count", "incarnation": "text"}
 _OF_A_SUPERVISOR = {"supervisor": "text"}
-_BY_SUPERVISORS = {"started", "restarted", "worker_ended", "budget", "hang", "left"}
+_BY_SUPERVISORS = {
+    "started",
+    "restarted",
+    "worker_ended",
+    "budget",
+    "hang",
+    "left",
+    "supervisor_died",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
