@@ -188,6 +188,29 @@ def test_a_server_that_does_not_answer_changes_nothing(
         assert found_by(resolve_config(None, root=root)) == GPU  # watched, and retried
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1"),  # nothing listens there
+        ("https://metadata", "https://metadata"),
+        ("metadata/computeMetadata", "metadata/computeMetadata"),
+        ("http://me:secret@127.0.0.1", None),
+    ],
+)
+def test_an_address_without_a_metadata_server_is_named(
+    value: str,
+    shown: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", value)
+    assert found_by(resolve_config(None, root=tmp_path)) == NO_SOURCE
+    [warning] = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert f"GCE_METADATA_HOST={shown!r}" in warning.message or shown is None
+    assert "secret" not in caplog.text
+
+
 def test_notices_of_a_cloud_arrive_after_a_late_answer(
     gce: FakeGce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

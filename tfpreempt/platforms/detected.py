@@ -115,6 +115,14 @@ class DetectedTerminationConfig(TerminationConfig):
             for each in cloud.termination_config().watched_sources()
             if each.source.name not in known
         ]
+        wrong = probing.named_addresses(self._found.to_ask, self._found.environment)
+        if cloud.cloud is None and wrong:
+            _log_once(
+                f"tfpreempt: {', '.join(wrong)}: no metadata server of a cloud "
+                f"answered there within {LIMIT_SECONDS:g} s, so no notices of a cloud "
+                "are watched. Set the variable to the server's host, or unset it",
+                logging.WARNING,
+            )
         name, evidence = cloud.name, cloud.evidence
         if (scheduler := self._found.platform) is not None:
             name = f"{scheduler.name} on {cloud.name}"
@@ -146,6 +154,6 @@ def _log_platform(
 
 
 @functools.cache
-def _log_once(text: str) -> None:
+def _log_once(text: str, level: int = logging.INFO) -> None:
     """Logs a line for the first of several handlers in one process."""
-    _logger.info(text)
+    _logger.log(level, text)

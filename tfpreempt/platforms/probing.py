@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice.gce import ABSENT, pick
-from tfpreempt.notice.metadata import MetadataSession
+from tfpreempt.notice.metadata import MetadataSession, printable
+from tfpreempt.storage.paths import without_secrets
 
 LIMIT_SECONDS = 0.25
 _GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
@@ -101,6 +102,24 @@ ADDRESS_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "azure": (azure.HOST_VARIABLE,),
 }
 """Variables that hold the address of a cloud's metadata server."""
+
+
+def named_addresses(
+    clouds: Iterable[str], environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Returns the variables that name metadata servers, with their values, for people.
+
+    Args:
+        clouds: whose servers.
+        environment: the variables.
+    """
+    return tuple(
+        f"{name}={printable(without_secrets(environment[name]))!r}"
+        for cloud in clouds
+        for name in ADDRESS_VARIABLES[cloud]
+        if environment.get(name)
+    )
+
 
 PROBES: Mapping[str, Probe] = {
     "gce": probe_gce,
