@@ -99,26 +99,26 @@ matrix: $(STAMP)
 	$(BIN)/nox -s table; exit $$status
 
 bench: $(STAMP)
-	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # A short trial of goodput: ARGS="--seconds 10 --every 10 --grace 5".
 bench-long: $(STAMP)
-	$(BIN)/python -m tests.bench goodput agreement_10000 $(ARGS)
+	$(BIN)/python -m benchmarks goodput agreement_10000 $(ARGS)
 
 # ARGS="goodput" measures that one anew, and leaves the others as they are.
 performance: $(STAMP)
-	$(BIN)/python -m tests.bench --record docs/performance $(ARGS)
+	$(BIN)/python -m benchmarks --record docs/performance $(ARGS)
 	$(BIN)/python -m tests.docs.performance
 
 # Goes on where it was cut off. ARGS="kills --trials 100" runs that one alone, shorter;
 # without, all cells of the matrices of exact resumes and 10,000 workers come last.
 campaign: $(STAMP)
 	status=0; \
-	$(MEMORY) $(BIN)/python -m tests.campaigns --record docs/reliability $(ARGS) || status=1; \
+	$(MEMORY) $(BIN)/python -m campaigns --record docs/reliability $(ARGS) || status=1; \
 	$(BIN)/python -m tests.docs.reliability || status=1; \
 	$(if $(ARGS),,$(BIN)/python -m pytest -m campaign -s || status=1;) \
 	exit $$status
 
 clean:
 	rm -rf $(VENV) .nox build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find tfpreempt tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find tfpreempt tests benchmarks campaigns -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns import __main__ as command
-from tests.campaigns.campaign import Campaign, Facts, Trial
+from campaigns import __main__ as command
+from campaigns.campaign import Campaign, Facts, Trial
 
 
 def trial(rng: random.Random) -> Facts:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.campaigns.crowd import try_crowd
+from campaigns.crowd import try_crowd
 from tests.multiprocess.harness import Zygote
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns import corpus
-from tests.campaigns.fuzz import KEPT, KNOWN, TARGETS, attempt, measured
+from campaigns import corpus
+from campaigns.fuzz import KEPT, KNOWN, TARGETS, attempt, measured
 
 NAMED = {target.name: target for target in TARGETS}
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.campaigns import clouds, stores
-from tests.campaigns.clouds import Cloud
+from campaigns import clouds, stores
+from campaigns.clouds import Cloud
 from tests.conftest import SEED
 
 

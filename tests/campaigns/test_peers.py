@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.campaigns.campaign import Facts
-from tests.campaigns.peers import Case, has_networks, run_undisturbed, try_case
+from campaigns.campaign import Facts
+from campaigns.peers import Case, has_networks, run_undisturbed, try_case
 from tests.multiprocess.harness import Zygote, place
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]

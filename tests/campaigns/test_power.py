@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.power import CHIEF, ROOT, Crash, Step
+from campaigns.power import CHIEF, ROOT, Crash, Step
 
 DISK, FILE, OTHER = 1, 2, 3
 TIMES = 200

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.bench import agreement_scale
-from tests.bench.agreement_others import MESSAGES_A_MS, TRAVEL_MS
+from benchmarks import agreement_scale
+from benchmarks.agreement_others import MESSAGES_A_MS, TRAVEL_MS
 from tests.cluster.schedules import wrong
 from tests.cluster.simulation import Kill, Preempt, Schedule, SimulatedCluster
 from tfpreempt.core.events import Outcome

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.campaigns.__main__ import CAMPAIGNS
-from tests.campaigns.campaign import Campaign
+from campaigns.__main__ import CAMPAIGNS
+from campaigns.campaign import Campaign
 from tests.conftest import SEED
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -26,5 +26,5 @@ def test_no_trial_breaks_a_promise(campaign: Campaign) -> None:
     wanted = [*campaign.again, *((SEED, number) for number in range(campaign.short))]
     for line in campaign.run(wanted):
         again = f"--seed {line['seed']} --only {line['trial']}"
-        repeat = f"python -m tests.campaigns {campaign.name} {again}"
+        repeat = f"python -m campaigns {campaign.name} {again}"
         assert line["fault"] is None, f"{repeat}\n{line['fault']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.campaigns.soak import ENOUGH, KEPT, Sample, check_flat
+from campaigns.soak import ENOUGH, KEPT, Sample, check_flat
 
 SUPERVISOR = {"threads": 4, "descriptors": 18, "KiB": 15_000}
 WORKER = {"threads": 115, "descriptors": 15, "KiB": 363_000, "steps": 1000}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns.disks import Run
+from campaigns.disks import Run
 from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
 from tests.fakes.storage import FaultyFiles
 from tests.storage import faulty_disk
@@ -246,7 +246,7 @@ def test_one_operation_that_fails_anywhere(
 
 REAL = """
 import contextlib, itertools, os, subprocess, sys
-from tests.campaigns.disks import Run
+from campaigns.disks import Run
 
 class Mounted:
     def __init__(self, root):

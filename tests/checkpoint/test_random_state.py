@@ -160,8 +160,8 @@ def test_a_new_worker_draws_for_itself_what_each_drew_for_itself():
 @pytest.mark.parametrize("kind", ["all", "tensorflow", "generator"])
 def test_any_bytes_are_refused_or_read(monkeypatch, rng, kind):
     """As the fuzz campaign does it with what needs no TensorFlow."""
-    from tests.campaigns import fuzz
-    from tests.campaigns.target import Target
+    from campaigns import fuzz
+    from campaigns.target import Target
     from tfpreempt.states import TensorFlowRandomState
 
     monkeypatch.setattr(stateful_random_ops, "global_generator", None)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench import agreement_scale
-from tests.bench.agreement_others import Agreed, Scenario
+from benchmarks import agreement_scale
+from benchmarks.agreement_others import Agreed, Scenario
 from tests.cluster.simulation import Preempt, RunReport, Schedule, SimulatedCluster
 from tfpreempt.core.events import Outcome
 

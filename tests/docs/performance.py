@@ -3,7 +3,7 @@
     make performance                    measures, and then does what the next line does
     python -m tests.docs.performance
 
-The rows are what `python -m tests.bench --record docs/performance` has left there, the
+The rows are what `python -m benchmarks --record docs/performance` has left there, the
 text is that of tests/docs/figures.py. Only the plots need matplotlib (the extra
 `bench`). Each plot says of which rows it was drawn, so a test can tell an old one.
 """

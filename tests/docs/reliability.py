@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.campaigns.__main__ import CAMPAIGNS
-from tests.campaigns.campaign import Campaign
+from campaigns.__main__ import CAMPAIGNS
+from campaigns.campaign import Campaign
 from tests.docs.performance import DOCS, number, table
 
 PAGE = DOCS / "reliability.md"

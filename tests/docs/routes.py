@@ -1,9 +1,9 @@
 """Writes the pages that follow one preemption and one restart through the code.
 
-    python -m tests.bench path --route route.json
+    python -m benchmarks path --route route.json
     python -m tests.docs.routes route.json
 
-A page is made from a trace of the first of two workers (tests/bench/path.py). The page
+A page is made from a trace of the first of two workers (benchmarks/path.py). The page
 names each function of the package once, where the function is first called, under the
 station that the process is in. Neighbours on one thread and in one package are one
 item.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.campaigns.__main__ import CAMPAIGNS
+from campaigns.__main__ import CAMPAIGNS
 from tests.docs.failures import PAGE, ROOT, named, unshown
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.__main__ import ALL
+from benchmarks.__main__ import ALL
 from tests.docs import performance
 from tests.docs.figures import FIGURES
 
@@ -68,7 +68,7 @@ def record(directory: Path, **changed: Any) -> None:
         "state": "one tensor",
         "mebibytes": 2048,
         "place": "tmpfs",
-        "command": "python -m tests.bench commit_speed",
+        "command": "python -m benchmarks commit_speed",
         "date": "2026-01-02",
         "load": 0.5,
         "machine": {"cores": 2, "memory_gib": 8, "disk": "ext4", "python": "3.11"},
@@ -85,7 +85,7 @@ def test_a_row_is_a_line_of_the_table(tmp_path: Path) -> None:
         "| ratio 1.15 | **no** |"
     ) in lines
     assert "| [A commit](#a-commit) | ratio 1.15 | 0 of 1 |" in lines
-    assert "python -m tests.bench commit_speed" in lines
+    assert "python -m benchmarks commit_speed" in lines
     assert [line for line in lines if line.startswith("## ")] == ["## A commit"]
 
 

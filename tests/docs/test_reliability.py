@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.campaigns.__main__ import CAMPAIGNS
+from campaigns.__main__ import CAMPAIGNS
 from tests.docs import reliability
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.campaigns import fuzz_runs
+from campaigns import fuzz_runs
 from tfpreempt import errors
 from tfpreempt.checkpoint.encoding import write_parts
 from tfpreempt.keras.callbacks import state

@@ -1,0 +1,242 @@
+"""What a periodic save costs training: ours, waited for, TensorFlow's and Orbax's.
+
+Three kinds of steps: one that waits for a device, as on an accelerator, one that
+computes on all processors, and one of Python's alone. A side saves once, at a boundary,
+while the steps go on until it is through. A row is of a kind and of
+
+- `stall`: seconds at the boundary;
+- `slower`: seconds that the steps took longer meanwhile than as many without a save;
+- `written`: seconds until it was committed.
+
+The sides are ours, ours with `async_save=False` (`waited`),
+`tf.train.Checkpoint.write` with `experimental_enable_async_checkpoint`, which syncs
+nothing and commits nothing, and where orbax-checkpoint is installed
+`keras.callbacks.OrbaxCheckpoint` on a model of the same size. The first save of each is
+not counted: there TensorFlow makes its own copies of the variables. `raw` is a copy of
+the state by `numpy.copyto` into new memory, on one thread. `copies` is our stall in
+such copies, `of_waited` is by how much our steps were slower, in stalls of a save that
+is waited for.
+
+Rounds are interleaved. Other programs on the machine show mostly in `slower`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.row import judged, side
+
+STALL_BAR = 1.2  # copies of the state
+SLOWER_BAR = 0.1  # of what a save takes that is waited for
+TENSORS = 8
+USUAL = 30  # steps that tell how long one takes without a save
+Figures = dict[str, float]
+
+
+def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
+    """Three rows for each kind of step, with its state in memory.
+
+    Args:
+        rounds: saves of each side.
+        mebibytes: size of the state.
+    """
+    root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
+    try:
+        state = _State(mebibytes)
+        for kind, step in state.steps.items():
+            yield from _rows(root, state, kind, step, rounds)
+    finally:
+        shutil.rmtree(root)
+
+
+class _State:
+    def __init__(self, mebibytes: int) -> None:
+        import tensorflow as tf
+
+        size = (mebibytes << 20) // 4 // TENSORS
+        self.mebibytes = mebibytes
+        self.variables = [
+            tf.Variable(tf.random.uniform([size])) for _ in range(TENSORS)
+        ]
+        self.counter = tf.Variable(0.0)
+        self.checkpoint = tf.train.Checkpoint(
+            variables=self.variables, counter=self.counter
+        )
+        matrix = tf.random.normal([700, 700])
+
+        @tf.function
+        def compute() -> None:
+            product = matrix
+            for _ in range(4):
+                product = tf.matmul(matrix, product) / 30.0
+            self.counter.assign_add(tf.reduce_sum(product) * 0.0 + 1.0)
+
+        def wait() -> None:
+            time.sleep(0.01)
+            self.counter.assign_add(1.0)
+
+        def count() -> None:
+            sum(number * number for number in range(150_000))
+            self.counter.assign_add(1.0)
+
+        self.steps: dict[str, Callable[[], None]] = {
+            "waits for a device": wait,
+            "all processors": compute,
+            "Python": count,
+        }
+
+    def copy_seconds(self) -> float:
+        """One copy of it into new memory."""
+        import numpy as np
+
+        read = [variable.numpy() for variable in self.variables]
+        began = time.perf_counter()
+        for each in read:
+            np.copyto(np.empty_like(each), each)
+        return time.perf_counter() - began
+
+
+def _rows(
+    root: Path, state: _State, kind: str, step: Callable[[], None], rounds: int
+) -> Iterator[dict[str, Any]]:
+    ways: dict[str, Callable[[], Figures]] = {
+        "ours": lambda: _ours(root, state, step, is_async=True),
+        "waited": lambda: _ours(root, state, step, is_async=False),
+        "theirs": lambda: _tensorflow(root, state, step),
+    }
+    if importlib.util.find_spec("orbax"):
+        ways["orbax"] = functools.partial(_orbax, root, _model(state.mebibytes), step)
+    sides: dict[str, list[Figures]] = {name: [] for name in ways}
+    copies = []
+    for number in range(rounds + 1):
+        found = {name: save() for name, save in ways.items()}
+        if number:  # the first is a warm-up
+            copies.append(state.copy_seconds())
+            for name, figures in found.items():
+                sides[name].append(figures)
+    waited = statistics.median(each["stall"] for each in sides["waited"])
+    for what, base, name, bar in (
+        ("stall", statistics.median(copies), "copies", STALL_BAR),
+        ("slower", waited, "of_waited", SLOWER_BAR),
+        ("written", None, "", None),
+    ):
+        seconds = {
+            each: [figures[what] for figures in found] for each, found in sides.items()
+        }
+        row = {
+            "bench": "async_save",
+            **side("ours", seconds["ours"], 3),
+            **side("waited", seconds["waited"], 3),
+            **side("theirs", seconds["theirs"], 3),
+            **side("orbax", seconds.get("orbax", ()), 3),
+            **side("raw", copies if what == "stall" else (), 3),
+            "unit": "s",
+            "of": what,
+            "step": kind,
+            "mebibytes": state.mebibytes,
+        }
+        if base:
+            value = statistics.median(seconds["ours"]) / base
+            row |= {name: round(value, 2), **judged(value, name, bar)}
+        yield row
+
+
+def _ours(
+    root: Path, state: _State, step: Callable[[], None], *, is_async: bool
+) -> Figures:
+    from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
+    from tfpreempt.handler import this_process
+
+    directory, every = root / "run", 10
+    with this_process.new_process():
+        handler = PreemptionCheckpointHandler(
+            None,
+            state.checkpoint,
+            directory,
+            TerminationConfig(signals=()),
+            save_every=every,
+            async_save=is_async,
+        )
+        while handler.total_run_calls < every:
+            handler.run(step)
+        began = time.perf_counter()
+        entered: list[float] = []
+        handler.run(lambda: entered.append(time.perf_counter()))
+        marker = directory / str(every) / "COMMITTED"
+        figures = _meanwhile(step, began, entered[0], marker.exists)
+    shutil.rmtree(directory)
+    return figures
+
+
+def _tensorflow(root: Path, state: _State, step: Callable[[], None]) -> Figures:
+    import tensorflow as tf
+
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    checkpoint = tf.train.Checkpoint(variables=state.variables, counter=state.counter)
+    checkpoint.write(str(root / "first"), options=options)
+    checkpoint.sync()
+    began = time.perf_counter()
+    checkpoint.write(str(root / "second"), options=options)
+    index = root / "second.index"
+    figures = _meanwhile(step, began, time.perf_counter(), index.exists)
+    checkpoint.sync()
+    for path in root.glob("*.*"):
+        path.unlink()
+    return figures
+
+
+def _model(mebibytes: int) -> Any:
+    """A Keras model whose weights have the size of the state."""
+    import keras
+
+    size = (mebibytes << 20) // 4 // TENSORS
+    layers = [keras.layers.Embedding(size // 256, 256) for _ in range(TENSORS)]
+    for layer in layers:
+        layer.build()
+    model = keras.Sequential(layers)
+    model.compile(optimizer=keras.optimizers.SGD())
+    return model
+
+
+def _orbax(root: Path, model: Any, step: Callable[[], None]) -> Figures:
+    import keras
+
+    directory = root / "orbax"
+    callback = keras.callbacks.OrbaxCheckpoint(
+        str(directory), save_freq=1, save_weights_only=True
+    )
+    callback.set_model(model)
+    began = time.perf_counter()
+    callback.on_train_batch_end(0)
+    entered = time.perf_counter()
+    figures = _meanwhile(step, began, entered, (directory / "1").exists)
+    callback.on_train_end()
+    shutil.rmtree(directory)
+    return figures
+
+
+def _meanwhile(
+    step: Callable[[], None], began: float, entered: float, is_over: Callable[[], bool]
+) -> Figures:
+    """Steps until the save is over, and as many as tell what one takes otherwise."""
+    steps = 0
+    while not is_over():
+        step()
+        steps += 1
+    ended = time.perf_counter()
+    for _ in range(USUAL):
+        step()
+    usual = (time.perf_counter() - ended) / USUAL
+    return {
+        "stall": entered - began,
+        "slower": ended - entered - steps * usual,
+        "written": ended - began,
+    }

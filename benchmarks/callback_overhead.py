@@ -1,0 +1,274 @@
+"""What the quiet callback adds to each batch of `model.fit`: no notice, save_freq=None.
+
+A batch of the smallest model takes hundreds of microseconds, of which the callback is a
+hundredth, and the machine's moods are larger. So it is measured in three ways:
+
+- `ours`, under the bar: in each batch of a fit, the time in the callback's stand-in for
+  the train function, less the time in Keras' own within the same call. What the step
+  itself takes falls out. The clock's own share, measured in the same way without the
+  stand-in, is taken off. `raw` is the median batch of whole fits without a callback.
+- `repeated`: the stand-in with nothing behind it and the two empty hooks of a batch,
+  over and over in the midst of a fit, less a call of that nothing.
+- `fit` and `added`: whole fits take turns, without a callback, with ours, with Keras'
+  BackupAndRestore, which never saves either: the median batch, from one entry of the
+  train function to the next, and the median over rounds of what was added to it.
+
+`fetches` counts how often 100 batches fetch a value from TensorFlow, which may wait for
+the device: on the main thread, and on others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.row import alone
+
+BAR = 5.0
+BATCHES = 300
+WARM = 20
+CALLS = 2_000
+
+
+def rows(rounds: int = 20) -> Iterator[dict[str, Any]]:
+    """One row for each line of Keras.
+
+    Args:
+        rounds: fits of each kind.
+    """
+    import keras
+    import tf_keras
+
+    for line in (keras, tf_keras):
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        with tempfile.TemporaryDirectory(dir=memory) as directory:
+            yield row(Fits(line, directory), rounds)
+
+
+class Fits:
+    """Fits of one model.
+
+    Args:
+        line: `keras` or `tf_keras`.
+        directory: for checkpoints; each fit has a new one.
+
+    Attributes:
+        line: see above.
+        entered: when the train function was entered, in seconds.
+    """
+
+    def __init__(self, line: Any, directory: str) -> None:
+        import tensorflow as tf
+
+        self.line = line
+        self.entered: list[float] = []
+        self._directories = (f"{directory}/{n}" for n in itertools.count())
+        self.model = line.Sequential([line.Input((4,)), line.layers.Dense(1)])
+        self.model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+        batch = tf.ones([8, 4]), tf.ones([8, 1])
+        self._data = tf.data.Dataset.from_tensors(batch).repeat()
+        self.run([])
+        inner = self.model.train_function
+
+        def timed(iterator: Any) -> Any:
+            self.entered.append(time.perf_counter())
+            return inner(iterator)
+
+        self.model.train_function = timed
+
+    def callbacks(self, side: str) -> list[Any]:
+        """New callbacks: none for "bare", those of "ours", "backup_and_restore"."""
+        from tfpreempt.keras import PreemptionCallback
+
+        if side == "bare":
+            return []
+        if side == "ours":
+            return [PreemptionCallback(next(self._directories), save_freq=None)]
+        kind = self.line.callbacks.BackupAndRestore
+        return [kind(next(self._directories), save_freq=10**9)]
+
+    def run(self, callbacks: list[Any], batches: int = BATCHES) -> None:
+        """One fit."""
+        self.entered.clear()
+        self.model._training_state = None  # tf_keras' BackupAndRestore deletes it
+        self.model.fit(
+            self._data, steps_per_epoch=batches, verbose=0, callbacks=callbacks
+        )
+
+    def hook(self, act: Callable[[int], None]) -> Any:
+        """A callback that acts before each batch."""
+        hook = self.line.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: act(batch)
+        )
+        hook._supports_tf_logs = True  # tf_keras would fetch the logs for it
+        return hook
+
+
+SIDES = ("bare", "ours", "backup_and_restore")
+
+
+def row(fits: Fits, rounds: int) -> dict[str, Any]:
+    """Measures everything, in turn."""
+    medians: dict[str, list[float]] = {side: [] for side in SIDES}
+    repeats, within, clocks = [], [], []
+    for number in range(rounds + 1):
+        found = {side: median_batch(fits, side) for side in SIDES}
+        repeat, ours, clock = repeated(fits), outside(fits, True), outside(fits, False)
+        if number:  # the first round is a warm-up
+            repeats.append(repeat)
+            within += ours
+            clocks += clock
+            for side, value in found.items():
+                medians[side].append(value)
+    clock_us = statistics.median(clocks)
+    return alone(
+        "callback_overhead",
+        [taken - clock_us for taken in within],
+        raw=medians["bare"],
+        unit="us",
+        bar=BAR,
+        keras=fits.line.__name__,
+        repeated=round(statistics.median(repeats), 3),
+        fit={each: round(statistics.median(medians[each]), 1) for each in SIDES[1:]},
+        added={each: added(medians["bare"], medians[each]) for each in SIDES[1:]},
+        fetches={each: fetches(fits, each) for each in SIDES},
+        batches_per_fit=BATCHES,
+    )
+
+
+def added(bare: list[float], other: list[float]) -> float:
+    """The median over rounds of what was added to a batch."""
+    pairs = zip(bare, other, strict=True)
+    return round(statistics.median(b - a for a, b in pairs), 2)
+
+
+def median_batch(fits: Fits, side: str) -> float:
+    """The median batch of one fit, in microseconds."""
+    fits.run(fits.callbacks(side))
+    return statistics.median(differences(fits.entered)[WARM:])
+
+
+def differences(times: list[float]) -> list[float]:
+    """Between neighbours, in microseconds."""
+    return [1e6 * (b - a) for a, b in itertools.pairwise(times)]
+
+
+def repeated(fits: Fits) -> float:
+    """Microseconds that the callback needs in a batch that trains nothing."""
+    callbacks = fits.callbacks("ours")
+    found: list[float] = []
+
+    def act(batch: int) -> None:
+        if batch != WARM:
+            return
+        ours = fits.model.train_function
+        inner, runs = ours.inner, ours._member.runs
+        ours.inner = noop
+        base = loop(lambda: noop(ours.iterator))
+
+        def one() -> None:
+            callbacks[0].on_train_batch_begin(batch, logs=None)
+            ours(ours.iterator)
+            callbacks[0].on_train_batch_end(batch, logs=None)
+
+        found.append(loop(one) - base)
+        ours.inner, ours._member.runs = inner, runs
+
+    fits.run([*callbacks, fits.hook(act)])
+    return 1e6 * found[0]
+
+
+def noop(iterator: Any) -> None:
+    """The step."""
+
+
+def loop(function: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        function()
+    return (time.perf_counter() - began) / CALLS
+
+
+def outside(fits: Fits, is_ours: bool) -> list[float]:
+    """Microseconds of each batch that were not spent in Keras' own train function.
+
+    Args:
+        fits: runs one.
+        is_ours: the stand-in is called; otherwise the own one, under the same clocks.
+    """
+    inner: list[float] = []
+    outer: list[float] = []
+
+    def act(batch: int) -> None:
+        if batch != WARM:  # the callback itself needs the first ones
+            return
+        ours = fits.model.train_function
+        ours.inner = clocked(ours.inner, inner)
+        fits.model.train_function = clocked(ours if is_ours else ours.inner, outer)
+
+    own = fits.model.train_function
+    fits.run([*fits.callbacks("ours"), fits.hook(act)])
+    fits.model.train_function = own
+    return [1e6 * (a - b) for a, b in zip(outer, inner, strict=True)]
+
+
+def clocked(
+    function: Callable[[Any], Any], seconds: list[float]
+) -> Callable[[Any], Any]:
+    """The function, noting how long each call takes."""
+
+    def call(iterator: Any) -> Any:
+        began = time.perf_counter()
+        result = function(iterator)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    return call
+
+
+def fetches(fits: Fits, side: str) -> dict[str, int]:
+    """How often 100 batches in the midst of a fit fetch values, by thread."""
+    marks: dict[int, list[threading.Thread]] = {}
+    with counting() as seen:
+
+        def act(batch: int) -> None:
+            if batch in (100, 200):
+                marks[batch] = list(seen)
+
+        fits.run([*fits.callbacks(side), fits.hook(act)])
+    threads = marks[200][len(marks[100]) :]
+    main = threads.count(threading.main_thread())
+    return {"main": main, "others": len(threads) - main}
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[list[threading.Thread]]:
+    """Gives a list that grows by the thread whenever a tensor's value is fetched."""
+    from keras.src import backend
+    from tensorflow.python.framework import ops
+
+    seen: list[threading.Thread] = []
+
+    def counted(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def fetch(tensor: Any) -> Any:
+            seen.append(threading.current_thread())
+            return plain(tensor)
+
+        return fetch
+
+    # Keras 3 makes its logs arrays by NumPy, which does not ask the tensor's methods.
+    tensor: Any = ops._EagerTensorBase
+    plain = tensor._numpy, backend.convert_to_numpy
+    tensor._numpy, backend.convert_to_numpy = map(counted, plain)
+    try:
+        yield seen
+    finally:
+        tensor._numpy, backend.convert_to_numpy = plain

@@ -1,0 +1,68 @@
+"""What all workers together write at a preemption, in copies of the state.
+
+Counted by the kernel: all bytes that each worker passed to write calls between the
+signal and its end (`wchar` of /proc/<pid>/io, read when it is a zombie). Its shard of
+the commit, which is its own and no copy, and its records (journal and log) are known by
+their files. What is left is to be one copy of what all hold, of which each worker
+writes a share; `uneven` is the largest share in smallest ones. The preemptions are
+those of `notice_to_exit`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.preemption import Strike
+from benchmarks.row import alone, side
+
+BAR = 1.02
+UNEVEN_BAR = 1.1
+
+
+def row(
+    ours: Sequence[Strike], theirs: Sequence[Strike], mebibytes: int
+) -> dict[str, Any]:
+    """The row, from rounds of `notice_to_exit` with a state of so many MiB."""
+    state = mebibytes << 20
+    shares = [share_bytes(each) for each in ours]
+    copies = [sum(each) / state for each in shares]
+    uneven = statistics.median(max(each) / min(each) for each in shares)
+    made = alone("copies_written", copies, unit="copies of the state", bar=BAR)
+    is_one = not second_copies(ours) and uneven <= UNEVEN_BAR
+    return {
+        **made,
+        **side("theirs", [sum(share_bytes(each)) / state for each in theirs], 3),
+        "ok": made["ok"] and is_one,
+        "mebibytes": mebibytes,
+        "uneven": round(uneven, 3),
+        "second_copies": second_copies(ours),
+    }
+
+
+def share_bytes(strike: Strike) -> list[int]:
+    """What each worker has written beyond its shard, its journal and its log."""
+    return [
+        written - shard_bytes(strike, worker) - strike.journal_grown[worker]
+        for worker, written in enumerate(strike.written)
+    ]
+
+
+def shard_bytes(strike: Strike, worker: int) -> int:
+    """Size of a worker's own shard of the commit."""
+    mark = f"/worker-{worker:04d}/"
+    return sum(size for name, size in strike.files.items() if mark in f"/{name}")
+
+
+def second_copies(strikes: Sequence[Strike]) -> list[str]:
+    """Data files of a second copy of the state.
+
+    A copy has a prefix, such as `53/ckpt`, and a data file for each thread that wrote.
+    """
+    extra = []
+    for each in strikes:
+        data = [name for name in each.files if ".data-" in name]
+        own = data[0].partition(".data-")[0] if data else ""
+        extra += [name for name in data if name.partition(".data-")[0] != own]
+    return extra

@@ -1,0 +1,189 @@
+"""What a training that is struck again and again made, and what it kept; arithmetic.
+
+A life is one start of the training, up to the strike that ends it. All times are one
+machine's monotonic seconds. Each life's wall time falls into four parts, and nothing
+lies between them:
+
+    start_up  from the start of the processes to the first step, and what that step
+              takes beyond the life's median one, which is tracing
+    training  the steps themselves
+    saves     between one step's end and the next one's beginning: periodic saves, and
+              what else a way does at a boundary
+    way_out   from the last step's end to the last process gone: a notice's save too
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.row import side
+
+PARTS = ("start_up", "training", "saves", "way_out")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step that was made.
+
+    Attributes:
+        number: of the state after it; the first step of a training is 1.
+        began: when it did.
+        ended: when it did.
+    """
+
+    number: int
+    began: float
+    ended: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One start of the training, from its beginning to its end.
+
+    Attributes:
+        started: when its processes were started.
+        gone: when the last of them was gone.
+        restored: step of the state that it began with; 0 for a fresh one.
+        steps: what it made, in their order; at least one.
+        saved: newest step that the program knows to be saved; `restored` if none.
+        codes: exit code of each worker.
+    """
+
+    started: float
+    gone: float
+    restored: int
+    steps: tuple[Step, ...]
+    saved: int
+    codes: tuple[int, ...] = ()
+
+    def step_seconds(self) -> list[float]:
+        """Of each step; the first without its tracing."""
+        first, *later = [step.ended - step.began for step in self.steps]
+        return [min(first, statistics.median(later or [first])), *later]
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part of its wall time."""
+        seconds = self.step_seconds()
+        made = self.steps[-1].ended - self.steps[0].ended + seconds[0]
+        return {
+            "start_up": self.steps[0].ended - seconds[0] - self.started,
+            "training": sum(seconds),
+            "saves": made - sum(seconds),
+            "way_out": self.gone - self.steps[-1].ended,
+        }
+
+
+def read_life(log: str, started: float, gone: float, codes: tuple[int, ...]) -> Life:
+    """Reads what a worker wrote about its life.
+
+    Args:
+        log: lines of JSON; a kill may have left the last one incomplete.
+        started: when the processes were started.
+        gone: when the last one was gone.
+        codes: exit code of each worker.
+
+    Raises:
+        ValueError: it did not get to its first step, or a step is missing.
+    """
+    records = [json.loads(line) for line in log.split("\n")[:-1]]
+    restored = [record["restored"] for record in records if "restored" in record]
+    steps = tuple(
+        Step(number=record["step"], began=record["began"], ended=record["ended"])
+        for record in records
+        if "step" in record
+    )
+    if len(restored) != 1 or not steps:
+        raise ValueError(f"no life: {len(restored)} restores, {len(steps)} steps")
+    numbers = [step.number for step in steps]
+    if numbers != list(range(restored[0] + 1, restored[0] + 1 + len(steps))):
+        raise ValueError(f"restored {restored[0]}, then the steps {numbers}")
+    saved = [record["saved"] for record in records if "saved" in record]
+    return Life(
+        started=started,
+        gone=gone,
+        restored=restored[0],
+        steps=steps,
+        saved=max(saved, default=restored[0]),
+        codes=codes,
+    )
+
+
+def account(lives: Sequence[Life], final: int) -> dict[str, Any]:
+    """Adds up what a way made of its lives.
+
+    Args:
+        lives: one after the other.
+        final: step of the state that the last one left behind; 0 if there is none.
+
+    Returns:
+        Steps by their fate, seconds by part, and goodput: the time of the useful steps
+        by wall time, with start-up and without it. Useful are the steps that the final
+        state holds; a step that was lost and made again counts once, as made again.
+        Lost seconds are those of steps that were not kept. Goodput and wasted steps are
+        there for each life too.
+
+    Raises:
+        ValueError: the final state holds a step that nobody made.
+    """
+    kept: dict[int, tuple[int, float]] = {}  # the life that made it, and its seconds
+    for number, life in enumerate(lives):
+        kept = {n: step for n, step in kept.items() if n <= life.restored}
+        for step, seconds in zip(life.steps, life.step_seconds(), strict=True):
+            kept[step.number] = (number, seconds)
+    kept = {n: step for n, step in kept.items() if n <= final}
+    if sorted(kept) != list(range(1, final + 1)):
+        raise ValueError(f"the final state holds {final} steps, {len(kept)} were made")
+    made = sum(len(life.steps) for life in lives)
+    every_part = [life.parts() for life in lives]
+    parts = {name: sum(part[name] for part in every_part) for name in PARTS}
+    wall = sum(parts.values())
+    useful = sum(seconds for _, seconds in kept.values())
+    of_lives: list[list[float]] = [[] for _ in lives]
+    for number, seconds in kept.values():
+        of_lives[number].append(seconds)
+    wasted = [
+        len(life.steps) - len(steps)
+        for life, steps in zip(lives, of_lives, strict=True)
+    ]
+    return {
+        "goodput": round(useful / wall, 4),
+        "goodput_without_start_up": round(useful / (wall - parts["start_up"]), 4),
+        "useful_steps": final,
+        "made_steps": made,
+        "wasted_steps": made - final,
+        "unit": "share of wall time",
+        "goodput_all": [
+            round(sum(steps) / sum(part.values()), 4)
+            for steps, part in zip(of_lives, every_part, strict=True)
+        ],
+        **side("wasted_of_a_life", wasted, 1),
+        "lives": len(lives),
+        "wall_seconds": round(wall, 2),
+        "useful_seconds": round(useful, 2),
+        "lost_seconds": round(parts["training"] - useful, 2),
+        **{f"{name}_seconds": round(seconds, 2) for name, seconds in parts.items()},
+        "step_seconds": round(
+            statistics.median(s for life in lives for s in life.step_seconds()), 4
+        ),
+    }
+
+
+def disagreements(lives: Sequence[Life], final: int) -> Iterator[str]:
+    """Where a state is not the one that the program of the life before said it saved.
+
+    A kill may come between a save and its record. So the state may also be that of the
+    life's last step; never an older one than the program knew to be saved.
+
+    Args:
+        lives: one after the other.
+        final: step of the state that the last one left behind; 0 if there is none.
+    """
+    after = [*(life.restored for life in lives[1:]), final]
+    for number, (life, held) in enumerate(zip(lives, after, strict=True)):
+        last = life.steps[-1].number
+        if held not in {life.saved, last}:
+            yield f"life {number}: saved {life.saved}, made {last}, left behind {held}"

@@ -1,0 +1,132 @@
+"""How much memory an upload and a download take, whatever the size of the commit.
+
+Each runs in a process of its own. A tiny commit is moved first, so that what is
+imported and set up only once does not count; then a large one, and the largest resident
+set during that is compared with the one before. On a network on which things go wrong
+(`campaigns/stores.py`) what failed is tried again, as a mirror and a start do it.
+
+Usage, by the bench itself: python -m benchmarks.mirror_memory upload|download ...
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import bucket
+from benchmarks.mirror_speed import THREADS, make_commit, workplace
+from benchmarks.row import alone
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.remote import download, upload
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.opening import open_store
+
+BAR = 64.0  # MiB
+SMALL = 64 << 10
+PLACE = "gs://bucket/run"
+TRIES = 20
+
+
+def rows(mebibytes: int = 1024) -> Iterator[dict[str, Any]]:
+    """For an upload and a download, with one large file and with eight.
+
+    Args:
+        mebibytes: size of the commit.
+    """
+    for count in (1, THREADS):
+        with workplace() as root, bucket.serving():
+            for way in ("upload", "download"):
+                yield alone(
+                    "mirror_memory",
+                    [grown(way, root, count, mebibytes)],
+                    unit="MiB",
+                    bar=BAR,
+                    digits=1,
+                    way=way,
+                    data_files=count,
+                    mebibytes=mebibytes,
+                    threads=THREADS,
+                )
+
+
+def grown(
+    way: str, root: Path, count: int, mebibytes: int, place: str = PLACE
+) -> float:
+    """By how many MiB a process grows that moves a commit.
+
+    Args:
+        way: "upload"; "download", after it.
+        root: where the commit is made, and comes to.
+        count: of its large files.
+        mebibytes: its size.
+        place: where it goes to, or comes from.
+    """
+    command = [sys.executable, "-m", __name__, way, place, str(root), str(count)]
+    done = subprocess.run(
+        [*command, str(mebibytes)],
+        cwd=bucket.ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=600,
+    )
+    return float(done.stdout)
+
+
+# --- the process ---------------------------------------------------------------------
+
+
+def program(way: str, place: str, root: Path, count: int, size: int) -> None:
+    """Prints by how many MiB the process grew."""
+    act = _upload if way == "upload" else _download
+    store = open_store(place)
+    small = make_commit(root / "small", count, SMALL, step=1)
+    large = make_commit(root / "large", count, size, step=2)
+    _until_through(act, store, small, root)
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    _until_through(act, store, large, root)
+    print((_resident("VmHWM") - before) / 1024)
+
+
+def _until_through(
+    act: Callable[[ObjectStore, Entry, Path], None],
+    store: ObjectStore,
+    commit: Entry,
+    root: Path,
+) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            act(store, commit, root)
+            break
+        except errors.CheckpointError:
+            if not left:
+                raise
+
+
+def _upload(store: ObjectStore, source: Entry, root: Path) -> None:
+    upload.Upload(store, source, threads=THREADS).run()
+
+
+def _download(store: ObjectStore, source: Entry, root: Path) -> None:
+    folder = catalog.folder_name(source.step or 0, source.token)
+    found = catalog.read(catalog.unread(store, folder))
+    download.download(found, str(root / "target" / folder))
+
+
+def _resident(field: str) -> int:
+    """In KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0])
+    raise KeyError(field)
+
+
+if __name__ == "__main__":
+    way, place, root, count, mebibytes = sys.argv[1:]
+    program(way, place, Path(root), int(count), int(mebibytes) << 20)

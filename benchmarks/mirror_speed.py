@@ -1,0 +1,261 @@
+"""How fast commits come to a bucket and back, against `requests` and nothing else.
+
+Both move the same files to and from the same server, which is a process of its own; a
+round is one of each. `requests` sends each file in one request, or each part of one
+where we send parts, and gets each file in one, as many at a time as we use threads. It
+checks nothing and makes no object of the parts; our side computes and compares the
+checksums of all that it moves, asks for preconditions, and makes what it writes durable
+(in memory here, so that no disk is measured).
+
+Three shapes: a checkpoint as TensorFlow writes it, nearly all of it in one file, and
+the same bytes in eight; and one larger file, which is uploaded only.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import requests
+
+from benchmarks import bucket
+from benchmarks.row import compare
+from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
+from tfpreempt.checkpoint.remote import download, parts, upload
+from tfpreempt.checkpoint.remote.ranges import Range
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.opening import open_store
+
+BAR = 0.8  # of the speed
+LARGE_BAR = 0.9
+THREADS = 8
+WAYS = ("upload", "download")
+_Job = TypeVar("_Job")
+PIECE = 4 << 20
+SMALL = {"ckpt.index": 20_000, "states/epoch.state": 100, "states/rng.state": 5_000}
+DATA = "ckpt.data-{:05d}-of-{:05d}"
+
+
+def rows(
+    rounds: int = 5, mebibytes: int = 512, large_mebibytes: int = 2048
+) -> Iterator[dict[str, Any]]:
+    """A row for each way of each shape.
+
+    Args:
+        rounds: of each.
+        mebibytes: size of the commits that go up and come back.
+        large_mebibytes: size of the one that only goes up.
+    """
+    for count, size, bar, ways in (
+        (1, mebibytes, BAR, WAYS),
+        (THREADS, mebibytes, BAR, WAYS),
+        (1, large_mebibytes, LARGE_BAR, WAYS[:1]),
+    ):
+        with workplace() as root, bucket.serving() as url:
+            source = make_commit(root / "commit", count, size << 20)
+            found = Moves(source, url, root).measure(ways, rounds)
+        for way, seconds in found.items():
+            yield compare(
+                "mirror_speed",
+                *seconds,
+                unit="s",
+                bar=round(1 / bar, 3),
+                way=way,
+                data_files=count,
+                mebibytes=size,
+                threads=THREADS,
+            )
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[Path]:
+    """A directory in memory."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="tfpreempt-bench-", dir=memory) as name:
+        yield Path(name)
+
+
+def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> Entry:
+    """Writes files as a checkpoint has them, `count` large ones among them."""
+    sizes = {DATA.format(i, count): size // count for i in range(count)} | SMALL
+    block = random.Random(step).randbytes(PIECE)
+    entries = []
+    for name, length in sorted(sizes.items()):
+        path = base / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            for left in range(length, 0, -PIECE):
+                file.write(block[:left])
+        written, crc = checksum.of_file(str(path))
+        entries.append(FileEntry(name=name, size=written, crc32c=crc))
+    manifest = Manifest(
+        step=step,
+        sequence=step,
+        world_size=1,
+        workers=(0,),
+        files=tuple(entries),
+        prefix="ckpt",
+    )
+    data = to_json(manifest)
+    (base / layout.MANIFEST).write_bytes(data)
+    (base / layout.MARKER).write_bytes(catalog.marker_bytes(data, step))
+    return catalog.read(catalog.unread(LocalStore(str(base))))
+
+
+class Moves:
+    """One commit, to be moved in all ways."""
+
+    def __init__(self, source: Entry, url: str, root: Path) -> None:
+        self._source = source
+        self._folder = catalog.folder_name(source.step or 0, source.token)
+        self._url = url
+        self._target = root / "target"
+        self._store = open_store("gs://bucket/run")
+
+    def measure(
+        self, ways: Sequence[str], rounds: int
+    ) -> dict[str, tuple[list[float], list[float]]]:
+        """Seconds of ours and of theirs; the first round is a warm-up.
+
+        Args:
+            ways: of `WAYS`, in their order: what comes down must have gone up.
+            rounds: of each.
+        """
+        acts = {
+            "upload": (self._post, self._upload),
+            "download": (self._get, self._download),
+        }
+        seconds: dict[str, tuple[list[float], list[float]]] = {
+            way: ([], []) for way in ways
+        }
+        for number in range(rounds + 1):
+            for way in ways:
+                theirs, ours = (self._timed(way, act) for act in acts[way])
+                if number:
+                    seconds[way][0].append(ours)
+                    seconds[way][1].append(theirs)
+        return seconds
+
+    def _timed(self, way: str, act: Callable[[], None]) -> float:
+        """Seconds of one side; all that was there before is removed first."""
+        if way == "upload":
+            empty(self._store)
+        else:
+            shutil.rmtree(self._target, ignore_errors=True)
+        return timed(act)
+
+    def _upload(self) -> None:
+        upload.Upload(self._store, self._source, threads=THREADS).run()
+
+    def _download(self) -> None:
+        found = catalog.read(catalog.unread(self._store, self._folder))
+        download.download(found, str(self._target), threads=THREADS)
+
+    def _post(self) -> None:
+        """In as many streams as ours."""
+        manifest, source = self._source.manifest, self._source
+        assert manifest is not None
+        self._crew(
+            self._post_part,
+            [
+                (entry.name, part)
+                for entry in manifest.files
+                for part in parts.split(
+                    entry.size,
+                    manifest.bytes,
+                    threads=THREADS,
+                    smallest=parts.SMALLEST,
+                )
+            ],
+        )
+        controls = {layout.MANIFEST: source.data, layout.MARKER: source.marker}
+        for name, data in controls.items():
+            with requests.Session() as session:
+                self._send(session, name, data)
+
+    def _post_part(self, session: requests.Session, job: tuple[str, Range]) -> None:
+        name, part = job
+        with _Part(self._source.file(name), part) as file:
+            self._send(session, f"{name}.{part.offset}", file)
+
+    def _send(self, session: requests.Session, name: str, data: Any) -> None:
+        session.post(
+            f"{self._url}/upload/storage/v1/b/bucket/o",
+            params={"uploadType": "media", "name": self._key(name)},
+            data=data,
+            timeout=60,
+        ).raise_for_status()
+
+    def _get(self) -> None:
+        files = self._source.manifest.files if self._source.manifest else ()
+        self._crew(self._get_file, [entry.name for entry in files])
+
+    def _get_file(self, session: requests.Session, name: str) -> None:
+        path = self._target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        url = f"{self._url}/bucket/{self._key(name)}"
+        with session.get(url, stream=True, timeout=60) as reply, path.open("wb") as out:
+            reply.raise_for_status()
+            for piece in reply.iter_content(1 << 20):
+                out.write(piece)
+
+    def _crew(
+        self, act: Callable[[requests.Session, _Job], None], jobs: Sequence[_Job]
+    ) -> None:
+        with (
+            requests.Session() as session,
+            concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
+        ):
+            session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=32))
+            for _ in pool.map(lambda job: act(session, job), jobs):
+                pass
+
+    def _key(self, name: str) -> str:
+        return f"run/{self._folder}/{name}"
+
+
+class _Part(io.FileIO):
+    """A part of a file as a file of its own, as `requests` sends one."""
+
+    def __init__(self, path: str, part: Range) -> None:
+        super().__init__(path)
+        self._length, self._left = part.length, part.length
+        self.seek(part.offset)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def tell(self) -> int:
+        return self._length - self._left
+
+    def read(self, size: int | None = -1, /) -> Any:
+        wanted = self._left if size is None or size < 0 else min(size, self._left)
+        data = super().read(wanted)
+        self._left -= len(data)
+        return data
+
+
+def empty(store: ObjectStore) -> None:
+    """Deletes all that is there."""
+    for name in list(store.list()):
+        store.delete(name)
+
+
+def timed(act: Callable[[], None]) -> float:
+    """Seconds."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began

@@ -1,0 +1,65 @@
+"""The worker of `parallel_save`: saves in turn by all workers and by the chief alone.
+
+Usage: python -m benchmarks.parallel_program DIRECTORY MEBIBYTES ROUNDS REPORT
+
+The state is MEBIBYTES of float32 in eight variables. REPORT gets a JSON object from the
+chief: the seconds of each save, from where all workers stand to the commit, by side.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import tensorflow as tf
+
+import tfpreempt
+from tfpreempt.checkpoint.worker_parts import WorkerParts
+
+TENSORS = 8
+
+
+def _never(parts: WorkerParts, tensors: object) -> bool:
+    """The chief writes all."""
+    return False
+
+
+def main(directory: str, mebibytes: int, rounds: int, report: Path) -> None:
+    """Saves so many times on each side, after a warm-up of each."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        count = mebibytes * 2**20 // 4 // TENSORS
+        state = [tf.Variable(tf.fill([count], float(i))) for i in range(TENSORS)]
+    checkpoint = tf.train.Checkpoint(state=state)
+    resolver = strategy.cluster_resolver
+
+    @tf.function
+    def meet() -> None:
+        def on_replica() -> None:
+            context = tf.distribute.get_replica_context()
+            context.all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([1]))
+
+        strategy.run(on_replica)
+
+    found: dict[str, list[float]] = {"all": [], "chief": []}
+    is_worth_it = WorkerParts.is_worth_it
+    with tfpreempt.PreemptionCheckpointHandler(
+        resolver, checkpoint, directory, max_to_keep=1
+    ) as handler:
+        for number in range(rounds + 1):
+            for side, seconds in found.items():
+                is_dealt = side == "all"
+                WorkerParts.is_worth_it = is_worth_it if is_dealt else _never  # type: ignore[method-assign]
+                handler.run(meet)
+                began = time.perf_counter()
+                handler.save()
+                if number:
+                    seconds.append(time.perf_counter() - began)
+    if resolver.task_id == 0:
+        report.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

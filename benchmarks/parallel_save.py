@@ -1,0 +1,79 @@
+"""A save by all workers, each of which writes a share, against one by the chief alone.
+
+Two workers on this machine, so they share its processors and its disk: a case in which
+many writers gain least. The sides take turns within one training. The times are those
+of `save()` on the chief: from where all workers stand to the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.preemption import ROOT, WORKERS, environment
+from benchmarks.row import MEMORY, compare, file_system
+from tests.ports import free_ports
+
+BAR = 1.1
+LIMIT = 600.0
+
+
+def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
+    """A row for the memory, and one for the disk.
+
+    Args:
+        rounds: saves of each side.
+        mebibytes: size of the state.
+    """
+    for place in (MEMORY, None):
+        root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
+        try:
+            kind = file_system(root)
+            found = measure(root, rounds, mebibytes)
+        finally:
+            shutil.rmtree(root)
+        yield compare(
+            "parallel_save",
+            found["all"],
+            found["chief"],
+            unit="s",
+            bar=BAR,
+            place=kind,
+            mebibytes=mebibytes,
+            workers=WORKERS,
+        )
+
+
+def measure(root: Path, rounds: int, mebibytes: int) -> dict[str, list[float]]:
+    """The seconds of each save, by side."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
+    report = root / "report"
+    arguments = [root / "state", mebibytes, rounds, report]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for index in range(WORKERS):
+            log = stack.enter_context((root / f"log-{index}").open("wb"))
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "benchmarks.parallel_program"),
+                    *map(str, arguments),
+                ],
+                cwd=ROOT,
+                env=environment(addresses, index),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(process.kill)
+            processes.append(process)
+        codes = [process.wait(LIMIT) for process in processes]
+        if any(codes):
+            raise RuntimeError((root / "log-0").read_text()[-4000:])
+    found: dict[str, list[float]] = json.loads(report.read_text())
+    return found

@@ -1,0 +1,192 @@
+"""One preemption of two real workers, timed from outside, for either handler."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.ports import free_ports
+from tfpreempt.core.journal import journal_directory, read_journal
+
+ROOT = Path(__file__).parents[1]
+WORKERS = 2
+START_SECONDS = 120.0
+EXIT_SECONDS = 120.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """What one preemption took.
+
+    Attributes:
+        codes: the exit code of each worker.
+        seconds: from the signal to the last process gone.
+        gone: the same for each worker.
+        written: bytes that each worker passed to write calls after the signal, of any
+            kind: files, pipes, its log.
+        journal: records of ours, with `monotonic` counted from the signal; else empty.
+        files: size by path of what lies in the directory at the end.
+        journal_grown: bytes by which each worker's journal and log grew.
+        trained: seconds from the signal to the end of the last step of all.
+    """
+
+    codes: tuple[int, ...]
+    seconds: float
+    gone: tuple[float, ...]
+    written: tuple[int, ...]
+    journal: tuple[dict[str, Any], ...]
+    files: dict[str, int]
+    journal_grown: tuple[int, ...]
+    trained: float
+
+
+def strike(side: str, victims: tuple[int, ...], mebibytes: int) -> Strike:
+    """Starts two workers in a fresh directory in memory, strikes, waits for the end.
+
+    Args:
+        side: "ours" or "theirs".
+        victims: who gets SIGTERM.
+        mebibytes: size of the state.
+    """
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=memory))
+    try:
+        with workers(side, root, mebibytes) as processes:
+            await_ready(processes, root)
+            warm_memory(root)
+            time.sleep(0.3)
+            return end(processes, victims, root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def workers(
+    side: str, root: Path, mebibytes: int
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two workers of one cluster; whatever still runs at the end is killed."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
+        for index in range(WORKERS):
+            log = stack.enter_context((root / f"log-{index}").open("wb"))
+            arguments = [side, root / "state", mebibytes, root / f"ready-{index}"]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.train", *map(str, arguments)],
+                cwd=ROOT,
+                env=environment(addresses, index),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(process.kill)
+            processes.append(process)
+        yield processes
+
+
+def environment(addresses: list[str], index: int) -> dict[str, str]:
+    """The environment of one worker."""
+    task = {"type": "worker", "index": index}
+    config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    fixed = {
+        "TF_CONFIG": config,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "GCE_METADATA_IP": "127.0.0.1:9",  # "not Google's cloud", whatever this is
+    }
+    return {**os.environ, **fixed}
+
+
+def await_ready(processes: list[subprocess.Popen[bytes]], root: Path) -> None:
+    """Waits until every worker has trained some steps."""
+    limit = time.monotonic() + START_SECONDS
+    while not all((root / f"ready-{i}").exists() for i in range(WORKERS)):
+        ended = [p.poll() for p in processes]
+        if any(code is not None for code in ended) or time.monotonic() > limit:
+            logs = [(root / f"log-{i}").read_text()[-2000:] for i in range(WORKERS)]
+            raise RuntimeError(f"the workers did not start ({ended}): {logs}")
+        time.sleep(0.05)
+
+
+def warm_memory(root: Path, mebibytes: int = 1_536) -> None:
+    """Has the memory that both sides write to handed out once by a virtual machine.
+
+    A page that its host has not backed yet costs ten times what the write itself does,
+    and which side meets such pages is chance.
+    """
+    path = root / "warm"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(mebibytes):
+            file.write(bytes(2**20))
+    path.unlink()
+
+
+def end(
+    processes: list[subprocess.Popen[bytes]], victims: tuple[int, ...], root: Path
+) -> Strike:
+    """Strikes and waits; reads each worker's counters while it is a zombie."""
+    written = [written_bytes(process.pid) for process in processes]
+    sizes = [record_bytes(root, i) for i in range(WORKERS)]
+    began = time.monotonic()
+    for victim in victims:
+        processes[victim].send_signal(signal.SIGTERM)
+    gone: dict[int, float] = {}
+    while len(gone) < WORKERS:
+        for index, process in enumerate(processes):
+            if index not in gone and has_ended(process.pid):
+                gone[index] = time.monotonic() - began
+                written[index] = written_bytes(process.pid) - written[index]
+                process.wait()
+        if time.monotonic() - began > EXIT_SECONDS:
+            raise RuntimeError(f"still running after {EXIT_SECONDS} s: {gone}")
+        time.sleep(0.005)
+    directory = root / "state"
+    return Strike(
+        codes=tuple(process.returncode for process in processes),
+        seconds=max(gone.values()),
+        gone=tuple(gone[i] for i in range(WORKERS)),
+        written=tuple(written),
+        journal=tuple(
+            {**record, "monotonic": record["monotonic"] - began}
+            for record in read_journal(journal_directory(directory))
+        ),
+        files={
+            path.relative_to(directory).as_posix(): path.stat().st_size
+            for path in sorted(directory.rglob("*"))
+            if path.is_file()
+        },
+        journal_grown=tuple(
+            record_bytes(root, i) - size for i, size in enumerate(sizes)
+        ),
+        trained=max(float((root / f"ready-{i}").read_text()) for i in range(WORKERS))
+        - began,
+    )
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; it stays a zombie."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, pid, flags) is not None
+
+
+def written_bytes(pid: int) -> int:
+    """Bytes that a process has passed to write calls so far; a zombie's count too."""
+    lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    fields = dict(line.split(": ") for line in lines)
+    return int(fields["wchar"])
+
+
+def record_bytes(root: Path, worker: int) -> int:
+    """Size of a worker's log and journal."""
+    journal = journal_directory(root / "state") / f"worker-{worker}.jsonl"
+    paths = [root / f"log-{worker}", journal]
+    return sum(path.stat().st_size for path in paths if path.exists())

@@ -1,0 +1,154 @@
+"""What a process keeps: over quiet steps, and over handlers that were made and closed.
+
+Both are measured in a process of their own, after a warm-up: resident memory, threads
+and open descriptors. Threads and descriptors may not grow at all, memory not with the
+number of steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.row import alone
+
+ROOT = Path(__file__).parents[1]
+STEPS = 10_000_000
+HANDLERS = 1_000
+WARM_STEPS = 100_000
+WARM_HANDLERS = 50
+STEPS_BAR_KIB = 256
+HANDLER_BAR_KIB = 16.0
+"""For each handler. The keys of its start and of its last save, of some 500 bytes, stay
+in the store as long as the process; the rest is TensorFlow's and the allocator's."""
+
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
+LIMIT_SECONDS = 900.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What this process holds.
+
+    Attributes:
+        memory_kib: resident, in KiB.
+        threads: of Python.
+        descriptors: open files, sockets and pipes.
+    """
+
+    memory_kib: float
+    threads: int
+    descriptors: int
+
+    @staticmethod
+    def now() -> Held:
+        """After all garbage is collected."""
+        gc.collect()
+        resident = int(Path("/proc/self/statm").read_text().split()[1])
+        return Held(
+            memory_kib=resident * PAGE_KIB,
+            threads=threading.active_count(),
+            descriptors=len(os.listdir("/proc/self/fd")),
+        )
+
+
+def rows(steps: int = STEPS, handlers: int = HANDLERS) -> Iterator[dict[str, Any]]:
+    """One row for the steps, one for the handlers."""
+    for what, count, bar in (
+        ("steps", steps, float(STEPS_BAR_KIB)),
+        ("handlers", handlers, HANDLER_BAR_KIB * handlers),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, what, str(count)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{what}: the process has failed:\n{done.stderr}")
+        yield row(what, count, json.loads(done.stdout.splitlines()[-1]), bar)
+
+
+def row(what: str, count: int, found: dict[str, Any], bar: float) -> dict[str, Any]:
+    """The row of one kind."""
+    is_flat = not (found["threads"] or found["descriptors"])
+    made = alone("quiet_memory", [found["memory_kib"]], unit="KiB more", bar=bar)
+    return {
+        **made,
+        "ok": is_flat and made["ok"],
+        "over": what,
+        "count": count,
+        "threads_more": found["threads"],
+        "descriptors_more": found["descriptors"],
+        "seconds": round(found["seconds"], 1),
+    }
+
+
+# --- the process ---------------------------------------------------------------------
+
+
+def growth(warm_up: Callable[[], None], work: Callable[[], None]) -> dict[str, float]:
+    """What the process holds more after the work than before; and how long it took."""
+    warm_up()
+    before, began = Held.now(), time.monotonic()
+    work()
+    seconds, after = time.monotonic() - began, Held.now()
+    more = {
+        name: getattr(after, name) - getattr(before, name)
+        for name in ("memory_kib", "threads", "descriptors")
+    }
+    return {**more, "seconds": seconds}
+
+
+def over_steps(directory: str, count: int) -> dict[str, float]:
+    """Quiet steps of one handler."""
+    with make_handler(directory) as handler:
+
+        def steps(number: int) -> None:
+            for _ in range(number):
+                handler.run(noop)
+
+        return growth(lambda: steps(WARM_STEPS), lambda: steps(count))
+
+
+def over_handlers(directory: str, count: int) -> dict[str, float]:
+    """Handlers, one after the other, each with a step."""
+
+    def handlers(number: int) -> None:
+        for _ in range(number):
+            with make_handler(directory) as handler:
+                handler.run(noop)
+
+    return growth(lambda: handlers(WARM_HANDLERS), lambda: handlers(count))
+
+
+def make_handler(directory: str) -> Any:
+    """A handler as a program makes it, for a small state."""
+    import tensorflow as tf
+
+    import tfpreempt
+
+    state = tf.train.Checkpoint(v=tf.Variable(0.0))
+    return tfpreempt.PreemptionCheckpointHandler(None, state, directory)
+
+
+def noop() -> None:
+    """The step."""
+
+
+if __name__ == "__main__":
+    over = {"steps": over_steps, "handlers": over_handlers}[sys.argv[1]]
+    with tempfile.TemporaryDirectory() as made:
+        print(json.dumps(over(made, int(sys.argv[2]))))

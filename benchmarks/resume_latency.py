@@ -1,0 +1,167 @@
+"""How long a program that is started again takes to get to its first resumed batch.
+
+A program trains a model whose state (weights and momentum) has so many MiB, is
+preempted, and is started again, each time from the same commit. Its phases, as the
+program itself times them:
+
+    start     from the process's start to its first line
+    import    tensorflow, keras, tfpreempt.keras
+    build     the model, compile, the data
+    resume    from the call of `fit` to the entry of the first resumed train step
+    step      that step; tracing it is most of that
+
+`ours` is `start` + `resume`: from the process's start to the first resumed batch, less
+`import` and `build`, which every program has. The step belongs to training: it is in
+`phases`, beside that of a program that begins anew (`fresh`), and is subtracted
+nowhere, as it comes after. The bar is so many times a raw read of the commit's files
+(`raw`, from the same memory) and a second.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.row import alone
+
+RATIO = 1.2
+EXTRA = 1.0
+PHASES = ("start", "import", "build", "resume", "step")
+ROOT = Path(__file__).parents[1]
+PREEMPTED_AT = 3
+CHUNK = 2**20
+
+
+def rows(rounds: int = 5, mebibytes: int = 256) -> Iterator[dict[str, Any]]:
+    """One row, of starts of Keras 3.
+
+    Args:
+        rounds: starts from the checkpoint, and as many without one.
+        mebibytes: size of the state.
+    """
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=memory) as directory:
+        start("preempt", f"{directory}/run", mebibytes)
+        resumed, fresh, reads = [], [], []
+        for number in range(rounds + 1):
+            again = start("measure", f"{directory}/run", mebibytes)
+            anew = start("measure", f"{directory}/new-{number}", mebibytes)
+            read, size = raw_read(Path(directory, "run"))
+            assert again["step_number"] == PREEMPTED_AT, again
+            if number:  # the first is a warm-up
+                resumed.append(again)
+                fresh.append(anew)
+                reads.append(read)
+    ours = [one["start"] + one["resume"] for one in resumed]
+    yield alone(
+        "resume_latency",
+        ours,
+        raw=reads,
+        unit="s",
+        bar=round(RATIO * statistics.median(reads) + EXTRA, 3),
+        phases=medians(resumed),
+        fresh=medians(fresh),
+        mebibytes_read=round(size / 2**20, 1),
+    )
+
+
+def medians(found: list[dict[str, float]]) -> dict[str, float]:
+    """Of each phase."""
+    return {
+        phase: round(statistics.median(one[phase] for one in found), 3)
+        for phase in PHASES
+    }
+
+
+def start(task: str, directory: str, mebibytes: int) -> dict[str, float]:
+    """Runs the program below, until it is preempted or has trained a step."""
+    command = [sys.executable, "-m", __name__, task, directory, str(mebibytes)]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, str(began)],
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    expected = 143 if task == "preempt" else 0
+    if done.returncode != expected:
+        raise RuntimeError(f"{command} left with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout) if done.stdout else {}
+
+
+def raw_read(directory: Path) -> tuple[float, int]:
+    """Seconds to read the files of the newest commit once, and their bytes."""
+    commit = max(path.parent for path in directory.glob("*/COMMITTED"))
+    buffer = bytearray(CHUNK)
+    size = 0
+    began = time.perf_counter()
+    for path in sorted(path for path in commit.rglob("*") if path.is_file()):
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                size += count
+    return time.perf_counter() - began, size
+
+
+# --- the program ---------------------------------------------------------------------
+
+
+def program(task: str, directory: str, mebibytes: int, began: float) -> None:
+    """Trains; prints its phases after the first step, or is preempted later."""
+    times = [began, time.monotonic()]
+    import keras
+    import tensorflow as tf
+
+    from tfpreempt.keras import PreemptionCallback
+
+    times.append(time.monotonic())
+    width = int((mebibytes * 2**20 / 4 / 2 / 2) ** 0.5)  # two layers, two slots
+    layers = [keras.layers.Dense(width, use_bias=False) for _ in range(2)]
+    model = keras.Sequential([keras.Input((width,)), *layers])
+    model.compile(optimizer=keras.optimizers.SGD(1e-3, momentum=0.9), loss="mse")
+    rows = tf.ones([64, width])
+    data = tf.data.Dataset.from_tensor_slices((rows, rows)).batch(2)
+    times.append(time.monotonic())
+    begun: list[float] = []
+
+    def begins(batch: int, logs: Any) -> None:
+        if task == "preempt" and batch == PREEMPTED_AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)  # the notice is taken by a thread
+
+    def ends(batch: int, logs: Any) -> None:
+        if task == "measure":
+            times.extend([begun[0], time.monotonic()])
+            lasted = [b - a for a, b in itertools.pairwise(times)]
+            found = dict(zip(PHASES, lasted, strict=True))
+            print(json.dumps({**found, "step_number": batch}), flush=True)
+            os._exit(0)  # leaves the checkpoint as it is
+
+    model.make_train_function()
+    inner = model.train_function
+
+    def timed(iterator: Any) -> Any:
+        begun.append(time.monotonic())
+        return inner(iterator)
+
+    model.train_function = timed
+    hook = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=begins, on_train_batch_end=ends
+    )
+    callback = PreemptionCallback(directory, save_freq=None)
+    model.fit(data, verbose=0, callbacks=[callback, hook])
+
+
+if __name__ == "__main__":
+    program(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -1,0 +1,70 @@
+"""The worker of the preemption benchmarks: the same program for both handlers.
+
+Usage: python -m benchmarks.train SIDE DIRECTORY MEBIBYTES READY
+
+It trains until it is preempted. Each step adds a reduced tensor to one variable; the
+state is MEBIBYTES of float32 in eight variables. READY appears after some steps; at the
+end it says when the last step ended, in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+WARM_STEPS = 5
+STEP_SECONDS = 0.02
+
+
+def main(side: str, directory: str, mebibytes: int, ready: Path) -> None:
+    """Trains until a signal comes."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        count = mebibytes * 2**20 // 4 // 8
+        state = [tf.Variable(tf.fill([count], float(i))) for i in range(8)]
+    checkpoint = tf.train.Checkpoint(state=state)
+    handler = make_handler(side, strategy.cluster_resolver, checkpoint, directory)
+
+    @tf.function
+    def reduced() -> Any:
+        def on_replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            one = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([4]))
+            state[0].assign_add(tf.fill([count], one[0]))
+
+        strategy.run(on_replica)
+
+    ended = 0.0
+
+    def step() -> None:
+        nonlocal ended
+        reduced()
+        time.sleep(STEP_SECONDS)  # stands for a step of ordinary length
+        ended = time.monotonic()
+
+    try:
+        for done in range(1, 1_000_000):
+            handler.run(step)
+            if done == WARM_STEPS:
+                ready.touch()
+    finally:
+        ready.write_text(f"{ended}", encoding="ascii")
+
+
+def make_handler(side: str, resolver: Any, checkpoint: Any, directory: str) -> Any:
+    """The handler of that side, with its defaults."""
+    if side == "theirs":
+        return tf.distribute.experimental.PreemptionCheckpointHandler(
+            resolver, checkpoint, directory
+        )
+    import tfpreempt
+
+    return tfpreempt.PreemptionCheckpointHandler(resolver, checkpoint, directory)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))

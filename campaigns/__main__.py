@@ -1,0 +1,107 @@
+"""Runs campaigns; prints a line of JSON for each trial, and a summary of each campaign.
+
+Usage: python -m campaigns [--trials N] [--seed S] [--record DIR] [NAME ...]
+
+With --record DIR the lines are added to DIR/NAME.jsonl, and DIR/NAME.json sums them up.
+Trials of the seed that are there are not run again: what was cut off goes on. By
+default the seed is that of the last line there; without a line it is a new one.
+`--seed S --only NUMBER NAME` repeats one trial. It ends with 1 where there was a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+from benchmarks.row import show
+from campaigns import (
+    crowd,
+    damage,
+    deadlines,
+    disks,
+    fits,
+    fuzz,
+    kills,
+    notices,
+    peers,
+    power,
+    schedules,
+    soak,
+    stores,
+)
+from campaigns.campaign import Campaign, Line, Record
+
+CAMPAIGNS: dict[str, Campaign] = {
+    module.CAMPAIGN.name: module.CAMPAIGN
+    for module in (
+        schedules,
+        damage,
+        fuzz,
+        fits,
+        kills,
+        power,
+        disks,
+        stores,
+        notices,
+        peers,
+        crowd,
+        deadlines,
+        soak,
+    )
+}
+
+
+def main() -> None:
+    """Runs what was asked for, or all."""
+    parser = argparse.ArgumentParser(prog="python -m campaigns")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(CAMPAIGNS)}"
+    )
+    parser.add_argument("--trials", type=int, help="by default as many as each has")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="this trial alone")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--record", type=Path, metavar="DIR")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(CAMPAIGNS):
+        parser.error(f"no campaign {sorted(unknown)}; see --help")
+    has_fault = False
+    for name in asked.names or CAMPAIGNS:
+        campaign = CAMPAIGNS[name]
+        numbers = range(asked.trials or campaign.trials)
+        if asked.only is not None:
+            numbers = range(asked.only, asked.only + 1)
+        record = Record(asked.record, campaign) if asked.record else None
+        lines = run(campaign, numbers, asked.seed, asked.jobs, record)
+        show(campaign.summary(lines))
+        has_fault |= any(line["fault"] for line in lines)
+    sys.exit(has_fault)
+
+
+def run(
+    campaign: Campaign,
+    numbers: range,
+    seed: int | None,
+    jobs: int,
+    record: Record | None,
+) -> list[Line]:
+    """All lines of one campaign, those of its record among them."""
+    known = record.lines(seed) if record else []
+    if seed is None:
+        seed = known[-1]["seed"] if known else random.SystemRandom().getrandbits(32)
+    lines = [line for line in known if line["seed"] == seed]
+    done = {line["trial"] for line in lines}
+    wanted = [(seed, number) for number in numbers if number not in done]
+    for line in campaign.run(wanted, jobs) if wanted else ():
+        show(line)
+        lines.append(line)
+        if record:
+            record.add(line)
+            record.sum_up(seed)
+    return lines
+
+
+if __name__ == "__main__":
+    main()

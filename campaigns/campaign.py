@@ -1,0 +1,206 @@
+"""What a campaign is: many random trials of one promise, each of which can be repeated.
+
+A module of this package has a campaign as `CAMPAIGN`. All that a trial draws, it draws
+of the generator that it is given, which comes of the campaign's name, a seed and the
+trial's number.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import random
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, str | int]
+"""What a trial did. In a summary numbers are added up, and words are counted."""
+
+Trial = Callable[[random.Random], Facts]
+"""Raises where a promise is broken. Two may run at a time, in threads."""
+
+Line = dict[str, Any]
+"""One trial: seed, trial, facts, fault (or None), seconds, code (the commit it ran)."""
+
+SHOWN = 6000
+"""Letters of a fault that are kept, its last ones."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """One promise, and how it is tried.
+
+    Attributes:
+        name: that of its module.
+        promise: what is done at random, and what holds after it; a sentence or two.
+        trials: in the full form.
+        short: trials in `make test`; 0: a test of its own has the short form.
+        mark: of pytest, for the short form: what it needs.
+        prepare: what all trials share is made once, and gone when they are through.
+        fixed: the faults that it found, a sentence each with the test that was left.
+        again: trials that found a fault, by seed and number: run in `make test` too.
+    """
+
+    name: str
+    promise: str
+    trials: int
+    short: int
+    mark: str
+    prepare: Callable[[], AbstractContextManager[Trial]]
+    fixed: Sequence[str] = ()
+    again: Sequence[tuple[int, int]] = ()
+
+    def generator(self, seed: int, number: int) -> random.Random:
+        """What one trial draws from."""
+        return random.Random(f"{self.name}/{seed}/{number}")
+
+    def run(self, of: Iterable[tuple[int, int]], jobs: int = 1) -> Iterator[Line]:
+        """Runs trials, given by seed and number; a line of each that is through.
+
+        Args:
+            of: which.
+            jobs: how many at a time.
+        """
+        with self.prepare() as trial, ThreadPoolExecutor(jobs) as pool:
+            yield from pool.map(lambda each: self._line(trial, *each), of)
+
+    def _line(self, trial: Trial, seed: int, number: int) -> Line:
+        facts, fault, began = {}, None, time.monotonic()
+        try:
+            facts = trial(self.generator(seed, number))
+        except Exception:
+            fault = traceback.format_exc()[-SHOWN:]
+        seconds = round(time.monotonic() - began, 2)
+        return {
+            "seed": seed,
+            "trial": number,
+            "facts": facts,
+            "fault": fault,
+            "seconds": seconds,
+            "code": code(),
+        }
+
+    def summary(self, lines: Sequence[Line]) -> dict[str, Any]:
+        """What the page says of a record."""
+        sums: collections.Counter[str] = collections.Counter()
+        counts: dict[str, collections.Counter[str]] = {}
+        for name, value in (fact for line in lines for fact in line["facts"].items()):
+            if isinstance(value, str):
+                counts.setdefault(name, collections.Counter())[value] += 1
+            else:
+                sums[name] += value
+        return {
+            "campaign": self.name,
+            "seed": lines[0]["seed"] if lines else None,
+            "trials": len(lines),
+            "faults": sum(line["fault"] is not None for line in lines),
+            "code": dict(collections.Counter(line["code"] for line in lines)),
+            **sums,
+            **{name: dict(sorted(found.items())) for name, found in counts.items()},
+            "seconds": round(sum(line["seconds"] for line in lines)),
+        }
+
+
+@functools.cache
+def code() -> str:
+    """The commit that is tried, short; "unknown" outside of a clone."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Without the warnings, which are right where faults are made on purpose."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class _Ear(logging.Handler):
+    """What one thread warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self.said.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def warned_of() -> Iterator[list[str]]:
+    """What this thread warns of in the body; `unseen`, not `silent`, lets it be heard.
+
+    Yields:
+        Its warnings so far.
+    """
+    ear = _Ear()
+    logging.getLogger().addHandler(ear)
+    try:
+        yield ear.said
+    finally:
+        logging.getLogger().removeHandler(ear)
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """As `silent`, but who wants to know hears the warnings: see `warned_of`."""
+    nowhere = logging.NullHandler()  # without any handler they were printed
+    logging.getLogger().addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(nowhere)
+
+
+class Record:
+    """The lines of one campaign in a directory; a run that was cut off goes on there.
+
+    Args:
+        directory: is made if need be.
+        campaign: whose.
+    """
+
+    def __init__(self, directory: Path, campaign: Campaign) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._campaign = campaign
+        self._lines = directory / f"{campaign.name}.jsonl"
+        self._summary = directory / f"{campaign.name}.json"
+
+    def lines(self, seed: int | None = None) -> list[Line]:
+        """Those there are, or those of a seed."""
+        if not self._lines.exists():
+            return []
+        found = map(json.loads, self._lines.read_text("utf-8").splitlines())
+        return [line for line in found if seed in (None, line["seed"])]
+
+    def add(self, line: Line) -> None:
+        """Keeps a line at once: in one write, so that no kill leaves half of it."""
+        with self._lines.open("ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+    def sum_up(self, seed: int) -> None:
+        """Writes the summary of all lines of a seed."""
+        summary = self._campaign.summary(self.lines(seed))
+        self._summary.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")

@@ -1,0 +1,139 @@
+"""Many real workers that are preempted again and again, and lose nothing.
+
+Sixteen processes on this machine's few cores are far apart from each other at any time,
+which two or three hardly are: a decision is ahead of some, and behind others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import signal
+from collections.abc import Iterator
+
+from campaigns.campaign import Campaign, Facts, Trial
+from tests.multiprocess.harness import (
+    RESTART,
+    Cluster,
+    Place,
+    Zygote,
+    place,
+    records,
+)
+
+WORKERS = 16
+PREEMPTIONS = 20
+READY_STEPS = 3
+"""That each worker has made when one of them is told."""
+START_SECONDS = 300.0
+END_SECONDS = 180.0
+"""Seconds that so many may take, on few cores, to start, and to end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """One life of all workers.
+
+    Attributes:
+        step: that was committed, and that each had made.
+        decided: seconds from the signal until the last worker knew the step.
+        gone: seconds from the signal until the last process had ended.
+    """
+
+    step: int
+    decided: float
+    gone: float
+
+
+def start(here: Place, workers: int, steps: int = 1_000_000) -> Cluster:
+    """All workers of one run, which ends after so many steps."""
+    return here.train("mwms", workers, "--steps", steps)
+
+
+def preempt(here: Place, workers: int, victim: int, before: int = 0) -> Preempted:
+    """Starts all, and tells one of them to leave in the midst of its steps.
+
+    Args:
+        here: where they run, every time.
+        workers: how many there are.
+        victim: who is told.
+        before: the step that was committed before; 0 at first.
+
+    Raises:
+        AssertionError: a step was lost, or a worker left otherwise than it should.
+    """
+    cluster = start(here, workers)
+    for worker in cluster:
+        worker.wait_line("step", READY_STEPS, START_SECONDS)
+    check_restored(cluster, before)
+    began = cluster[victim].send(signal.SIGTERM)
+    cluster.expect(*[RESTART] * workers, limit=END_SECONDS)
+    told = [r for r in records(here.checkpoints, "decision") if r["wall"] >= began]
+    assert len(told) == workers, f"{len(told)} of {workers} workers know a decision"
+    committed = int(records(here.checkpoints, "commit")[-1]["step"])
+    trained = [int(worker.lines("step")[-1][0]) for worker in cluster]
+    assert set(trained) == {committed}, (
+        f"step {committed} is committed, and made were {trained}\n{cluster.story()}"
+    )
+    return Preempted(
+        step=committed,
+        decided=max(record["wall"] for record in told) - began,
+        gone=max(worker.ended_at for worker in cluster) - began,
+    )
+
+
+def check_restored(cluster: Cluster, step: int) -> None:
+    """All go on from that step, and none before it."""
+    restored = [int(worker.lines("restored")[0][0]) for worker in cluster]
+    assert set(restored) == {step}, f"{step} was committed: {restored}"
+
+
+def try_crowd(
+    zygote: Zygote, rng: random.Random, workers: int, preemptions: int
+) -> Facts:
+    """So many preemptions, another worker told each time; then to the end.
+
+    The end is a few steps after the last one, so the run that nothing happens to, to
+    which it is compared, comes later.
+    """
+    with place(zygote) as here:
+        step = 0
+        for _ in range(preemptions):
+            step = preempt(here, workers, rng.randrange(workers), step).step
+        end = step + READY_STEPS
+        last = start(here, workers, end)
+        last.expect(*[0] * workers, limit=START_SECONDS + END_SECONDS)
+        check_restored(last, step)
+        results, story = last.results(), last.story()
+    with place(zygote) as here:
+        undisturbed = start(here, workers, end)
+        limit = START_SECONDS + END_SECONDS + end
+        undisturbed.expect(*[0] * workers, limit=limit)
+        assert results == undisturbed.results(), story
+    return {"workers": f"{workers}", "preemptions": preemptions, "steps": end}
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks workers."""
+    with contextlib.closing(Zygote()) as zygote:
+        yield lambda rng: try_crowd(zygote, rng, WORKERS, PREEMPTIONS)
+
+
+CAMPAIGN = Campaign(
+    name="crowd",
+    promise=(
+        f"{WORKERS} processes of TensorFlow's multi-worker training are preempted "
+        f"{PREEMPTIONS} times: one of them, another each time, gets SIGTERM in the "
+        "midst of its steps. All leave with the restart code, and the step that is "
+        "committed is the last one that each of them made: none is lost. All go on "
+        "from it. At the end the weights, the momentum, each worker's metric, and what "
+        "each draws next of its data and its generators are, byte for byte, those of a "
+        "run that nothing happened to."
+    ),
+    trials=1,
+    short=0,
+    mark="multiprocess",
+    prepare=prepare,
+)

@@ -1,0 +1,804 @@
+"""Bytes that go wrong at random, in each form of checkpoint; then a start.
+
+What each commit held is known, and so is which of its bytes are as they were. So what a
+start does is judged without a look into how it finds out.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from campaigns.campaign import Campaign, Facts, Trial
+
+STEPS = (1, 2, 3)  # of the commits in each place; what they hold is values(step)
+WORLD = 2
+PAGE = 4096
+LARGE = 1 << 16  # bytes from which on our own reader and writer are used, not 32 MiB
+MANIFEST, MARKER, POINTER = "MANIFEST.json", "COMMITTED", "checkpoint"
+WITNESS = ".was-committed"
+# What a place has: a checkpoint directory, its copies, and snapshots of its worker.
+DISK, BUCKET, MEMORY = "disk", "bucket", "memory"
+_OF_COMMIT = re.compile(
+    rf"({DISK}|{BUCKET}|{MEMORY}/[^/]+)/(?:(?:ckpt-)?([123])(?!\d)|states/)"
+)
+_USUAL = ("tfpreempt: goes on at", "tfpreempt: fetching")  # warnings that are none
+_ADVICE = re.compile(r"[Pp]ut the (files|objects) back")
+_FLAT_INDEX = re.compile(rf"{DISK}/ckpt-\d\.index")
+_FOOTER = 48  # bytes at the end of an index, some of which mean nothing
+
+Files = dict[str, bytes]
+"""Files below a directory, by name."""
+
+
+class MixError(AssertionError):
+    """Values that no commit held, or that a start assigned before it was refused."""
+
+
+# --- what is done --------------------------------------------------------------------
+
+
+def damage(directory: Path, rng: random.Random) -> str:
+    """Does one thing to one file, or two; returns what."""
+    names = sorted(read(directory))
+    # Control files are small, and one of many: they get their share.
+    controls = [each for each in names if Path(each).name in (MANIFEST, MARKER)]
+    name = rng.choice(rng.choice([names, controls or names]))
+    path = directory / name
+    edits = [flip, truncate, delete, zero, grow, garble]
+    if _OF_COMMIT.match(name):
+        edits.append(remove)
+    if name.endswith((MANIFEST, MARKER)):
+        edits.append(edit)
+    kind = rng.choice([*edits, swap])
+    if kind is swap:
+        other = rng.choice(names)
+        swap(path, directory / other)
+        name += f" {other}"
+    else:
+        kind(path, rng)
+    return f"{kind.__name__} {name}"
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes() or b"\0")
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    rewrite(path, bytes(data))
+
+
+def truncate(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    rewrite(path, data[: rng.choice([0, len(data) - 1, rng.randrange(len(data) + 1)])])
+
+
+def delete(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def remove(path: Path, rng: random.Random) -> None:
+    """All of a commit, as somebody does by hand."""
+    root = next(each for each in path.parents if each.name in (DISK, BUCKET, MEMORY))
+    root = root.parent
+    of = place_of(path.relative_to(root).as_posix())
+    for name in read(root):
+        if place_of(name) == of:
+            (root / name).unlink()
+            with contextlib.suppress(OSError):  # others are in it
+                os.removedirs((root / name).parent)
+
+
+def zero(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    start = rng.randrange(len(data) // PAGE + 1) * PAGE
+    data[start : start + PAGE] = bytes(len(data[start : start + PAGE]))
+    rewrite(path, bytes(data))
+
+
+def grow(path: Path, rng: random.Random) -> None:
+    more = rng.choice([bytes, rng.randbytes])(rng.choice([1, 100, PAGE]))
+    rewrite(path, path.read_bytes() + more)
+
+
+def garble(path: Path, rng: random.Random) -> None:
+    rewrite(path, rng.randbytes(len(path.read_bytes())))
+
+
+def edit(path: Path, rng: random.Random) -> None:
+    """Another value, or none, for a field of a JSON file."""
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):  # another damage was here before
+        return flip(path, rng)
+    holder: Any = record
+    while True:
+        fields = sorted(holder) if isinstance(holder, dict) else range(len(holder))
+        if not fields:
+            return None
+        field = rng.choice(list(fields))
+        inner = holder[field]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.2:
+            break
+        holder = inner
+    if rng.random() < 0.2:
+        del holder[field]
+    else:
+        near = inner + 1 if isinstance(inner, int) else f"{inner}x"
+        holder[field] = rng.choice([near, 0, -1, 2**64, 1e300, "", "../x", None, []])
+    rewrite(path, json.dumps(record, indent=1, sort_keys=True).encode())
+    return None
+
+
+def swap(one: Path, other: Path) -> None:
+    first, second = one.read_bytes(), other.read_bytes()
+    rewrite(one, second)
+    rewrite(other, first)
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """As a disk does: nobody is told by the time of the file."""
+    status = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+# --- what is started -----------------------------------------------------------------
+
+
+def values(step: int) -> dict[str, Any]:
+    """What variables hold at a step."""
+    import numpy as np
+
+    drawn = np.random.default_rng(step)
+    return {
+        "large": drawn.random(30_000, np.float32),
+        "table": drawn.integers(0, 99, (100, 100)),
+        "small": np.int64(step),
+    }
+
+
+class Program:
+    """A process that was just started: variables, large and small, and a State."""
+
+    def __init__(self, form: Form) -> None:
+        import tensorflow as tf
+
+        self.form = form
+        self.variables = {name: tf.Variable(v) for name, v in values(0).items()}
+        self.checkpoint = tf.train.Checkpoint(**self.variables)
+        self.state = self.make_state()
+
+    def make_state(self) -> Any:
+        from tfpreempt.states import JsonState
+
+        return JsonState("state", self.held(0))
+
+    def held(self, step: int) -> Any:
+        """What the State holds at a step."""
+        return step
+
+    def assign(self, step: int) -> None:
+        for name, value in values(step).items():
+            self.variables[name].assign(value)
+        self.state.value = self.held(step)
+
+    def step(self, *, has_state: bool) -> int:
+        """Which step all of it is of."""
+        held = {name: variable.numpy() for name, variable in self.variables.items()}
+        step = int(held["small"])
+        meant = values(step)
+        wrong = [name for name in held if held[name].tobytes() != meant[name].tobytes()]
+        if has_state and self.state.value != self.held(step):
+            wrong.append("state")
+        if wrong:
+            raise MixError(f"'small' is of step {step}, and not so: {wrong}")
+        return step
+
+    def manager(self, directory: Path) -> Any:
+        import tensorflow as tf
+
+        make = functools.partial(
+            tf.train.CheckpointManager, self.checkpoint, str(directory / DISK), None
+        )
+        try:
+            return make()
+        except ValueError:  # TensorFlow cannot read its state file
+            (directory / DISK / POINTER).unlink()
+            return make()
+
+    def handler(self, directory: Path, manager: Any = None) -> Any:
+        from tests.handler.program import Button
+        from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
+
+        def save() -> str:
+            prefix = directory / DISK / f"ckpt-{int(self.variables['small'])}"
+            return str(self.checkpoint.write(prefix))
+
+        bucket = (directory / BUCKET).as_uri() if self.form.has_copies else None
+        save_fn = save if self.form.has_function else None
+        return PreemptionCheckpointHandler(
+            None,
+            manager or self.checkpoint,
+            directory / DISK,
+            TerminationConfig(
+                exit_fn=int, save_fn=save_fn, signals=(), sources=[Button]
+            ),
+            max_to_keep=None,
+            remote_checkpoint_dir=bucket,
+        )
+
+
+class Worker(Program):
+    """One of WORLD processes, each with a State and random numbers of its own.
+
+    It starts as a handler does, without its agreements on when to save.
+    """
+
+    def __init__(self, form: Form, index: int) -> None:
+        self.index = index
+        super().__init__(form)
+
+    def make_state(self) -> Any:
+        from tfpreempt.checkpoint.state import StateRegistry
+        from tfpreempt.states import JsonState
+
+        self.registry = StateRegistry()  # all workers are in one process here
+        return JsonState("state", self.held(0), per_worker=True, registry=self.registry)
+
+    def held(self, step: int) -> Any:
+        return [step, self.index]
+
+    def assign(self, step: int) -> None:
+        super().assign(step)
+        random.seed(f"{self.held(step)}")
+
+    def agree(self, directory: Path, keys: Any) -> Any:
+        """The commits that all workers go on from; the others call it meanwhile."""
+        from tfpreempt.checkpoint.writer import make_saver
+        from tfpreempt.core.cluster import Cluster
+        from tfpreempt.handler.start import Start
+
+        cluster = Cluster(worker=self.index, jobs=(("worker", WORLD),))
+        make = functools.partial(
+            make_saver,
+            self.checkpoint,
+            directory / DISK,
+            cluster=cluster,
+            max_to_keep=None,
+            registry=self.registry,
+        )
+        return Start(make, directory / DISK, cluster).agree(keys, "start", 60.0)
+
+    def restore(self, commits: Any) -> int:
+        """The step that it has restored."""
+        commits.restore(named_states=True)
+        commits.load_random_state()
+        step = self.step(has_state=True)
+        meant = random.Random(f"{self.held(step)}")
+        if step and random.getstate() != meant.getstate():
+            raise MixError(f"random numbers of {self.index} are not of step {step}")
+        return step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """How checkpoints lie in a place, and who starts from them.
+
+    Attributes:
+        name: of the form.
+        is_managed: a CheckpointManager writes them.
+        has_function: a save_fn does.
+        has_copies: they are copied to a place for objects.
+        has_disk: what is written stays on the disk too.
+        is_foreign: tfpreempt has no part in writing them.
+    """
+
+    name: str
+    is_managed: bool = False
+    has_function: bool = False
+    has_copies: bool = False
+    has_disk: bool = True
+    is_foreign: bool = False
+
+    def write(self, directory: Path) -> None:
+        """A commit of each step."""
+        with self._process() as program:
+            if self.is_foreign:
+                manager = program.manager(directory)
+                for step in STEPS:
+                    program.assign(step)
+                    manager.save()
+                return
+            with self._handler(program, directory) as handler:
+                for step in STEPS:
+                    program.assign(step)
+                    handler.run(int)
+                    handler.save()
+        if not self.has_disk:
+            shutil.rmtree(directory / DISK)
+
+    def start(self, directory: Path) -> int:
+        """The step that a start goes on from; 0: a fresh start.
+
+        Raises:
+            MixError: it is no step; or something was assigned, and then it was refused.
+            Exception: what the start raises.
+        """
+        with self._process() as program:
+            try:
+                handler = self._handler(program, directory)
+            except Exception as error:
+                if program.step(has_state=True):
+                    raise MixError("it was restored, and then refused") from error
+                raise
+            step = program.step(has_state=not self.is_foreign)
+            del handler
+            return step
+
+    def _handler(self, program: Program, directory: Path) -> Any:
+        manager = program.manager(directory) if self.is_managed else None
+        return program.handler(directory, manager)
+
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[Program]:
+        from tfpreempt.handler import this_process
+
+        with this_process.new_process():
+            program = Program(self)
+            try:
+                yield program
+            finally:
+                program.state.unregister()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SnapshotForm(Form):
+    """A commit, and two snapshots that go on from it, in memory that was lent."""
+
+    def write(self, directory: Path) -> None:
+        from tfpreempt.checkpoint import lease
+
+        (directory / MEMORY).mkdir(parents=True)
+        with self._process() as program, self._lent(directory):
+            handler = program.handler(directory)
+            program.assign(STEPS[0])
+            handler.run(int)
+            handler.save()
+            commits = handler._member.commits
+            for step in STEPS[1:]:
+                program.assign(step)
+                assert commits.take_snapshot(step, f"round-{step}")
+                commits.snapshots.go_on(0.0, 0.0, step)
+                assert commits.snapshots.wait(60.0)
+            lease.release_all()  # the process is killed: no close() clears the memory
+
+    def start(self, directory: Path) -> int:
+        from tfpreempt.core.memory import LentMemory
+        from tfpreempt.handler.snapshots import directory_for
+
+        memory = directory / MEMORY
+        named = directory_for(
+            LentMemory(directory=str(memory), bytes=0), str(directory / DISK), 0
+        )
+        for each in memory.iterdir():  # it was copied with its checkpoint directory
+            each.rename(named)
+        with self._lent(directory):
+            return super().start(directory)
+
+    def _lent(self, directory: Path) -> contextlib.AbstractContextManager[Any]:
+        from tfpreempt.core.memory import LentMemory
+
+        lent = LentMemory(directory=str(directory / MEMORY), bytes=1 << 30)
+        return mock.patch.dict(os.environ, lent.to_environment())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatesForm(Form):
+    """States alone.
+
+    Attributes:
+        has_file: the newest is one State in a file of its own.
+    """
+
+    has_file: bool = False
+
+    def write(self, directory: Path) -> None:
+        import tfpreempt
+
+        with self._alone(directory) as states:
+            for step in STEPS:
+                for state in states:
+                    state.value = step
+                if self.has_file and step == STEPS[-1]:
+                    tfpreempt.save_state(states[0], directory / DISK)
+                else:
+                    tfpreempt.save_all_states()
+
+    def start(self, directory: Path) -> int:
+        import tfpreempt
+
+        with self._alone(directory) as states:
+            wanted = states[: 1 if self.has_file else 2]
+            try:
+                for state in wanted:
+                    tfpreempt.load_state(state)
+            except Exception as error:
+                if any(state.value for state in states):
+                    raise MixError("a State was loaded, and then refused") from error
+                raise
+            steps = [int(state.value) for state in wanted]
+            if len(set(steps)) > 1:
+                raise MixError(f"the States are of the steps {steps}")
+            return steps[0]
+
+    @contextlib.contextmanager
+    def _alone(self, directory: Path) -> Iterator[list[Any]]:
+        from tfpreempt.checkpoint import lease
+        from tfpreempt.handler import this_process
+        from tfpreempt.states import JsonState, registered
+
+        states = [JsonState(name, 0) for name in ("state", "other")]
+        named = {"TFPREEMPT_CHECKPOINT_DIR": str(directory / DISK)}
+        with (
+            this_process.new_process(),
+            mock.patch.object(registered, "_alone", {}),
+            mock.patch.dict(os.environ, named),
+        ):
+            try:
+                yield states
+            finally:
+                lease.release_all()
+                for state in states:
+                    state.unregister()
+
+
+class WorkersForm(Form):
+    """Commits of several workers, with a part of each."""
+
+    def write(self, directory: Path) -> None:
+        workers = [Worker(self, index) for index in range(WORLD)]
+        with self._random_numbers():
+            chief, *others = self._agree(workers, directory)
+            for step in STEPS:
+                staged = []
+                for worker, commits in zip(workers, (chief, *others), strict=True):
+                    worker.assign(step)
+                    staged.append(commits.stage(step, f"save-{step}"))
+                chief.commit(staged[0], "save", range(WORLD), lambda: 60.0)
+
+    def start(self, directory: Path) -> int:
+        workers = [Worker(self, index) for index in range(WORLD)]
+        with self._random_numbers():
+            before = random.getstate()
+            try:
+                agreed = self._agree(workers, directory)
+            except Exception as error:
+                is_same = random.getstate() == before
+                if not is_same or any(each.step(has_state=True) for each in workers):
+                    raise MixError("it was restored, and then refused") from error
+                raise
+            steps = {
+                worker.restore(commits)
+                for worker, commits in zip(workers, agreed, strict=True)
+            }
+        if len(steps) > 1:
+            raise MixError(f"the workers are at the steps {steps}")
+        return steps.pop()
+
+    def _agree(self, workers: list[Worker], directory: Path) -> list[Any]:
+        """What all go on from; or what all were refused with."""
+        from tfpreempt.coordination.memory import MemoryStore
+
+        keys = MemoryStore()
+        with ThreadPoolExecutor(WORLD) as pool:
+            started = [pool.submit(each.agree, directory, keys) for each in workers]
+        refusals = [each.exception() for each in started]
+        if len({type(each) for each in refusals}) > 1:
+            raise MixError(f"not all were refused: {refusals}")
+        return [each.result() for each in started]
+
+    @contextlib.contextmanager
+    def _random_numbers(self) -> Iterator[None]:
+        """Python's are as before after the body; whoever runs trials may draw some."""
+        before = random.getstate()
+        try:
+            yield
+        finally:
+            random.setstate(before)
+
+
+FORMS = (
+    Form(name="own"),
+    Form(name="flat", is_managed=True),
+    Form(name="save_fn", has_function=True),
+    Form(name="foreign", is_foreign=True),
+    Form(name="remote", has_copies=True, has_disk=False),
+    Form(name="disk and remote", has_copies=True),
+    SnapshotForm(name="snapshots"),
+    WorkersForm(name="workers"),
+    StatesForm(name="states"),
+    StatesForm(name="state file", has_file=True),
+)
+
+
+# --- what must come of it ------------------------------------------------------------
+
+
+def read(directory: Path) -> Files:
+    return {
+        each.relative_to(directory).as_posix(): each.read_bytes()
+        for each in directory.rglob("*")
+        if each.is_file()
+    }
+
+
+def place_of(name: str) -> tuple[int, str] | None:
+    """The step and the place of the commit that a file is of."""
+    match = _OF_COMMIT.match(name)
+    return (int(match[2] or STEPS[-1]), match[1]) if match else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Left:
+    """What is left of what was committed: steps.
+
+    Attributes:
+        whole: every byte of a copy of it is as it was.
+        possible: those, and what may be found whole: nothing but its marker is gone,
+            or it has none, and TensorFlow's own sums are what there is.
+        hidden: those of TensorFlow's own whose damage shows only when all is read.
+        known: what can be seen to have been a commit: it has a marker, or it has none
+            and a witness: TensorFlow's state file, as it was, names it, or its own.
+        durable: those of them that were more than a snapshot.
+        unclear: what lies there by a state file that was changed, and may name it yet.
+    """
+
+    whole: set[int]
+    possible: set[int]
+    hidden: set[int]
+    known: set[int]
+    durable: set[int]
+    unclear: set[int] = dataclasses.field(default_factory=set)
+
+
+def left(form: Form, before: Files, after: Files) -> Left:
+    """Judges by the bytes alone."""
+    copies: dict[tuple[int, str], set[str]] = collections.defaultdict(set)
+    for name in before:
+        if of := place_of(name):
+            copies[of].add(name)
+    found = Left(whole=set(), possible=set(), hidden=set(), known=set(), durable=set())
+    for (step, place), names in copies.items():
+        witnesses = {name for name in names if name.endswith(WITNESS)}
+        names -= witnesses
+        changed = {name for name in names if after.get(name) != before[name]}
+        markers = {name for name in names if is_marker(form, name)} or names
+        has_marker = not form.is_foreign and not markers.isdisjoint(after)
+        is_told = not witnesses.isdisjoint(after) or is_listed(place, before, after)
+        if not changed:
+            found.whole.add(step)
+        if changed <= markers or form.is_foreign:
+            found.possible.add(step)
+        if form.is_foreign and has_hidden(names, before, after):
+            found.hidden.add(step)
+        is_seen = has_marker or (is_told and not names.isdisjoint(after))
+        if is_seen and not passes_for_deleted(names, before, after):
+            found.known.add(step)
+            if not place.startswith(MEMORY):
+                found.durable.add(step)
+        elif f"{place}/{POINTER}" in after and not names.isdisjoint(after):
+            found.unclear.add(step)
+    if is_of_unknown_rank(form, before, after):
+        found.whole.discard(2)
+        found.whole.discard(3)
+        found.possible.update({2, 3})
+    return found
+
+
+def is_marker(form: Form, name: str) -> bool:
+    """Whether a file is what makes the others a checkpoint."""
+    return name.endswith(".index") if form.is_foreign else Path(name).name == MARKER
+
+
+def passes_for_deleted(names: set[str], before: Files, after: Files) -> bool:
+    """Whether it is flat, and its index alone of all is gone but for newer ones.
+
+    So it is where a manager, which deletes the oldest first, was cut short.
+    """
+    mine = [name for name in names if _FLAT_INDEX.fullmatch(name)]
+    every = sorted(name for name in before if _FLAT_INDEX.fullmatch(name))
+    if not mine or mine[0] in after:
+        return False
+    place = every.index(mine[0])
+    has_newer = any(each in after for each in every[place + 1 :])
+    return has_newer and not any(each in after for each in every[:place])
+
+
+def is_listed(place: str, before: Files, after: Files) -> bool:
+    """Whether a place has a state file that names what was committed there.
+
+    That of a bucket is for others only: a copy without a marker is on its way.
+    """
+    pointer = f"{place}/{POINTER}"
+    return place != BUCKET and before.get(pointer) == after.get(pointer) is not None
+
+
+def has_hidden(names: set[str], before: Files, after: Files) -> bool:
+    """Whether an index is sound, be it that of another checkpoint, and there are as
+    many bytes as it says."""
+    sound = [
+        each[:-_FOOTER] for name, each in before.items() if name.endswith(".index")
+    ]
+    [index] = [name for name in names if name.endswith(".index")]
+    return after.get(index, b"")[:-_FOOTER] in sound and all(
+        len(after.get(name, b"")) >= len(before[name]) for name in names - {index}
+    )
+
+
+def is_of_unknown_rank(form: Form, before: Files, after: Files) -> bool:
+    """Whether it may not be known of snapshots what they go on from."""
+    manifest = f"{DISK}/{STEPS[0]}/{MANIFEST}"
+    is_changed = manifest in after and before[manifest] != after[manifest]
+    return isinstance(form, SnapshotForm) and is_changed
+
+
+def judge(form: Form, there: Left, outcome: int | Exception, said: str) -> str:
+    """What a start did, in a few words; raises AssertionError if that was wrong."""
+    from tfpreempt import errors
+
+    newest = max(there.whole, default=0)
+    if isinstance(outcome, Exception):
+        if not isinstance(outcome, errors.CheckpointError):
+            raise outcome
+        hidden = [step for step in there.hidden if step > newest]
+        assert hidden or not newest, f"step {newest} is whole; refused: {outcome}"
+        is_there = hidden or there.durable or (form.is_foreign and there.unclear)
+        assert is_there, f"nothing was there; refused: {outcome}"
+        # Of what TensorFlow wrote, the one that was tried is the reason.
+        since = [{step for step in there.known if step >= tried} for tried in hidden]
+        told = named(f"{outcome}\n{said}")
+        assert any(lost <= told for lost in since or [there.durable]), (
+            f"{told} of {there} are in: {outcome}"
+        )
+        assert _ADVICE.search(str(outcome)), f"nothing says what to do: {outcome}"
+        return "refused"
+    if outcome != newest:
+        is_right = outcome > newest and outcome in there.possible
+        assert is_right, f"restored {outcome}; the newest whole one is {newest}"
+    lost = {step for step in there.known if step > outcome}
+    silent = lost - named(said)
+    assert not silent, f"{outcome} was restored, and nothing is said of {silent}"
+    if not outcome:
+        assert not there.durable, f"a fresh start, though there was {there.durable}"
+        return "nothing was there"
+    return "restored" if outcome == STEPS[-1] else "restored an older one"
+
+
+def named(text: str) -> set[int]:
+    """The steps whose commits a text names, by a path."""
+    found = (place_of(text[match.start() :]) for match in _OF_COMMIT.finditer(text))
+    return {of[0] for of in found if of}
+
+
+class Ears(logging.Handler):
+    """Keeps what is warned of, and shows it nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not (text := record.getMessage()).startswith(_USUAL):
+            self.said.append(text)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Ears]:
+    ears, log = Ears(), logging.getLogger("tfpreempt")
+    log.addHandler(ears)
+    was, log.propagate = log.propagate, False
+    try:
+        yield ears
+    finally:
+        log.propagate = was
+        log.removeHandler(ears)
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The commits of each form, which every trial copies. A handler is of a process, so
+    trials take turns."""
+    from tfpreempt.checkpoint import bundle_writer
+
+    turn = threading.Lock()
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made,
+        mock.patch.object(bundle_writer, "WORTH_BYTES", LARGE),
+        listening() as ears,
+    ):
+        for form in FORMS:
+            form.write(Path(made, form.name))
+        ears.said.clear()
+
+        def trial(rng: random.Random) -> Facts:
+            form = rng.choice(FORMS)
+            with (
+                turn,
+                tempfile.TemporaryDirectory(
+                    # What a thread of the start still writes there goes with all of it.
+                    dir=made,
+                    ignore_cleanup_errors=True,
+                ) as copied,
+            ):
+                directory = Path(copied, form.name)
+                shutil.copytree(Path(made, form.name), directory)
+                before = read(directory)
+                done = [damage(directory, rng) for _ in range(rng.randint(1, 3))]
+                there = left(form, before, read(directory))
+                outcome: int | Exception
+                try:
+                    outcome = form.start(directory)
+                except MixError as error:
+                    raise AssertionError(f"{form.name}: {done}, {there}") from error
+                except Exception as error:
+                    outcome = error
+                said, ears.said[:] = "\n".join(ears.said), []
+                try:
+                    came = judge(form, there, outcome, said)
+                except Exception as error:
+                    text = f"{form.name}: {done}, {there}; it said {said!r}"
+                    raise AssertionError(text) from error
+            return {"form": form.name, "damages": len(done), "outcome": came}
+
+        yield trial
+
+
+CAMPAIGN = Campaign(
+    name="damage",
+    promise=(
+        "Bits flipped, files cut, deleted, swapped, zeroed, grown and garbled, "
+        "manifests and markers edited, commits removed by hand, in the own and the "
+        "flat form, in commits with the parts of two workers, in a save_fn's and in "
+        "TensorFlow's own checkpoints, in copies, in snapshots and in States: a start, "
+        "that of each worker, restores the newest commit of which all is as it was, "
+        "all of it, and names each that it passed over; or, where none is, it is "
+        "refused, says what to do, and has assigned nothing. It begins anew where "
+        "nothing is left that says there was a commit."
+    ),
+    trials=5_050,
+    short=100,
+    mark="tensorflow",
+    prepare=prepare,
+    fixed=(
+        "A flat commit with a damaged manifest or marker was restored as somebody "
+        "else's, without its States; a commit whose marker was gone was passed over "
+        "without a word, and deleted (`checkpoint/test_restore.py`).",
+        "Where every checkpoint of TensorFlow's own was damaged, or every copy in a "
+        "bucket and the disk empty, a training began anew with no more than a warning "
+        "(`checkpoint/test_restore.py`, `handler/test_mirror.py`, "
+        "`states/test_states_remote.py`).",
+        "A marker that was gone of States alone, a snapshot with a damaged manifest or "
+        "marker, and a manager's checkpoint without its index were passed over without "
+        "a word; and damage that TensorFlow finds only in the restore was refused "
+        "without one on what to do (`checkpoint/test_restore.py`, "
+        "`handler/test_snapshots.py`).",
+        "A commit of a save_fn that wrote TensorFlow's files, without its index, was "
+        "taken for one that its program had deleted (`checkpoint/test_restore.py`).",
+    ),
+)

@@ -1,0 +1,167 @@
+"""SIGTERM at a random moment, and SIGKILL when the grace that was told is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from campaigns.campaign import Campaign, Facts, Trial
+from tests.multiprocess.harness import (
+    RESTART,
+    Cluster,
+    Place,
+    Worker,
+    Zygote,
+    place,
+    records,
+    wait_until,
+)
+from tests.multiprocess.storm import have_ended, send
+from tfpreempt.checkpoint.restore import newest_verified
+from tfpreempt.core.deadline import after_travel
+
+ENOUGH = 1.5
+"""Times a step and a raw write that a grace must be."""
+
+TIMES = ((0.3, 1), (1, 1.5), (1.5, 2), (1.5, 2), (2, 3), (3, 6))
+"""By how many a grace is drawn. What a write takes varies, and so does that."""
+
+WORLDS = {1: 3, 2: 1}
+"""By weight."""
+
+GRACES = (2.0, 6.0)
+MEBIBYTES = (1, 64)
+STEPS_BEFORE = 3  # at most; among them the one that traces
+DISK = Path("/var/tmp")  # which outlives a restart, so it is none in memory
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks workers."""
+    zygote = Zygote()
+
+    def trial(rng: random.Random) -> Facts:
+        where = rng.choice(("memory", "disk"))
+        with place(zygote) if where == "memory" else on_disk(zygote) as here:
+            return {"where": where} | notice(here, rng)
+
+    with contextlib.closing(zygote):
+        yield trial
+
+
+@contextlib.contextmanager
+def on_disk(zygote: Zygote) -> Iterator[Place]:
+    """As `place`, where a write takes its time."""
+    made = Place(zygote, Path(tempfile.mkdtemp(prefix="tfpreempt-test-", dir=DISK)))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def notice(here: Place, rng: random.Random) -> Facts:
+    """One program that is told to go, and is killed if it has not gone.
+
+    It is one process, or two of which one is told, or both.
+    """
+    [world] = rng.choices(list(WORLDS), list(WORLDS.values()))
+    mebibytes, grace = rng.randint(*MEBIBYTES), rng.uniform(*GRACES)
+    low, high = rng.choice(TIMES)
+    is_sync = rng.random() < 0.5
+    # Of two, a save that training waits for is within the step that one may be ahead.
+    writes = 2 if is_sync and world > 1 else 1
+    raw = writes * raw_write(here, mebibytes)
+    left = grace if world == 1 else after_travel(grace)
+    step = max(0.01, left / rng.uniform(low, high) - raw)
+    options = [f"--pause={step:.3f}", f"--mebibytes={mebibytes}", f"--grace={grace}"]
+    options += ["--save-every=2", "--sync-saves"] if is_sync else ["--save-every=1"]
+    strategy = "mwms" if world > 1 else "none"
+    cluster = here.train(strategy, world, "--steps=1000000", *options)
+    told = rng.sample(list(cluster), rng.randint(1, world))
+    told[0].wait_line("step", rng.randint(1, STEPS_BEFORE))
+    raw = writes * raw_write(here, mebibytes)
+    time.sleep(rng.uniform(0, step))
+    seconds = terminate(cluster, told, grace)
+    # What the newest step took, where that is over: a busy machine takes its time.
+    took = [float(s) for worker in cluster for (s,) in worker.lines("took")[-1:]]
+    needed = max(step, *took) + raw
+    story = (
+        f"{options}, {left / needed:.2f} times what it needs, over after "
+        f"{seconds:.2f} s\n{cluster.story()}"
+    )
+    codes = cluster.wait()
+    assert codes == [RESTART] * world, f"{codes}, {story}"
+    found = newest_verified(str(here.checkpoints))
+    known = [record["step"] for record in records(here.checkpoints, "commit")]
+    saved = found.step if found is not None else 0
+    assert saved >= max(known, default=0), story
+    trained = max(len(worker.lines("step")) for worker in cluster)
+    is_enough = left >= ENOUGH * needed
+    assert saved == trained or not is_enough, f"{saved} of {trained}, {story}"
+    return {
+        "workers": f"{world}",
+        "times": f"{low} to {high}",
+        "enough" if is_enough else "short": (
+            "committed" if saved == trained else "lost"
+        ),
+    }
+
+
+def terminate(cluster: Cluster, told: Sequence[Worker], grace: float) -> float:
+    """SIGTERM to some, and SIGKILL to all when the grace is over.
+
+    Returns:
+        How many seconds they lived.
+    """
+    began = time.monotonic()
+    send(told, signal.SIGTERM)
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: have_ended(cluster.workers), "they leave", grace)
+    seconds = time.monotonic() - began
+    send(cluster.workers, signal.SIGKILL)
+    return seconds
+
+
+def raw_write(here: Place, mebibytes: int) -> float:
+    """Seconds that so many bytes take to the disk."""
+    file, data = here.path / "raw", os.urandom(mebibytes << 20)
+    began = time.monotonic()
+    with file.open("wb", buffering=0) as raw:
+        raw.write(data)
+        os.fsync(raw.fileno())
+    seconds = time.monotonic() - began
+    file.unlink()
+    return seconds
+
+
+CAMPAIGN = Campaign(
+    name="deadlines",
+    promise=(
+        "SIGTERM at a random moment of a program with 1 to 64 MiB of state, in memory "
+        "or on a disk, that was told a grace of 2 to 6 s, and SIGKILL when that is "
+        "over; one process, or two that train together, of which one or both are told. "
+        f"Where the grace is {ENOUGH} times a step and a write of these bytes, or "
+        "more, the newest step is committed; where it is less, that or the commit "
+        "before stands. All are gone by then, with the restart code. (Of two, half a "
+        "second of the grace, a fifth of it at most, is for the notice's way to the "
+        "other one, and a periodic save that training waits for is part of the step.)"
+    ),
+    trials=400,
+    short=2,
+    mark="multiprocess",
+    prepare=prepare,
+    fixed=(
+        "A notice within a periodic save that training waits for was served after one "
+        "more step (`handler/test_notices.py`).",
+        "A process that had committed could be killed while Python took itself apart, "
+        "which nothing can end (`handler/test_session.py`).",
+        "At the deadline a journal on a busy disk could outlast what was left of the "
+        "grace (`handler/test_session.py`).",
+    ),
+)

@@ -1,0 +1,486 @@
+"""Disks that fail while a run saves, prunes, reads and starts again; no TensorFlow."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from campaigns.campaign import Campaign, Facts, Trial, silent
+from tests.checkpoint.fakes import (
+    FlatPayload,
+    Later,
+    OwnPayload,
+    Words,
+    make_saver,
+    names,
+)
+from tests.storage import faulty_disk
+from tests.storage.faulty_disk import Fault
+from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.payload import Payload, Permit, Staged
+from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.core.clock import Clock
+from tfpreempt.storage import failure
+
+ACTIONS = 8
+TODO = [
+    *failure.ADVICE.values(),
+    "Raise the limit",
+    "Mount it again",
+    "Check the disk",
+    "check the directory",
+]
+HALF = re.compile(r"ckpt-\d+\.(index|data-.*|tfpreempt-intent)")
+LATE = (errno.ETIMEDOUT, errno.ESTALE)  # what a network says of what it has done, too
+
+
+def said_in(attempt: str, name: str) -> bytes:
+    """The bytes of a file of a save: no other save has them."""
+    return f"{attempt}/{name};".encode() * 50
+
+
+def is_empty(path: str) -> bool:
+    """Whether it is an empty directory: nothing says whose it is."""
+    return os.path.isdir(path) and not os.listdir(path)
+
+
+class Own(OwnPayload):
+    """The data files are written after the capture, as large tensors are."""
+
+    def write(
+        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
+    ) -> Staged:
+        prepare()
+        self._put(save, names("ckpt")[:1])
+        return save
+
+    def write_tensors(self, save: Staged) -> Staged:
+        self._put(save, names("ckpt")[1:])
+        return save
+
+    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+        """What there is to see is seen in the files."""
+
+    def _put(self, save: Staged, files: list[str]) -> None:
+        for name in files:
+            data = said_in(save.attempt, name)
+            pathlib.Path(save.directory, name).write_bytes(data)
+
+
+class Flat(FlatPayload):
+    """As a CheckpointManager that keeps one."""
+
+    def write(
+        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
+    ) -> Staged:
+        prefix = os.path.join(self.directory, f"ckpt-{save.step}")
+        prepare(prefix)
+        for name in reversed(names("ckpt")):
+            path = pathlib.Path(
+                self.directory, name.replace("ckpt", f"ckpt-{save.step}")
+            )
+            path.write_bytes(said_in(save.attempt, name))
+        # As its own: a path is in its list once.
+        self.kept = [each for each in self.kept if each != prefix] + [prefix]
+        return dataclasses.replace(save, prefix=prefix)
+
+    restore = Own.restore
+
+
+class Function(FlatPayload):
+    """As a save_fn: whole before tfpreempt hears of it, and deleted by nobody."""
+
+    def write(
+        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
+    ) -> Staged:
+        stem = save.attempt.replace("run", "ckpt")
+        for name in reversed(names("ckpt")):
+            path = pathlib.Path(self.directory, name.replace("ckpt", stem))
+            path.write_bytes(said_in(save.attempt, name))
+        prepare()
+        return dataclasses.replace(save, prefix=os.path.join(self.directory, stem))
+
+    def committed(self) -> None:
+        """It keeps all."""
+
+    restore = Own.restore
+
+
+class Disk(Protocol):
+    """What a run is told of where it is.
+
+    Attributes:
+        root: a directory.
+    """
+
+    root: str
+
+    @property
+    def failed(self) -> int:
+        """Something fails, or failed since it was last sound."""
+        ...
+
+    def unsynced(self, path: str, below: str) -> str:
+        """Why a file may be gone after a loss of power, or differ; "" if it can't."""
+        ...
+
+    def sound(self) -> contextlib.AbstractContextManager[None]:
+        """For the body nothing fails that only looks."""
+        ...
+
+
+class Run:
+    """A run in a directory: its processes, one after the other.
+
+    Args:
+        disk: with the directory.
+        form: "own"; "flat": a manager writes there, which keeps one; "save_fn".
+        max_to_keep: in the own form.
+        has_lease: whether each process holds the lease of the directory.
+
+    Attributes:
+        facts: what it did.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        form: str,
+        max_to_keep: int | None = 2,
+        has_lease: bool = False,
+    ) -> None:
+        self._disk = disk
+        self._directory = os.path.join(disk.root, "run")
+        self._form = form
+        self._max_to_keep = max_to_keep if form == "own" else None
+        self._has_lease = has_lease
+        self._attempts = 0
+        self._reported = -1  # the newest that a save said is a commit
+        self._step = 0
+        self._saver: CheckpointSaver | None = None
+        self._lease: Lease | None = None
+        self.facts: Facts = {"form": form}
+
+    # --- what a program does ---------------------------------------------------------
+
+    def start(self, clock: Clock | None = None) -> None:
+        """The next process: cleans up, and restores the newest commit."""
+        self._leave()
+        with self._disk.sound():
+            os.makedirs(self._directory, exist_ok=True)
+        with self._ours("start"):
+            saver, word = self._made(clock)
+            if self._lease is not None:
+                self._lease.acquire(self._directory)
+            saver.start()
+            lost: list[str] = []
+            found = saver.loader.newest(lost.append, lost.append)
+            if self._reported >= 0 and self._number(found) < self._reported:
+                assert lost, f"{found} in place of {self._reported}, without a word"
+            if found is not None:
+                if not self._is_restored(saver, found):
+                    return
+                assert word.text == said_in(_attempt(found), "word").decode()
+                self._check_bytes(found)
+                self._step = found.step or 0
+            self._saver = saver
+
+    def save(self, *, is_async: bool = False) -> None:
+        """The next step is saved; its end says what is committed."""
+        if self._saver is None:
+            self.start()
+            return
+        saver, self._step = self._saver, self._step + 1
+        number, self._attempts = self._attempts, self._attempts + 1
+        attempt = f"run-{number}"
+        self._word.text = said_in(attempt, "word").decode()
+        commit = None
+        with self._ours("save"):
+            if self._form == "save_fn" or not is_async:
+                staged = saver.stage(self._step, attempt)
+                commit = saver.commit(staged, "save", [0])
+            else:
+                captured = saver.capture(self._step, attempt, Permit())
+                with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                    staged = thread.submit(saver.write, captured).result()
+                    commit = thread.submit(
+                        saver.commit, staged, "periodic", [0]
+                    ).result()
+        if commit is not None:
+            self._reported = number
+            self._check_lasts(commit.path)
+            self._count("commits")
+
+    def delete(self, rng: random.Random) -> None:
+        """A commit goes, as by `handler.delete_checkpoint`; or the disk leaves some."""
+        with self._disk.sound():
+            found = [e for e in catalog.scan(self._directory) if e.is_committed]
+        if self._saver is None or self._form != "own" or not found:
+            return
+        entry = found.pop(rng.randrange(len(found)))
+        self._reported = max(map(self._number, found), default=-1)
+        with self._ours("delete"):
+            there = self._saver.commit_of(entry.path)
+            assert there is not None
+            self._saver.delete(there)
+            with self._disk.sound():
+                assert not os.path.exists(entry.path)
+            self._count("deletions")
+
+    def finish(self) -> None:
+        """On a sound disk one more start and save leave nothing behind."""
+        self.start(Later())
+        self.save()
+        assert self._reported == self._attempts - 1
+        self._leave()
+        found = catalog.scan(self._directory)
+        keep = 1 if self._form == "flat" else self._max_to_keep
+        assert all(each.is_committed for each in found), found
+        assert keep is None or len(found) <= keep, [each.path for each in found]
+        known = {"checkpoint", ".tfpreempt-directory"}
+        for each in found:
+            known |= {each.holder, *_files(each)}
+        left = set(os.listdir(self._directory)) - known
+        left -= {name for name in left if is_empty(os.path.join(self._directory, name))}
+        if self._form != "own":  # files that others wrote are not ours to delete
+            left -= {name for name in left if HALF.fullmatch(name)}
+        assert not left, left
+
+    # --- what must hold --------------------------------------------------------------
+
+    def check(self) -> None:
+        """A process on a sound disk finds the newest commit, or a newer whole one."""
+        with self._disk.sound():
+            for each in catalog.scan(self._directory):
+                is_pruned = not (
+                    self._form == "own" or os.path.exists(each.path + ".index")
+                )
+                if each.is_committed and not is_pruned:
+                    self._check_bytes(each)
+            lost: list[str] = []
+            found = make_saver(self._directory).loader.newest(str, lost.append)
+            assert not lost, lost
+            assert self._number(found) >= self._reported, (
+                f"{found and found.path} of attempt {self._number(found)}; attempt "
+                f"{self._reported} was reported"
+            )
+
+    def _check_lasts(self, path: str) -> None:
+        """All that makes a commit was synced, and no sync of it failed."""
+        with self._disk.sound():
+            entry = catalog.at(path)
+            controls = map(entry.control, (layout.MANIFEST, layout.MARKER))
+            for name in (*map(entry.object, _files(entry)), *controls):
+                file = os.path.join(self._directory, name)
+                fault = self._disk.unsynced(file, self._directory)
+                assert not fault, fault
+
+    def _check_bytes(self, entry: Entry) -> None:
+        """It has all files of one save, and no other bytes."""
+        with self._disk.sound():
+            attempt = _attempt(entry)
+            files = _files(entry)
+            stem = os.path.basename(entry.prefix or "")
+            inside = "" if self._form == "own" else f"{entry.holder}/"
+            wanted = {stem + name.removeprefix("ckpt"): name for name in names("ckpt")}
+            wanted[f"{inside}states/word.state"] = "word"
+            assert files == set(wanted), f"{entry.path} has {files}"
+            for name, said in wanted.items():
+                data = pathlib.Path(entry.file(name)).read_bytes()
+                assert data == said_in(attempt, said), f"{name} in {entry.path}"
+
+    # --- details ---------------------------------------------------------------------
+
+    def _is_restored(self, saver: CheckpointSaver, found: Entry) -> bool:
+        try:
+            saver.loader.restore(found)
+        except OSError as error:  # what loads a State raises it as it is
+            said = f"{error} {vars(error)}"
+        else:
+            return True
+        assert "load() of" in said, said
+        self._count("starts failed")
+        return False
+
+    def _made(self, clock: Clock | None) -> tuple[CheckpointSaver, Words]:
+        registry = StateRegistry()
+        self._word = Words("word", registry=registry)
+        self._lease = Lease() if self._has_lease else None
+        payload: Payload
+        if self._form == "own":
+            payload = Own()
+        elif self._form == "save_fn":
+            payload = Function(self._directory)
+        else:
+            payload = Flat(self._directory)
+            payload.kept = self._flat_prefixes()
+        with self._disk.sound():
+            saver = make_saver(
+                self._directory,
+                payload,
+                registry=registry,
+                lease=self._lease,
+                max_to_keep=self._max_to_keep,
+                clock=clock,
+            )
+        return saver, self._word
+
+    def _flat_prefixes(self) -> list[str]:
+        """What a manager finds in its state file, the oldest first."""
+        with self._disk.sound():
+            found = pathlib.Path(self._directory).glob("ckpt-*.index")
+            by_age = sorted(found, key=lambda path: int(path.stem.rpartition("-")[2]))
+            return [str(path.with_suffix("")) for path in by_age]
+
+    def _leave(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+        self._saver = self._lease = None
+
+    @contextlib.contextmanager
+    def _ours(self, doing: str) -> Iterator[None]:
+        """What fails is ours, of the disk, and says what to do."""
+        try:
+            yield
+        except errors.CheckpointError as error:
+            said = str(error)
+        else:
+            return
+        assert self._disk.failed, f"{said} on a sound disk"
+        assert any(text in said for text in TODO), said
+        self._count(f"{doing}s failed")
+
+    def _count(self, what: str) -> None:
+        self.facts[what] = int(self.facts.get(what, 0)) + 1
+
+    def _number(self, entry: Entry | None) -> int:
+        return -1 if entry is None else int(_attempt(entry).removeprefix("run-"))
+
+
+def _files(entry: Entry) -> set[str]:
+    assert entry.manifest is not None
+    return {each.name for each in entry.manifest.files}
+
+
+def _attempt(entry: Entry) -> str:
+    assert entry.manifest is not None
+    return str(entry.manifest.metadata["attempt"])
+
+
+def drawn_fault(rng: random.Random) -> Fault:
+    """From some operation on something fails, for a while or for good.
+
+    What was written in good faith often fails when it is synced, and nothing else does.
+    """
+    if rng.random() < 0.15:
+        return Fault(
+            number=rng.choice([errno.EIO, errno.ENOSPC, errno.EDQUOT]),
+            first=rng.randrange(12),
+            count=rng.choice([1, 1, 3]),
+            is_late=False,
+            only="fsync",
+        )
+    number = rng.choice(faulty_disk.ERRORS)
+    return Fault(
+        number=number,
+        first=int(rng.choice([rng.expovariate(1 / 15), rng.uniform(0, 150)])),
+        count=rng.choice([1, 1, 2, 5, 20, None]),
+        is_late=number in LATE and rng.random() < 0.5,
+    )
+
+
+def trial(rng: random.Random) -> Facts:
+    """One run, its disk broken and mended at any time."""
+    with tempfile.TemporaryDirectory() as root, faulty_disk.disk(root) as disk:
+        run = Run(
+            disk,
+            form=rng.choices(["own", "flat", "save_fn"], [5, 3, 2])[0],
+            max_to_keep=rng.choice([1, 1, 2, 3, None]),
+            has_lease=rng.random() < 0.5,
+        )
+        run.start()
+        run.save()
+        run.check()
+        for _ in range(ACTIONS):
+            if rng.random() < 0.6:
+                disk.begin(drawn_fault(rng))
+            match rng.choices(["save", "start", "delete"], [15, 4, 2])[0]:
+                case "save":
+                    run.save(is_async=rng.random() < 0.5)
+                case "start":
+                    run.start()
+                case "delete":
+                    run.delete(rng)
+            run.check()
+            if rng.random() < 0.7:
+                disk.mend()
+        disk.mend()
+        run.finish()
+        run.check()
+        return run.facts
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """Without the warnings, which are right here."""
+    with silent(), faulty_disk.watching():
+        yield trial
+
+
+CAMPAIGN = Campaign(
+    name="disks",
+    promise=(
+        "A full disk, a used up quota, a read-only remount, EIO, ESTALE, ETIMEDOUT and "
+        "too many open files, at random operations of saves, prunings, deletions and "
+        "starts, "
+        "once, in a row or for good, or where files are synced alone: each save is a "
+        "commit or an error that says what to do; of what is reported as a commit each "
+        "file and each name was synced, and no sync of it failed; the newest commit "
+        "that was reported, or a newer whole one, is found, and none is said to be "
+        "lost."
+    ),
+    trials=20_000,
+    short=40,
+    mark="slow",
+    prepare=prepare,
+    fixed=[
+        "A commit that could not be looked at was passed over without a word, and "
+        "training began anew, or went on from an older one "
+        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_looked_at_is_not_"
+        "passed_over_in_silence`).",
+        "What could not be read for a moment had no rank, so that what was saved "
+        "meanwhile ranked below it (`checkpoint/test_bad_disk.py::test_what_cannot_be_"
+        "read_for_a_moment_ranks_below_what_is_saved_then`).",
+        "A flat commit could be made without one of its data files "
+        "(`checkpoint/test_bad_disk.py::test_no_data_file_is_left_out_of_a_flat_"
+        "commit`).",
+        "A directory that could not be looked at was said to be unmounted, or a file "
+        "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is_"
+        "not_said_to_be_unmounted`, `checkpoint/test_bad_disk.py::test_nor_to_be_a_"
+        "file`).",
+        "One ESTALE on its record lost a lease (`checkpoint/test_bad_disk.py::test_a_"
+        "lease_is_not_lost_where_a_network_forgets_it_for_a_moment`).",
+        "A deletion that failed half-way, and an intent that could not be written, "
+        "left what nobody removed (`checkpoint/test_bad_disk.py::test_a_deletion_that_"
+        "fails_at_a_folder_is_finished_by_the_next_start`, "
+        "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leaves_"
+        "nothing`).",
+        "A commit that could not be read for a moment was said to be deleted already, "
+        "and its copy was, by who deletes it (`checkpoint/test_bad_disk.py::test_nor_is"
+        "_it_said_to_be_gone_already`).",
+    ],
+)

@@ -1,0 +1,62 @@
+"""`model.fit`, interrupted at random moments by real signals, comes out the same.
+
+SIGTERM and SIGKILL, to one worker or to all, while the program starts, traces, trains,
+validates or ends. After each SIGTERM it begins no step any more, and the next process
+trains the next one; after a SIGKILL, one since the last periodic commit. At the end
+weights, optimizer, History and the order of rows are those of a fit that nobody
+interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+from campaigns.campaign import Campaign, Facts, Trial
+from tests.multiprocess.fits import DATA, LINES, Fit, undisturbed
+from tests.multiprocess.harness import Zygote, place
+from tests.multiprocess.storm import Storm
+
+CYCLES = 6
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks workers."""
+    zygote = Zygote()
+
+    def trial(rng: random.Random) -> Facts:
+        line, data = rng.choice(LINES), rng.choice(DATA)
+        world = rng.choices((1, 2), (3, 1))[0]
+        fit = Fit(line=line, data=data, world=world, epochs=4)
+        with place(zygote) as here:
+            storm = Storm(here, fit, rng)
+            interruptions = storm.run(CYCLES)
+            assert storm.last.results() == undisturbed(zygote, fit)
+        return {
+            "line": line,
+            "data": data,
+            "workers": f"{world}",
+            "interruptions": interruptions,
+            **storm.ends,
+        }
+
+    with contextlib.closing(zygote):
+        yield trial
+
+
+CAMPAIGN = Campaign(
+    name="fits",
+    promise=(
+        "`model.fit` under SIGTERM and SIGKILL, to one worker or to all, while it "
+        "starts, traces, trains, validates or ends. After SIGTERM the fit finishes the "
+        "step that it is in, begins none, and leaves with the restart code. No step is "
+        "left out or repeated that was committed, and weights, optimizer, History and "
+        "the order of rows are at the end those of a fit that nobody interrupted."
+    ),
+    trials=40,
+    short=1,
+    mark="multiprocess",
+    prepare=prepare,
+)

@@ -1,0 +1,392 @@
+"""Targets of the fuzz campaign: what is told of a run, and what a fit has saved.
+
+They are what people's commands read (journals, `.now` files, listings of buckets), what
+a process is told by its environment, and the records of `model.fit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import generate_latest
+from rich.console import Console
+
+from campaigns.target import Target, as_json, environment, written
+from tests.checkpoint.remote_commits import put_commit
+from tests.fakes.storage import FaultyObjectStore
+from tfpreempt.checkpoint import catalog, holder
+from tfpreempt.checkpoint.encoding import write_parts
+from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.verification import faults
+from tfpreempt.cli.doctor.slurm import ask_slurm
+from tfpreempt.cli.report import view
+from tfpreempt.cli.report.records import take_records
+from tfpreempt.cli.report.story import make_story
+from tfpreempt.cli.status import metrics, text
+from tfpreempt.cli.status.follow import Follower
+from tfpreempt.core.events import Commit, Decision, Exit, Notice, Outcome, Restored
+from tfpreempt.core.journal import Journal, JsonLines, read_files
+from tfpreempt.core.memory import VARIABLES, lent_memory
+from tfpreempt.handler.now import Doing, Now, now_path
+from tfpreempt.keras.callbacks import state as of_callbacks
+from tfpreempt.keras.fit import progress
+from tfpreempt.keras.record import Encoded, Record
+from tfpreempt.platforms.slurm import SlurmTerminationConfig
+from tfpreempt.storage.interface import ObjectStat
+from tfpreempt.testing.clock import FakeClock
+
+WALL = 1_700_000_000.0
+
+# --- journals, and what is told beside them -------------------------------------------
+
+
+def of_a_run() -> dict[str, bytes]:
+    """Journals of a run that was preempted once, by their names."""
+    clock = FakeClock(wall=WALL)
+    with tempfile.TemporaryDirectory() as directory:
+        ours = Path(directory)
+        supervisor = JsonLines(ours / "supervisor.jsonl", clock)
+
+        def say(event: str, **values: Any) -> None:
+            clock.advance(1.0)
+            supervisor.append({"event": event, "supervisor": "s", **values})
+
+        def record(*told: Any, incarnation: str) -> None:
+            for worker in range(2):
+                journal = Journal(ours, worker, clock, incarnation)
+                for each in told:
+                    clock.advance(1.0)
+                    journal.record(each)
+                journal.close()
+
+        commit = Commit(
+            step=7,
+            path="/x/7",
+            sequence=1,
+            world_size=2,
+            save_seconds=0.5,
+            bytes=900,
+            because="preemption",
+            step_seconds=0.25,
+        )
+        for number, outcome in enumerate((Outcome.COMMITTED, Outcome.FINISHED)):
+            name, step = f"s-{number}", 7 * number
+            path = "/x/7" if number else None
+            say("restarted" if number else "started", workers=2, incarnation=name)
+            record(
+                Restored(path=path, step=step, sequence=1, world_size=2),
+                Notice(source="x", worker=0, grace_seconds=30.0, received_at=1000.0),
+                Decision(round=1, boundary=7),
+                commit,
+                Exit(outcome=outcome, code=143, step=7 + step),
+                incarnation=name,
+            )
+            for worker in range(2):
+                codes = {"returncode": 143, "code": 143}
+                say("worker_ended", incarnation=name, worker=worker, **codes)
+            cause = "finished" if number else "preemption"
+            say("budget", cause=cause, is_used_up=False)
+        say("left", cause="finished", code=0)
+        supervisor.close()
+        return {each.name: each.read_bytes() for each in ours.iterdir()}
+
+
+RUN = of_a_run()
+JOURNALS = [b"".join(RUN.values()), *RUN.values()]
+NOW = Now(
+    at=WALL,
+    worker=0,
+    world=2,
+    host="host",
+    pid=100,
+    doing=Doing.TRAINING,
+    step=7,
+    steps_per_second=2.5,
+    stepped_at=WALL,
+    noticed_at=WALL,
+    deadline=WALL + 30.0,
+    upload=MirrorStatus(uri="gs://b/r", newest=7, uploading=7, total_bytes=900),
+)
+
+
+def word(**values: Any) -> bytes:
+    """What a worker says, but for these values."""
+    [said] = as_json(dataclasses.asdict(NOW) | values)
+    return said
+
+
+def told_in(place: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        written(data, place / name)
+    return place
+
+
+ROWS = 64  # of a table, which is drawn slowly: so it is of one input in eight too
+
+
+def is_drawn(data: bytes) -> bool:
+    return zlib.crc32(data) % 8 == 0
+
+
+def look(place: Path, *, draws: bool) -> None:
+    """What a run is at, in all the ways that it is shown."""
+    picture = Follower(place).look(WALL + 30.0)
+    assert picture.is_fine in (True, False)
+    if draws:
+        short = dataclasses.replace(picture, workers=picture.workers[:ROWS])
+        Console(file=io.StringIO(), width=160).print(text.table(short))
+    text.one_line(picture)
+    json.dumps(text.to_json(picture))
+    generate_latest(metrics.registry("run", lambda: picture))
+
+
+def status(data: bytes, place: Path) -> None:
+    """One text in the place of each journal: each takes what is for it."""
+    look(told_in(place, dict.fromkeys(RUN, data)), draws=is_drawn(data))
+
+
+def report(data: bytes, place: Path) -> None:
+    told_in(place, dict.fromkeys(RUN, data))
+    story = make_story(*take_records(read_files(place)))
+    if story is not None:
+        json.dumps(view.to_json(story))
+        if is_drawn(data):
+            view.show(Console(file=io.StringIO(), width=160), story)
+
+
+def read_word(data: bytes, place: Path) -> None:
+    """What a worker says, with the sum that belongs to it."""
+    told_in(place, RUN)
+    written(b"%08x %s\n" % (zlib.crc32(data), data), now_path(place, 0))
+    look(place, draws=is_drawn(data))
+
+
+# --- records of a fit -----------------------------------------------------------------
+
+
+def callback(name: str, **values: Any) -> Any:
+    """One that is known as a callback of Keras."""
+    made = type(name, (), {"__module__": "keras.callbacks"})()
+    vars(made).update(values)
+    return made
+
+
+class Counting:
+    """A callback of a user's."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+def callbacks() -> list[Any]:
+    return [
+        callback("EarlyStopping", wait=1, stopped_epoch=0, best=0.5, best_weights=None),
+        callback("History", epoch=[0], history={"loss": [0.5]}),
+        callback("ReduceLROnPlateau", best=float("inf"), cooldown_counter=0, wait=1),
+        callback("ProgbarLogger", seen=3, target=None, progbar=None),
+        callback(
+            "TensorBoard",
+            _writers={},
+            _epoch_start_time=1.5,
+            _global_train_batch=3,
+        ),
+        Counting({"x": [1, 2.5, ("y", None)]}),
+    ]
+
+
+def logger(place: Path) -> Any:
+    file = written(b"epoch,loss\n0,0.5\n", place / "log.csv")
+    return callback(
+        "CSVLogger",
+        filename=str(file),
+        writer=None,
+        sep=",",
+        keys=["loss"],
+        append_header=True,
+        csv_file=io.StringIO(),
+    )
+
+
+MADE_OF = {"keras": "keras", "steps": 5, "slots": 7, "weights": 4, "values": "1 2"}
+PLACE = progress.Progress(
+    fit=1,
+    phase="validation",
+    epoch=2,
+    batch=3,
+    loop={"num_batches": 5},
+    logs={"loss": 0.5},
+    histories=({"epoch": [0], "history": {"loss": [0.5]}, "made_of": MADE_OF},),
+    made_of=MADE_OF,
+)
+
+
+def record_of_a_fit() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        taken = {
+            "progress": Encoded.of(dataclasses.asdict(PLACE)),
+            "callbacks": of_callbacks.capture(callbacks()),
+            "files": of_callbacks.capture_files([logger(Path(directory))]),
+        }
+    record, buffer = Record("fuzz", lambda: taken), io.BytesIO()
+    record.unregister()
+    record.save(buffer)
+    return buffer.getvalue()
+
+
+def read_fit(data: bytes, place: Path) -> None:
+    found = Record.read(io.BytesIO(data))
+    if "progress" in found:
+        saved = progress.read(found["progress"])
+        progress.check_same(saved, MADE_OF, "/x")
+        progress.check_values(saved, MADE_OF, "/x")
+    if "callbacks" in found:
+        of_callbacks.restore(callbacks(), found["callbacks"])
+    if "files" in found:
+        with contextlib.ExitStack() as opened:
+            csv = logger(place)
+            opened.callback(lambda: csv.csv_file.close())
+            of_callbacks.restore_files([csv], found["files"])
+
+
+def read_fit_of(data: bytes, place: Path) -> None:
+    """Its header, with the parts that belong to it."""
+    header, _, parts = data.partition(b"\0")
+    buffer = io.BytesIO()
+    try:
+        write_parts(buffer, json.loads(header), [parts[:16], parts[16:]])
+    except (ValueError, RecursionError):
+        return
+    read_fit(buffer.getvalue(), place)
+
+
+def header_of(record: bytes) -> bytes:
+    """The header of what `write_parts` wrote, and all parts behind it."""
+    size = int.from_bytes(record[8:12], "little")
+    head = json.loads(record[12 : 12 + size])["header"]
+    return json.dumps(head).encode() + b"\0" + record[12 + size :]
+
+
+FIT = record_of_a_fit()
+
+# --- what a bucket lists --------------------------------------------------------------
+
+
+def objects_of_a_commit() -> dict[str, bytes]:
+    store, found = FaultyObjectStore(), {}
+    put_commit(store)
+    for name in store.list():
+        target = io.BytesIO()
+        store.get(name, target)
+        found[name] = target.getvalue()
+    return found
+
+
+COMMIT = objects_of_a_commit()
+HERE = dataclasses.replace(holder.this_process(30.0), pid=1 << 21)
+
+
+class Listed(FaultyObjectStore):
+    """Objects of which others say the names and sizes.
+
+    Attributes:
+        told: sizes by names.
+    """
+
+    told: dict[str, int]
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        yield from (name for name in sorted(self.told) if name.startswith(prefix))
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
+        found = super().stat(name, timeout=timeout)
+        if found is None and name not in self.told:
+            return None
+        return ObjectStat(size=self.told.get(name, 0))
+
+
+def read_listing(data: bytes, place: Path) -> None:
+    store = Listed()
+    store.told = {}
+    for line in data.decode("utf-8", "replace").split("\n"):
+        name, _, size = line.partition("\t")
+        is_size = size.isascii() and size.isdecimal() and len(size) < 20
+        store.told[name] = int(size) if is_size else 0
+    for name, content in COMMIT.items():
+        store.replace(name, content)
+    for entry in catalog.contents(store):
+        if entry.is_committed:
+            faults(entry, every_byte=True)
+    list(catalog.commits(store, lambda problem: None))
+    lease = StorePlace(store)
+    lease.look()
+    lease.take(HERE)
+
+
+# --- what the environment says --------------------------------------------------------
+
+
+def read_lent(data: bytes, place: Path) -> None:
+    texts = [environment(each) for each in (*data.split(b"\0", 2), b"")]
+    told = dict(zip(VARIABLES, (str(place), *texts), strict=False))
+    if (lent := lent_memory(told)) is not None:
+        assert lent_memory(lent.to_environment()) == lent
+
+
+def read_slurm(data: bytes, place: Path) -> None:
+    """Slurm's variables, and what scontrol answers."""
+    job, count, task, answer = [*map(environment, data.split(b"\0", 3)), *[""] * 4][:4]
+    told = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": count, "SLURM_PROCID": task}
+    ask_slurm(told, "exit", lambda command, seconds: answer)
+    config = SlurmTerminationConfig(
+        max_restarts=3,
+        requeue="scontrol",
+        environment=told,
+        run_command=lambda command, seconds: answer,
+    )
+    with contextlib.suppress(SystemExit):
+        config.leave(True)
+
+
+TARGETS = (
+    Target(name="status", read=status, seeds=JOURNALS),
+    Target(name="report", read=report, seeds=JOURNALS),
+    Target(
+        name="what a worker says",
+        read=read_word,
+        seeds=[word()],
+    ),
+    Target(name="record of a fit", read=read_fit, seeds=[FIT]),
+    Target(name="values of a fit", read=read_fit_of, seeds=[header_of(FIT)]),
+    Target(
+        name="listing of a bucket",
+        read=read_listing,
+        seeds=[
+            "\n".join(f"{name}\t{len(data)}" for name, data in COMMIT.items()).encode()
+            + b"\nlease/0000000001\t300\nother/x\t5"
+        ],
+    ),
+    Target(name="memory that is lent", read=read_lent, seeds=[b"20971520\x002"]),
+    Target(
+        name="Slurm",
+        read=read_slurm,
+        seeds=[
+            b"123\x001\x000\0RequeueExit = 1,142-150\nJobRequeue = 1\n"
+            b"JobId=123 Requeue=1 BatchFlag=1"
+        ],
+    ),
+)

@@ -1,0 +1,402 @@
+"""SIGKILL at random instants; then the same command again, which goes on by itself.
+
+Half of the kills come at a time drawn over the whole of a run, half before one of the
+file operations that an undisturbed run was seen to make; see programs/killed.py. Of
+those a phase is drawn first, so that each is hit, however few its operations are.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from campaigns.campaign import Campaign, Facts, Trial
+from tests.multiprocess.harness import (
+    PROGRAMS,
+    Cluster,
+    Place,
+    Worker,
+    Zygote,
+    place,
+    records,
+    wait_until,
+)
+from tests.multiprocess.storm import have_ended, send
+from tfpreempt.checkpoint.layout import CLAIM_SUFFIX
+from tfpreempt.core.memory import LentMemory
+
+MOST = 4
+"""Kills of one run, before it is left alone."""
+AFTER = 0.2
+"""Seconds at most until the others are killed too, as by whoever started them."""
+ROOM = 64 << 20
+TOO_LATE = "too late"
+NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*([.-]([0-9a-f]*\d[0-9a-f]*|[0-9a-f]{8}))*")
+NEITHER = re.compile(r"/\.tfpreempt-(probe|put)-|\.metadata\.json$|\.beat$")
+KEPT = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is killed.
+
+    Attributes:
+        name: for people.
+        program: a file under programs/, and its arguments.
+        world: number of processes.
+        is_supervised: whether it is a supervisor, with the program as its worker.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    world: int = 1
+    is_supervised: bool = False
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether it is a worker or two that programs/recorded.py can run."""
+        return self.world <= 2 and not self.is_supervised
+
+    def start(self, here: Place, wrapper: str = "killed.py", **env: str) -> Cluster:
+        """Starts it in that place, like any time before.
+
+        Args:
+            here: the place.
+            wrapper: a program that runs programs.
+            **env: more environment variables.
+        """
+        memory = here.path / "memory"
+        memory.mkdir(exist_ok=True)
+        lent = LentMemory(directory=str(memory), bytes=ROOM, workers=self.world)
+        env |= lent.to_environment()
+        env["TFPREEMPT_REMOTE_CHECKPOINT_DIR"] = f"{here.path}/mirror"
+        env["TMPDIR"] = str(here.path)  # TensorFlow cannot clear up when it is killed
+        if self.is_supervised:
+            file, *more = self.program
+            command = [sys.executable, PROGRAMS / file, here.checkpoints, *more]
+            options = ["--log-dir", here.path / "logs", "--backoff", 0, "--"]
+            program = ["supervisor.py", *options, *command]
+        else:
+            program = list(self.program)
+        has_config = "--strategy=mwms" in self.program
+        return here.start(
+            wrapper, *program, world=self.world, tf_config=has_config, env=env
+        )
+
+    def said(self, cluster: Cluster, here: Place) -> list[Worker]:
+        """Where its workers speak."""
+        if not self.is_supervised:
+            return list(cluster)
+        return [Worker(0, here.path / "logs/worker-0.log", here.path / "never")]
+
+
+TRAIN = ("train.py", "--shares", "--save-every=3", "--pause=0.02", "--strategy=mwms")
+TRAIN_SYNC = (*TRAIN, "--sync-saves")  # workers write shares, which the chief merges
+JOBS = {
+    Job(name="states", program=("chain.py", "30")): 700,
+    Job(name="snapshots", program=("chain.py", "60", "rarely")): 150,
+    Job(name="save_fn", program=("chain.py", "30", "save_fn")): 200,
+    Job(name="supervisor", program=("chain.py", "20"), is_supervised=True): 240,
+    Job(name="tensorflow", program=TRAIN): 160,
+    Job(name="tensorflow", program=TRAIN, world=2): 60,
+    Job(name="tensorflow", program=TRAIN_SYNC, world=2): 100,
+    Job(name="tensorflow", program=TRAIN_SYNC, world=3): 80,
+    Job(name="manager", program=(*TRAIN, "--form=manager")): 110,
+}
+"""By weight."""
+
+RARE = {"share": 4, "merge": 8, "takeover": 2, "restore": 2}
+"""Phases by weight, where it is more than 1: few jobs, or few runs, have them."""
+AT_START = {"read": "restore", "lease": "takeover"}
+"""What operations are for in a run that goes on from one that was killed."""
+REMOVED = 0.15
+"""Share of the kills after which somebody removes a commit by hand."""
+
+GOES_ON = "tfpreempt: goes on at step"
+TAKEN = re.compile(r"tfpreempt: the snapshot of step (\d+) stopped training")
+
+Operations = list[collections.Counter[str]]
+"""How many of each kind, by worker."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """One run of a job that nothing happens to, and one more.
+
+    Attributes:
+        results: of the workers.
+        seconds: from the start to the end.
+        operations: of the first run.
+        at_start: of the other one, which restores, and has nothing left to do.
+        left: see `left_in`.
+    """
+
+    results: list[str]
+    seconds: float
+    operations: Operations
+    at_start: Operations
+    left: set[str]
+
+    def phases(self, *, is_restart: bool) -> dict[str, list[dict[str, Any]]]:
+        """Where a worker can be killed: plans for programs/killed.py, the latest."""
+        found = collections.defaultdict(list)
+        for operations in (self.operations, *[self.at_start] * is_restart):
+            for worker, counts in enumerate(operations):
+                for kind, count in counts.items():
+                    plan = {"worker": worker, "kind": kind, "count": count}
+                    if operations is not self.at_start:
+                        found[kind].append(plan)
+                    elif kind in AT_START:
+                        found[AT_START[kind]].append(plan)
+        return found
+
+
+def watch(zygote: Zygote, job: Job) -> Undisturbed:
+    """Runs it undisturbed."""
+    with place(zygote) as here:
+        cluster, began = job.start(here), time.monotonic()
+        cluster.expect(*[0] * job.world)
+        seconds = time.monotonic() - began
+        results = results_of(job, cluster, here)
+        operations = take_operations(job, here)
+        job.start(here).expect(*[0] * job.world)
+        at_start = take_operations(job, here)
+        left = left_in(here)
+    return Undisturbed(
+        results=results,
+        seconds=seconds,
+        operations=operations,
+        at_start=at_start,
+        left=left,
+    )
+
+
+def take_operations(job: Job, here: Place) -> Operations:
+    """What the run did that has just ended."""
+    files = [here.path / f"operations-{worker}" for worker in range(job.world)]
+    found = [collections.Counter(file.read_text().split()) for file in files]
+    for file in files:
+        file.unlink()
+    return found
+
+
+def results_of(job: Job, cluster: Cluster, here: Place) -> list[str]:
+    """What each worker said last; a log may be that of several runs."""
+    found = (worker.lines("result")[-1] for worker in job.said(cluster, here))
+    return [" ".join(each) for each in found]
+
+
+def left_in(here: Place) -> set[str]:
+    """What lies in the places of a run; numbers and tokens do not count.
+
+    The memory is not among them: whoever lends it takes it back. Nor is what nobody can
+    tell from a file of a process that lives, and goes an hour later (a claim without a
+    machine is one, too); nor a note, which some commits have, nor the beat of a lease,
+    which takes a while to come.
+    """
+    found = set()
+    for root in (here.checkpoints, here.path / "mirror"):
+        for path in root.rglob("*"):
+            name = str(path.relative_to(here.path))
+            if name.startswith("ckpt/journal") or NEITHER.search(name):
+                continue
+            if not any(is_of_no_machine(each) for each in (path, *path.glob("*"))):
+                found.add(NUMBERS.sub("#", name))
+    return found
+
+
+def is_of_no_machine(path: Path) -> bool:
+    """Whether it is a claim whose writer was killed before it said where it runs."""
+    return path.suffix == CLAIM_SUFFIX and path.stat().st_size == 0
+
+
+def check_kept(here: Place) -> None:
+    """No more commits are there than are kept, and one more: retention comes last.
+
+    So it is with their copies.
+    """
+    for root in (here.checkpoints, here.path / "mirror"):
+        commits = sorted(root.glob("*/COMMITTED"))
+        assert len(commits) <= KEPT + 1, commits
+
+
+def newest_snapshot(job: Job, cluster: Cluster) -> int:
+    """The step of the newest whole snapshot that a run has told of; 0: of none."""
+    if job.name != "snapshots":
+        return 0
+    return max(map(int, TAKEN.findall(cluster[0].output)), default=0)
+
+
+def step_of(commit: Path) -> int:
+    """The step of a commit that is a directory of its own."""
+    return int(commit.name.split(".")[0])
+
+
+def remove_a_commit(here: Place, rng: random.Random) -> int | None:
+    """As somebody does by hand; the newest step that is left.
+
+    None if there was nothing to do: no commit that is a directory, or a single one.
+    """
+    found = [path.parent for path in here.checkpoints.glob("[0-9]*/COMMITTED")]
+    if len(found) < 2:
+        return None
+    found.remove(removed := rng.choice(found))
+    shutil.rmtree(removed)
+    return max(map(step_of, found))
+
+
+def check_restored(job: Job, cluster: Cluster, here: Place, committed: int) -> int:
+    """All workers have restored what was committed before, or something newer.
+
+    Returns:
+        The newest step that is reported as committed now.
+    """
+    for worker in job.said(cluster, here):
+        newest = 0 if job.is_supervised else committed  # its log is that of all runs
+        for word, step, *_ in (line.split() for line in saying(worker)):
+            if word == "restored":
+                assert int(step) >= newest, f"{newest} is lost\n{worker.output}"
+            else:
+                newest = int(step)
+        committed = max(committed, newest)
+    commits = records(here.checkpoints, "commit")
+    return max([committed, *(int(record["step"]) for record in commits)])
+
+
+def saying(worker: Worker) -> list[str]:
+    """What it says of steps, in order."""
+    lines = worker.output.splitlines()
+    return [line for line in lines if re.match(r"(restored|committed) \d", line)]
+
+
+def kill(
+    job: Job,
+    here: Place,
+    known: Undisturbed,
+    rng: random.Random,
+    *,
+    is_restart: bool,
+) -> tuple[Cluster, str]:
+    """One run that is killed, and when."""
+    if rng.random() < 0.5:
+        when, victim = "killed at any time", rng.randrange(job.world)
+        cluster = job.start(here)
+        time.sleep(rng.uniform(0, known.seconds))
+        send([cluster[victim]], signal.SIGKILL)
+    else:
+        phases = known.phases(is_restart=is_restart)
+        weights = [RARE.get(phase, 1) for phase in phases]
+        [phase] = rng.choices(list(phases), weights)
+        plan = rng.choice(phases[phase])
+        when = f"killed in {phase}"
+        victim, plan["count"] = plan["worker"], rng.randint(1, plan["count"])
+        cluster = job.start(here, KILL_AT=json.dumps(plan))
+    if job.is_supervised:
+        when = "killed in the supervisor"
+    everyone = list(cluster)
+    wait_until(
+        lambda: cluster[victim].code is not None,
+        f"an end, {when}",
+        say=cluster.story(),
+    )
+    is_killed = cluster[victim].code == -signal.SIGKILL
+    if is_killed and not have_ended(everyone):
+        time.sleep(rng.uniform(0, AFTER))
+        send(everyone, signal.SIGKILL)
+    if is_killed:
+        cluster.wait()
+        return cluster, when
+    cluster.expect(*[0] * job.world)
+    return cluster, TOO_LATE
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks all of them, and what each job is undisturbed."""
+    zygote = Zygote()
+    undisturbed = functools.cache(functools.partial(watch, zygote))
+
+    def trial(rng: random.Random) -> Facts:
+        job = rng.choices(list(JOBS), list(JOBS.values()))[0]
+        known = undisturbed(job)
+        whens: list[str] = []
+        with place(zygote) as here:
+            try:
+                committed, left = 0, None
+                for _ in range(rng.randint(1, MOST)):
+                    is_restart = bool(whens)
+                    cluster, when = kill(job, here, known, rng, is_restart=is_restart)
+                    whens.append(when)
+                    committed = check_restored(job, cluster, here, committed)
+                    committed = max(committed, newest_snapshot(job, cluster))
+                    if when == TOO_LATE:
+                        break
+                    if not job.is_supervised and rng.random() < REMOVED:
+                        left = remove_a_commit(here, rng)
+                    if left is not None:
+                        whens.append("a commit removed by hand")
+                        committed = left
+                        break
+                for _ in range(2):
+                    is_told = committed > 0 and not job.is_supervised
+                    cluster = job.start(here)
+                    cluster.expect(*[0] * job.world)
+                    committed = check_restored(job, cluster, here, committed)
+                    assert results_of(job, cluster, here) == known.results
+                    assert GOES_ON in cluster[0].output or not is_told
+                differs = left_in(here) ^ known.left
+                assert not differs, f"left, or gone: {sorted(differs)}"
+                check_kept(here)
+            except Exception as error:
+                raise AssertionError(f"{job}, {whens}: {error}") from error
+            restored = records(here.checkpoints, "restored", tier="memory")
+        return {
+            "job": job.name,
+            "processes": f"{job.world}",
+            "kills": sum(when.startswith("killed") for when in whens),
+            "went on from memory": len(restored),
+            **collections.Counter(whens),
+        }
+
+    with contextlib.closing(zygote):
+        yield trial
+
+
+CAMPAIGN = Campaign(
+    name="kills",
+    promise=(
+        "SIGKILL, once or several times in a row, to a handler with named States that "
+        "notes, copies and deletes commits, to one with a save_fn, to one that takes "
+        "snapshots and commits rarely, to the supervisor, "
+        "to TensorFlow's multi-worker training with 1, 2 and 3 processes, and to one "
+        "with a CheckpointManager: half of them at any time of a run, half before a "
+        "file operation of a save, a share, a merge, a rename, retention, an upload, a "
+        "snapshot, a restore, the lease or its takeover. Now and then a commit is "
+        "removed by hand before the next start. The same command again goes on from "
+        "the newest commit that was reported and is there, or a newer one, or from a "
+        "newer snapshot where one was whole, says from which, and comes to the same "
+        "bytes; one more run later nothing lies there that an undisturbed run does not "
+        "leave."
+    ),
+    trials=1440,
+    short=5,
+    mark="multiprocess",
+    prepare=prepare,
+    fixed=(
+        "A worker that was killed as it began a save left, in memory or on a network's "
+        "disk, a claim that named no machine, which stayed for an hour "
+        "(`checkpoint/test_claims.py`).",
+    ),
+)

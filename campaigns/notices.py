@@ -1,0 +1,320 @@
+"""Notices everywhere in the life of a program, one or many at once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from campaigns.campaign import Campaign, Facts, Trial
+from tests.multiprocess.harness import (
+    HEARD_WITHIN,
+    RESTART,
+    STEPS,
+    Cluster,
+    Place,
+    Worker,
+    Zygote,
+    place,
+    records,
+    wait_until,
+)
+
+WAYS = {"run": 2, "scope": 2, "keras": 1, "tf_keras": 1}
+STRATEGIES = {"none": 4, "mirrored": 2, "mwms": 1, "two workers": 3}
+"""By weight. The last two are multi-worker ones, of one worker and of two."""
+
+STARTS = ("import", "strategy", "construct")
+ENDS = ("after", "export")
+TRAINS_ONCE = ("trace", "last")
+TRAINS = ("step", "validation", "between", "callbacks", "save", "write")
+"""Phases, see programs/noticed.py; a start comes to the last ones more than once."""
+
+SENT = ("one", "two", "ten", "burst")
+BURST = 0.05
+MOMENT = 0.1
+"""Seconds: at most so long a phase lasts, and a notice waits, from its beginning."""
+
+DECIDED_WITHIN = 0.1
+"""Seconds from the record of a notice until a boundary sees it: another thread decides
+meanwhile. A step that was asked for by then is the last one."""
+
+TENSORFLOW_TELLS_WITHIN = 2.0
+"""Seconds from a signal between the strategy and the handler, which its code hears."""
+
+LIMIT = 120.0
+KILLED = -signal.SIGTERM
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """What is run."""
+
+    way: str
+    strategy: str
+
+    @property
+    def world(self) -> int:
+        return 2 if self.strategy == "two workers" else 1
+
+    def start(self, here: Place, *more: str) -> Cluster:
+        name = "mwms" if self.world > 1 else self.strategy
+        options = (f"--way={self.way}", f"--strategy={name}")
+        config = name == "mwms"
+        return here.start(
+            "noticed.py", *options, *more, world=self.world, tf_config=config
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What was so when the first signal was sent."""
+
+    at: float  # monotonic, which all processes of a machine share
+    is_heard: bool  # whether a handler listened by then
+
+
+def draw(rng: random.Random, by_weight: dict[str, int]) -> str:
+    return rng.choices(list(by_weight), list(by_weight.values()))[0]
+
+
+@functools.cache
+def undisturbed(zygote: Zygote, program: Program) -> list[dict[str, Any]]:
+    """The results of a program that nobody tells to go."""
+    with place(zygote) as here:
+        cluster = program.start(here)
+        cluster.expect(*[0] * program.world)
+        return cluster.results()
+
+
+class Run:
+    """A program that is started again and again, and the steps that it has trained.
+
+    Args:
+        here: where it runs.
+        program: what.
+        rng: draws everything.
+    """
+
+    def __init__(self, here: Place, program: Program, rng: random.Random) -> None:
+        self._here = here
+        self._program = program
+        self._rng = rng
+        self._trained = 0
+        self._sent = rng.choice(SENT)
+        self.counted = Counter[str]()
+
+    def start(self, *more: str) -> Cluster:
+        """Starts it, and lets it come to its end."""
+        cluster = self._start(*more)
+        self._check(cluster, None)
+        return cluster
+
+    def _start(self, *more: str) -> Cluster:
+        self._here.speed_up()
+        return self._program.start(self._here, *more)
+
+    def notice(self) -> str | None:
+        """Starts it, and tells some of its workers to go.
+
+        Returns:
+            In which phase; None where it had ended before.
+        """
+        rng, world = self._rng, self._program.world
+        phase = rng.choice(self._phases())
+        is_protected = world > 1 or rng.random() < 0.75
+        more = [
+            f"--phase={phase}",
+            f"--count={rng.randint(1, 3) if phase in TRAINS else 1}",
+            f"--linger={rng.uniform(0, MOMENT):.3f}",
+        ]
+        if not is_protected:
+            more.append("--unprotected")
+        if has_grace := rng.random() < 0.25:
+            more.append("--grace=30")
+        if rng.random() < 0.5 and phase != "write":
+            more.append("--sync-saves")
+        if rng.random() < 0.25:
+            more.append("--children")
+        cluster = self._start(*more)
+        workers = rng.sample(list(cluster), rng.randint(1, world))
+        watched = rng.choice(workers)
+        for worker in workers:
+            worker.wait_line("began")  # or it ends by the signal, as any program does
+        wait_until(
+            lambda: watched.lines("in") or watched.code is not None,
+            f"in {phase}",
+            say=cluster.story(),
+        )
+        told = None
+        if watched.lines("in"):
+            time.sleep(rng.uniform(0, MOMENT))
+            told = self._send(workers)
+        self._check(cluster, told, is_protected=is_protected, has_grace=has_grace)
+        return phase if told else None
+
+    def _phases(self) -> list[str]:
+        """Those that the next start comes to."""
+        found = [*STARTS, *ENDS]
+        if self._trained > 0:
+            found.append("restore")
+        if self._trained < STEPS:
+            found += [*TRAINS_ONCE, *TRAINS]
+        return found
+
+    def _send(self, workers: list[Worker]) -> Told | None:
+        """Signals these workers, and their children; None where all had ended."""
+        rng = self._rng
+        counts = {"one": 1, "two": 2, "ten": 10, "burst": rng.randint(3, 20)}
+        count = counts[self._sent]
+        pauses = [BURST / count if self._sent == "burst" else 0.0] * count
+        told = None
+        is_heard = any(worker.lines("listens") for worker in workers)
+        self._here.slow_down()
+        for pause in pauses:
+            for worker in workers:
+                children = [int(pid) for (pid,) in worker.lines("child")]
+                for pid in rng.sample([worker.pid, *children], len(children) + 1):
+                    if worker.code is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGTERM)
+                            self.counted["signals"] += 1
+                            if pid == worker.pid and told is None:
+                                told = Told(time.monotonic(), is_heard)
+            time.sleep(pause)
+        self.counted["notices"] += told is not None
+        return told
+
+    def _check(
+        self,
+        cluster: Cluster,
+        told: Told | None,
+        *,
+        is_protected: bool = True,
+        has_grace: bool = False,
+    ) -> None:
+        """How it ended, and that it trained the steps that were left, from the next.
+
+        Once it was told it finishes the step that it is in, and begins none. It can end
+        normally only if that was the last one.
+        """
+        codes, before = cluster.wait(LIMIT), self._trained
+        for worker in cluster:
+            steps = [int(number) for (number,) in worker.lines("step")]
+            assert steps == [*range(before + 1, before + len(steps) + 1)], (
+                f"{cluster.story()}\nsteps {steps} after step {before}"
+            )
+            self._trained = max(self._trained, before + len(steps))
+        allowed = {0} if told is None else {0, RESTART}
+        is_over = self._trained == STEPS
+        if told and not is_protected and (is_over or not told.is_heard):
+            allowed.add(KILLED)
+        assert set(codes) <= allowed, f"{cluster.story()}\n{codes}"
+        if 0 in codes:
+            assert is_over, f"{cluster.story()}\n{codes}"
+        if told is not None:
+            last = self._last_step(cluster, told, before)
+            trains_on = self._trained > last
+            may_train_on = has_grace and self._has_committed(told, last)
+            assert may_train_on or not trains_on, (
+                f"{cluster.story()}\n{codes}, told at {told.at}: no step after {last} "
+                "was to begin"
+            )
+            self.counted["trained on"] += trains_on
+        ends = {0: "finished", RESTART: "restarted", KILLED: "killed"}
+        self.counted.update(ends[code] for code in codes)
+
+    def _last_step(self, cluster: Cluster, told: Told, before: int) -> int:
+        """The last step that a program may train which was told.
+
+        A process alone makes none that it asked for once it had decided. Of
+        two workers the one that is a step ahead decides, so what counts is where either
+        asked whether to make a step: that may be before a save that both make.
+        """
+        limit = told.at + (HEARD_WITHIN if told.is_heard else TENSORFLOW_TELLS_WITHIN)
+        if self._program.world > 1:
+            # Who was not told may begin the first before the other has a handler.
+            return newest(cluster, "enters", limit) or before + 1
+        notices = records(self._here.checkpoints, "notice")
+        heard = [each["monotonic"] for each in notices if each["monotonic"] >= told.at]
+        decided = [each + DECIDED_WITHIN for each in heard]
+        return newest(cluster, "enters", min([limit, *decided])) or before
+
+    def _has_committed(self, told: Told, last: int) -> bool:
+        """Whether the notice was served by a commit, after which it may train on.
+
+        One that came in a periodic save is served by that: nothing is written twice.
+        """
+        return any(
+            commit["monotonic"] >= told.at
+            and commit["step"] <= last
+            and (commit["because"] == "preemption" or commit["step"] >= last - 1)
+            for commit in records(self._here.checkpoints, "commit")
+        )
+
+
+def newest(cluster: Cluster, word: str, limit: float) -> int:
+    """The last step of which a worker has said this until then; 0 without one."""
+    said = (each for worker in cluster for each in worker.lines(word))
+    return max((int(number) for number, at in said if float(at) <= limit), default=0)
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks workers."""
+    zygote = Zygote()
+
+    def trial(rng: random.Random) -> Facts:
+        program = Program(draw(rng, WAYS), draw(rng, STRATEGIES))
+        with place(zygote) as here:
+            run = Run(here, program, rng)
+            phases = {"first in": run.notice(), "then in": run.notice()}
+            results = run.start().results()
+            assert results == undisturbed(zygote, program)
+        return {
+            "way": program.way,
+            "strategy": program.strategy,
+            **{when: phase for when, phase in phases.items() if phase},
+            **run.counted,
+        }
+
+    with contextlib.closing(zygote):
+        yield trial
+
+
+CAMPAIGN = Campaign(
+    name="notices",
+    promise=(
+        "SIGTERM to a program that is alone or one of two workers, by `run()`, in a "
+        "watch scope or in `model.fit`; once, twice, ten times at once or in a burst; "
+        "to the process, or to its children too; at the imports, the strategy, the "
+        "handler, the restore, the first trace, in a step, a validation, between "
+        "epochs, in other callbacks, in a periodic or an asynchronous save, in the "
+        "last step, after it, and in an export. The process finishes the step that it "
+        "is in, begins none (of two workers both finish the one that either is in), "
+        "and leaves with the restart code; the next one trains the step after that. "
+        "Where there was a grace of 30 s it may train on, once it has committed that "
+        "step. Only who was told in the last step, or after it, ends normally. At the "
+        "end all is bit for bit what an undisturbed run yields. Where `protect()` was "
+        "not called, the signal itself may end a process in which no handler listens "
+        "yet, or that has trained all."
+    ),
+    trials=260,
+    short=3,
+    mark="multiprocess",
+    prepare=prepare,
+    fixed=(
+        "Under `protect()` a signal that came while the interpreter ended changed the "
+        "exit code (`handler/test_protected_processes.py`).",
+        "A process of a pool that got a stranger's SIGTERM and its pool's as one held "
+        "up the end of the program for ever; and so did one that died of that while it "
+        "held the lock of its pool's queue (`notice/test_signal_processes.py`).",
+    ),
+)

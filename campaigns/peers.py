@@ -1,0 +1,540 @@
+"""One worker of two or three that dies, freezes, or is cut off, in any phase.
+
+The worker stays in the phase (see programs/peer.py) until the fault is made. So there
+is no race: what the others have not heard of it by then, they do not hear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import random
+import re
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from campaigns.campaign import Campaign, Facts, Trial
+from tests.multiprocess.harness import (
+    RESTART,
+    Cluster,
+    Place,
+    Worker,
+    Zygote,
+    place,
+    records,
+    wait_until,
+)
+
+ALL = "of all"
+CHIEF = "of the chief"
+OTHERS = "of the others"
+
+UNTOLD = {
+    "start": ALL,
+    "restore": ALL,
+    "periodic save": ALL,
+    "periodic done": OTHERS,
+    "periodic marker": CHIEF,
+    "periodic commit": CHIEF,
+    "step": ALL,
+    "final count": ALL,
+    "after final count": ALL,
+    "finished": CHIEF,
+    "final done": OTHERS,
+    "final marker": CHIEF,
+    "final commit": CHIEF,
+}
+"""Phases of a run that nobody is told to leave, in order, and whose they are."""
+
+BEFORE_FINISHED = ("final count", "after final count", "finished")
+"""All have made their last step, and wait in close() for the word that all have."""
+
+IN_THE_FINAL_SAVE = ("final done", "final marker", "final commit")
+"""Whose word has come. All wait for the chief to say that the end is committed."""
+
+TOLD = {
+    "notice": ALL,
+    "count": ALL,
+    "decision": CHIEF,
+    "after decision": CHIEF,
+    "step": ALL,
+    "save": ALL,
+    "share": ALL,
+    "done": OTHERS,
+    "after done": OTHERS,
+    "marker": CHIEF,
+    "commit": CHIEF,
+    "after commit": CHIEF,
+    "bye": OTHERS,
+    "exit": ALL,
+}
+"""Those of a run that is told, in order."""
+
+WITHIN_THE_STEP = ("notice", "count", "decision", "after decision")
+"""All stand in the step in which the notice came."""
+
+WORDS = ("start", "step", "agreement", "save", "final save", "exit")
+"""By which a worker names the phase in which it missed another one."""
+
+PASSING = ("stopped for 5 s", "slow by 10 s")
+FAULTS = ("killed", "stopped for good", "cut off", "no memory", "hangs", *PASSING)
+NAMELESS = ("no memory", "hangs")
+"""It may answer like any other, and stand still: only a deadline ends that."""
+
+GRACES = (None, None, 20)
+PAUSE = 2.5
+"""Seconds of a step, where training goes on until the grace is almost over."""
+LIMIT = 30.0
+"""Seconds in which the others end, where the grace is not longer."""
+BUSY = 10.0
+"""Seconds more on a busy machine, and for what TensorFlow takes to end."""
+LATE = 2.0
+"""The same where a grace was told, and the machine goes when that is over."""
+
+LEFT_OUT = "has no part of worker"
+"""What a restart says of a commit that was made without a worker's part."""
+
+SAVED_AT = 4
+OPTIONS = ("--strategy=mwms", f"--save-every={SAVED_AT}", "--shares")
+
+networks = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What happens to whom, and when.
+
+    Attributes:
+        fault: of FAULTS.
+        phase: of TOLD or UNTOLD.
+        victim: the worker.
+        world: number of workers.
+        told: who gets a notice; None: nobody.
+        grace: that comes with it.
+        is_async: whether training goes on while a periodic save is written.
+    """
+
+    fault: str
+    phase: str
+    victim: int
+    world: int
+    told: int | None
+    grace: int | None
+    is_async: bool
+
+    @property
+    def saves(self) -> list[str]:
+        """Options of every run."""
+        return [] if self.is_async else ["--sync-saves"]
+
+    @property
+    def options(self) -> list[str]:
+        """Those of the run that is disturbed."""
+        if self.grace is None:
+            return self.saves
+        return [*self.saves, f"--grace={self.grace}", f"--pause={PAUSE}"]
+
+    def limit(self, worker: int, fault: float, notice: float) -> tuple[float, float]:
+        """When a worker is to have ended, and how much later on a busy machine.
+
+        Args:
+            worker: one that lives on.
+            fault: when it was made.
+            notice: when it came, if one did.
+        """
+        has_heard = self.phase != "notice" or worker == self.victim
+        is_stopped = self.fault == "stopped for 5 s" and worker == self.victim
+        if self.grace is not None and has_heard and not is_stopped:
+            return notice + self.grace, LATE
+        if self.fault not in PASSING:
+            return fault + LIMIT, BUSY
+        return fault + 2 * LIMIT, BUSY  # it all goes on, to its own end
+
+    def codes(self, worker: int) -> set[int]:
+        """With which a worker may end that lives on."""
+        if self.fault in PASSING:
+            return {0 if self.told is None else RESTART}
+        if self.told is None and self.phase in IN_THE_FINAL_SAVE:
+            return {RESTART}  # all end well, or all are started again
+        if self.told is None and self.phase in BEFORE_FINISHED:
+            # With the chief the store is lost. Without another one all are started
+            # again, with the final state, unless that one was needed for its save.
+            has_lost_the_store = (self.victim == 0) != (worker == self.victim)
+            return {RESTART} if has_lost_the_store else {RESTART, 1}
+        if self.told is None:
+            return {1}
+        if self.phase == "notice" and worker != self.victim:
+            return {1, RESTART}  # nobody else has heard of it
+        if self.fault == "no memory":
+            return {1, RESTART}  # an error that it raises is raised by all
+        return {RESTART}
+
+
+def draw(rng: random.Random) -> Case:
+    """Any of them."""
+    is_told = rng.random() < 0.8
+    phases = TOLD if is_told else UNTOLD
+    phase = rng.choice(list(phases))
+    world = rng.choice((2, 2, 3))
+    others = rng.randrange(1, world)
+    victim = {CHIEF: 0, OTHERS: others, ALL: rng.choice((0, others))}[phases[phase]]
+    told = victim if phase == "notice" else rng.randrange(world)
+    faults = [each for each in FAULTS if has_limit(each, phase, victim, is_told)]
+    fault = rng.choice(faults)
+    graces = GRACES[-1:] if fault in NAMELESS else GRACES
+    return Case(
+        fault=fault,
+        phase=phase,
+        victim=victim,
+        world=world,
+        told=told if is_told else None,
+        grace=rng.choice(graces) if is_told else None,
+        is_async=rng.random() < 0.3,
+    )
+
+
+def has_limit(fault: str, phase: str, victim: int, is_told: bool) -> bool:
+    """Whether the others do not wait for minutes, or for whoever ends a hang."""
+    if fault in NAMELESS:
+        return is_told  # who hangs by it is ended by a deadline
+    is_of_silence = fault in ("stopped for good", "cut off")
+    return not (phase == "start" and victim == 0 and is_of_silence)
+
+
+@functools.cache
+def has_networks() -> bool:
+    """Whether processes may have networks of their own here."""
+    tried = "unshare --net ip link add to0 type veth peer name to1"
+    return subprocess.run(tried, shell=True, capture_output=True).returncode == 0
+
+
+class Run:
+    """One cluster, with its fault.
+
+    Args:
+        here: where it runs.
+        case: what happens.
+    """
+
+    def __init__(self, here: Place, case: Case) -> None:
+        self._here = here
+        self._case = case
+        self._network = Network(case.world) if case.fault == "cut off" else None
+        plan = {"worker": case.victim, "phase": case.phase}
+        self.cluster = start(
+            here, case.world, *case.options, plan=plan, network=self._network
+        )
+        self._victim = self.cluster[case.victim]
+        self._noticed = 0.0
+
+    def come_to_the_phase(self) -> None:
+        """The victim stays there, the others do what they do."""
+        case, here, cluster = self._case, self._here, self.cluster
+        if case.told is not None:
+            for worker in cluster:
+                worker.wait_line("holding notice")
+            self._noticed = cluster[case.told].send(signal.SIGTERM)
+            if case.phase not in WITHIN_THE_STEP:
+                for index in range(case.world):
+                    cluster.wait_record("decision", worker=index)
+                here.release("notice")
+        self._victim.wait_line("holding peer")
+
+    def make_the_fault(self) -> float:
+        """Returns when it began, in wall seconds."""
+        case, victim, now = self._case, self._victim, time.time()
+        match case.fault:
+            case "killed":
+                victim.send(signal.SIGKILL)
+                wait_until(lambda: victim.code is not None, "it is gone")
+            case "stopped for good":
+                victim.send(signal.SIGSTOP)
+            case "stopped for 5 s":
+                victim.send(signal.SIGSTOP)
+                time.sleep(5)
+                victim.send(signal.SIGCONT)
+            case "slow by 10 s":
+                if case.phase in WITHIN_THE_STEP:
+                    self._here.release("notice")
+                time.sleep(10)
+            case "no memory":
+                has_now = memory_of(victim)
+                resource.prlimit(victim.pid, resource.RLIMIT_AS, (has_now, has_now))
+            case "cut off":
+                assert self._network is not None
+                self._network.cut_off(self.cluster, case.victim)
+            case "hangs":
+                pass  # where it is
+        if case.fault != "slow by 10 s" and case.phase in WITHIN_THE_STEP:
+            self._here.release("notice")
+        if case.fault != "hangs":
+            self._here.release("peer")
+        return now
+
+    def judge(self, began: float) -> dict[str, Any]:
+        """All that live on end in time, rightly, and say why; what became of them."""
+        case, cluster = self._case, self.cluster
+        is_cut_off_early = case.fault == "cut off" and case.phase == "start"
+        may_live_on = case.fault in (*PASSING, "cut off", "hangs")
+        lives_on = may_live_on and not is_cut_off_early
+        judged = {
+            index: worker
+            for index, worker in enumerate(cluster)
+            if lives_on or index != case.victim
+        }
+        limits = {i: case.limit(i, began, self._noticed) for i in judged}
+        last = max(sum(limit) for limit in limits.values())
+        waited_for = Cluster(list(judged.values()), cluster.checkpoints)
+        waited_for.wait(last - time.time() + 1.0)
+        ends = {index: worker.ended_at for index, worker in judged.items()}
+        for index, worker in judged.items():
+            by, more = limits[index]
+            assert ends[index] < by + more, (
+                f"worker {index} ended {ends[index] - by:.1f} s late\n{cluster.story()}"
+            )
+            assert worker.code in case.codes(index), (
+                f"worker {index} ended with {worker.code}\n{cluster.story()}"
+            )
+        outcomes = {
+            int(record["worker"]): str(record["outcome"])
+            for record in records(cluster.checkpoints, "exit")
+            if record["worker"] in judged
+        }
+        if case.fault in PASSING and case.told is not None:
+            assert set(outcomes.values()) == {"committed"}, cluster.story()
+        for index, worker in judged.items():
+            if case.fault in NAMELESS:
+                continue  # nobody can know who it is
+            if worker.code == 1 or outcomes.get(index) == "lost":
+                self._check_told(index, worker)
+        return {
+            "seconds": max(ends.values()) - began,
+            "outcomes": outcomes,
+            "is busy": any(ends[index] > limits[index][0] for index in judged),
+        }
+
+    def _check_told(self, index: int, worker: Worker) -> None:
+        """A line says who is gone, and in which phase."""
+        case = self._case
+        gone = [case.victim]
+        if index == case.victim:  # cut off: to itself, the others are
+            gone = [j for j in range(case.world) if j != index]
+        whom = "|".join(map(str, gone))
+        line = rf"workers? ([\d, ]*, )?({whom})\b.*\bin (the |a )?({'|'.join(WORDS)})"
+        assert re.search(line, worker.output), (
+            f"worker {index} does not say that {gone} is gone, and when\n"
+            f"{self.cluster.story()}"
+        )
+
+    def end(self) -> None:
+        """Whoever started them ends what is left."""
+        for worker in self.cluster:
+            if worker.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.send(signal.SIGKILL)
+        self.cluster.wait()
+
+
+def start(
+    here: Place,
+    world: int,
+    *options: str,
+    plan: dict[str, Any] | None = None,
+    network: Network | None = None,
+) -> Cluster:
+    """Starts train.py; a worker stays in a phase if there is a plan."""
+    env = {"PEER_AT": json.dumps(plan)}
+    if network is not None:
+        here.hold("network")
+        env["PEER_NETWORK"] = network.prefix
+    cluster = here.start("peer.py", *OPTIONS, *options, world=world, env=env)
+    if network is not None:
+        for worker in cluster:
+            worker.wait_line("holding network")
+        network.connect(cluster)
+        here.release("network")
+    return cluster
+
+
+def memory_of(worker: Worker) -> int:
+    """Bytes of addresses that it has."""
+    with open(f"/proc/{worker.pid}/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+class Network:
+    """A wire between each two workers, which have networks of their own.
+
+    All of it goes with the processes.
+
+    Args:
+        world: number of workers.
+    """
+
+    NOBODY = "02:00:00:00:00:01"
+
+    def __init__(self, world: int) -> None:
+        self.prefix = f"10.77.{next(networks) % 256}."
+        self._world = world
+
+    def connect(self, cluster: Cluster) -> None:
+        for i, j in itertools.combinations(range(self._world), 2):
+            ends = [f"to{j}", "netns", cluster[i].pid]
+            ends += ["type", "veth", "peer", "name", f"to{i}", "netns", cluster[j].pid]
+            execute("ip", "link", "add", *ends)
+        for i, worker in enumerate(cluster):
+            lines = ["link set lo up", f"address add {self.prefix}{i}/32 dev lo"]
+            for j in self._others(i):
+                there = f"{self.prefix}{i} peer {self.prefix}{j}"
+                lines += [f"address add {there} dev to{j}", f"link set to{j} up"]
+            self._do(worker, lines)
+
+    def cut_off(self, cluster: Cluster, victim: int) -> None:
+        """What is sent from there or to there arrives nowhere, and nobody is told."""
+        for i, worker in enumerate(cluster):
+            lost = self._others(victim) if i == victim else [victim]
+            entries = [f"{self.prefix}{j} dev to{j}" for j in lost if j != i]
+            nobody = f"lladdr {self.NOBODY} nud permanent"
+            self._do(worker, [f"neighbour replace {each} {nobody}" for each in entries])
+
+    def _others(self, index: int) -> list[int]:
+        return [j for j in range(self._world) if j != index]
+
+    def _do(self, worker: Worker, lines: list[str]) -> None:
+        inside = ("nsenter", f"--net=/proc/{worker.pid}/ns/net")
+        execute(*inside, "ip", "-batch", "-", text="\n".join(lines) + "\n")
+
+
+def execute(*command: object, text: str = "") -> None:
+    subprocess.run(
+        [str(each) for each in command], input=text, text=True, check=True, timeout=30
+    )
+
+
+def run_undisturbed(zygote: Zygote, world: int) -> list[dict[str, Any]]:
+    """What the workers yield where nothing happens."""
+    with place(zygote) as here:
+        cluster = start(here, world)
+        cluster.expect(*[0] * world)
+        return cluster.results()
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """The zygote that forks workers."""
+    zygote = Zygote()
+    undisturbed = functools.cache(functools.partial(run_undisturbed, zygote))
+
+    def trial(rng: random.Random) -> Facts:
+        case = draw(rng)
+        if case.fault == "cut off" and not has_networks():
+            return {"fault": "cut off: not tried, no networks can be made here"}
+        try:
+            with place(zygote) as here:
+                return try_case(here, case, undisturbed(case.world))
+        except Exception as error:
+            raise AssertionError(f"{case}: {error}") from error
+
+    with contextlib.closing(zygote):
+        yield trial
+
+
+def try_case(here: Place, case: Case, undisturbed: list[dict[str, Any]]) -> Facts:
+    """The fault, and the same command again."""
+    if case.phase in ("start", "restore"):
+        before = start(here, case.world, *case.saves, f"--steps={SAVED_AT}")
+        before.expect(*[0] * case.world)
+    here.hold("peer")
+    if case.told is not None:
+        here.hold("notice")
+    run = Run(here, case)
+    run.come_to_the_phase()
+    ended = run.judge(run.make_the_fault())
+    run.end()
+    commits = records(here.checkpoints, "commit")
+    committed = max((int(record["step"]) for record in commits), default=0)
+    again = start(here, case.world, *case.saves)
+    again.expect(*[0] * case.world)
+    for worker in again:
+        [[step, _]] = worker.lines("restored")
+        assert int(step) >= committed, f"{committed} is lost\n{again.story()}"
+    if not any(LEFT_OUT in worker.output for worker in again):
+        assert again.results() == undisturbed, again.story()
+    return {
+        "fault": case.fault,
+        "phase": case.phase if case.told is not None else f"{case.phase}, untold",
+        "victim": "the chief" if case.victim == 0 else "another one",
+        "workers": f"{case.world}",
+        "saves": "asynchronous" if case.is_async else "waited for",
+        "others": ", ".join(sorted(set(ended["outcomes"].values()))) or "raised",
+        "ended within": f"{(ended['seconds'] // 10 + 1) * 10:.0f} s",
+        "ended later, as the machine was busy": int(ended["is busy"]),
+    }
+
+
+CAMPAIGN = Campaign(
+    name="peers",
+    promise=(
+        "One worker of two or three of TensorFlow's multi-worker training, the chief "
+        "or another one, is killed (as by the kernel where memory is out), stopped for "
+        "good, cut off in its own network namespace, can get no more memory "
+        "(RLIMIT_AS), hangs, is stopped for 5 s, or is slow by 10 s: at the start, in "
+        "the restore, in a step, in a periodic save, asynchronous or not, before its "
+        "part, its marker and its commit, before and after it says that it has made "
+        "its last step, before the chief says that all have, and in the final save; "
+        "and under a notice before each key "
+        "that it inserts, in the step that follows, in its save or its share, before "
+        "the marker, before and after the commit, and in the exit. Where a grace was "
+        f"told the others are gone when it is over, or {LATE:.0f} s later on a busy "
+        f"machine; else within {LIMIT:.0f} s, or {BUSY:.0f} s later. They leave with "
+        "the restart code; with 1 where nobody was told, or the lack of memory raised "
+        "an error. Where nobody was told and all had made their last step, all end "
+        "well, or none does: with 1 if the final save needed the other, otherwise with "
+        "the restart code, to meet it again. Who leaves "
+        "without a commit names the lost worker and the phase. Who was silent for a "
+        "moment costs nothing. The same command again "
+        "goes on from the newest commit that was reported, to the same bytes, or says "
+        "whose part that commit is without. Not tried, for they have no such limit: a "
+        "chief that falls silent at the start, which may wait for its lease; and a "
+        "hang, or a lack of memory, where no deadline was told. Nobody can name who "
+        "only hangs. `model.fit` is not tried here (see fits)."
+    ),
+    trials=300,
+    short=0,  # test_peers.py tries each fault
+    mark="multiprocess",
+    prepare=prepare,
+    fixed=(
+        "At the start a dead worker was waited for, for five minutes "
+        "(`coordination/test_rendezvous.py`).",
+        "A worker that had no memory for its part of a collective read of a periodic "
+        "save trained on, and its next step met the read of the others "
+        "(`checkpoint/test_writer_faults.py`, `handler/test_session.py`).",
+        "A save with others that the chief had given up hung for five minutes, where "
+        "no deadline was told (`coordination/test_coordinator.py`).",
+        "A machine that went in the final save, as it had told, was a failure "
+        "(`handler/test_session.py`).",
+        "An alarm that rang as main gave up its wait ended the process in its exit "
+        "(`coordination/test_coordinator.py`).",
+        "Who left for want of another worker did not say in which phase, and after a "
+        "failed collective not even which one (`coordination/test_coordinator.py`, "
+        "`handler/test_lost_peers.py`).",
+        "A worker that was cut off in its exit outlived its grace, as TensorFlow took "
+        "leave of the chief (`handler/test_session.py`, `campaigns/test_peers.py`).",
+        "Who waited in close() for a chief that was frozen, or that it was cut off "
+        "from, waited for ever (`coordination/test_runtime.py`, "
+        "`campaigns/test_peers.py`).",
+        "Who had told its part of the final save left with 0, and a chief that died, "
+        "or failed, after that came back alone; likewise the others, where one died "
+        "after its last step. A first way to mend that took a chief that gave its word "
+        "late for one that nobody had heard (`handler/test_final_vote.py`).",
+        "Who raised by a connection that a peer broke off did not name that peer, if "
+        "it had not heard of it otherwise (`handler/test_lost_peers.py`).",
+    ),
+)

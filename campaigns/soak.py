@@ -1,0 +1,348 @@
+"""An hour of training with something every few seconds: two pairs of workers at once.
+
+One pair is under `tfpreempt run`, and is notified, killed, stopped and robbed of
+commits again and again, while its supervisor lives on. The other one is never started
+again. So each step of the one is there in the other, to be compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from campaigns.campaign import Campaign, Facts, Trial
+from campaigns.damage import flip, garble, truncate
+from campaigns.kills import step_of
+from tests.multiprocess.harness import Place, Zygote, place, wait_until
+from tests.multiprocess.supervised import Run, run
+from tfpreempt.core.memory import LentMemory
+
+WORLD = 2
+TRAIN = ("--steps=1000000000", "--soak", "--shares", "--save-every=20")
+TRAIN += ("--pause=0.03", "--strategy=mwms")
+OPTIONS = ("--hang-timeout", "4")
+OPTIONS += ("--failure-grace", "1", "--max-failures", "1000000")
+MEMORY = 64 << 20
+MOMENT = 4.0
+"""Seconds at most until the next disturbance."""
+SHORT_STOP = 1.5
+"""Seconds: nobody takes a worker for dead, or for hung."""
+STEPS = 50
+"""From a start, or a disturbance, until processes are measured."""
+LIMIT = 240.0
+
+Sample = dict[str, int]
+"""What there is of something, by its unit."""
+
+Digests = dict[tuple[int, int], str]
+"""What a worker holds after a step: by worker and step, whoever makes it first."""
+
+
+class Pair:
+    """Two workers of one run, by what their logs say.
+
+    Args:
+        logs: of each worker; appended to by whatever takes its place.
+        digests: common to all pairs.
+    """
+
+    def __init__(self, logs: Sequence[Path], digests: Digests) -> None:
+        self._logs = logs
+        self._digests = digests
+        self._read = [0] * WORLD
+        self.restored = [-1] * WORLD
+        self.starts = [0] * WORLD
+        self.steps = [0] * WORLD
+        """Made since the last start."""
+        self.newest = 0
+
+    def look(self) -> None:
+        """Reads on; each step is what it was when it was made elsewhere, or before."""
+        for worker, log in enumerate(self._logs):
+            if not log.exists():
+                continue
+            with log.open("rb") as file:
+                file.seek(self._read[worker])
+                whole, _, _ = file.read().rpartition(b"\n")
+            self._read[worker] += len(whole) + bool(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                word, *said = line.split() or [""]
+                if word == "restored":
+                    self.starts[worker] += 1
+                    self.restored[worker], self.steps[worker] = int(said[0]), 0
+                elif word == "step":
+                    self._check(worker, int(said[0]), said[1])
+
+    def _check(self, worker: int, step: int, digest: str) -> None:
+        expected = self.restored[worker] + self.steps[worker] + 1
+        assert step == expected, f"worker {worker}: step {step}, not {expected}"
+        known = self._digests.setdefault((worker, step), digest)
+        assert known == digest, f"worker {worker}: {digest} at {step}, not {known}"
+        self.steps[worker] += 1
+        self.newest = max(self.newest, step)
+
+    def wait_steps(self, more: Sequence[int] = (0, 0), starts: int = 0) -> None:
+        """Waits until each has made some steps more, since it was started so often."""
+
+        def has_gone_on() -> bool:
+            self.look()
+            counts = zip(self.steps, more, strict=True)
+            has_stepped = all(now >= before + STEPS for now, before in counts)
+            return has_stepped and min(self.starts) >= starts
+
+        try:
+            wait_until(has_gone_on, "steps", LIMIT)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def story(self) -> str:
+        """The last that each has said."""
+        return "\n".join(
+            log.read_text(errors="replace")[-4000:] if log.exists() else f"no {log}"
+            for log in self._logs
+        )
+
+
+class Commits:
+    """The commits in a directory, of which some are damaged, and never all."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._damaged: set[int] = set()  # by inode: a name may come again
+
+    def whole(self) -> list[Path]:
+        """Those that nothing was done to, the newest last."""
+        found = [marker.parent for marker in self._directory.glob("*/COMMITTED")]
+        whole = []
+        for path in found:
+            with contextlib.suppress(FileNotFoundError):  # retention was faster
+                if path.stat().st_ino not in self._damaged:
+                    whole.append(path)
+        return sorted(whole, key=step_of)
+
+    def measure(self) -> Sample:
+        """What lies there but for journals, and what was damaged: that may stay."""
+        found = 0
+        for path in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.name != "journal" and path.stat().st_ino not in self._damaged:
+                    found += 1 + len(list(path.rglob("*")))
+        return {"files": found}
+
+    def damage(self, rng: random.Random, *, is_newest: bool) -> None:
+        """Of the whole ones but one, one loses a file's bytes, or is gone."""
+        whole = self.whole()
+        if len(whole) < 2:
+            return
+        path = whole[-1 if is_newest else 0]
+        with contextlib.suppress(FileNotFoundError):
+            self._damaged.add(path.stat().st_ino)
+            if rng.random() < 0.3:
+                shutil.rmtree(path)
+            else:
+                files = sorted(file for file in path.rglob("*") if file.is_file())
+                rng.choice((flip, garble, truncate))(rng.choice(files), rng)
+
+
+# --- what is measured ----------------------------------------------------------------
+
+MOST = {"threads": 3, "descriptors": 3, "files": 4}
+"""More in the second half of a run than in the first. Pools of threads grow a little
+where the machine is busy, and from start to start a worker has two descriptors more
+or less; what is kept of each save or restart comes to hundreds in an hour."""
+SHARE = 0.04
+"""Of memory, more: a worker's allocator holds 9 MiB more or less from time to time."""
+KEPT = 3
+"""KiB more for each step of a process. TensorFlow keeps 1.6 of each sum over
+two processes, with nothing of ours in them; a save, which sums too, some 6."""
+ENOUGH = 12
+"""Samples, before halves are compared."""
+
+
+def held_by(pid: int) -> Sample:
+    """What a process holds; of its memory what no file is behind."""
+    process = Path(f"/proc/{pid}")
+    status = process.joinpath("status").read_text().splitlines()
+    [memory] = [line.split()[1] for line in status if line.startswith("RssAnon")]
+    threads, descriptors = (len(os.listdir(process / name)) for name in ("task", "fd"))
+    return {"threads": threads, "descriptors": descriptors, "KiB": int(memory)}
+
+
+def check_flat(samples: dict[str, list[Sample]]) -> None:
+    """After a quarter of them, in which caches fill, halves have the same median."""
+    for what, taken in samples.items():
+        if len(taken) < ENOUGH:
+            continue
+        counted = taken[len(taken) // 4 :]
+        half = len(counted) // 2
+        before, after = (
+            {unit: statistics.median(each[unit] for each in some) for unit in some[0]}
+            for some in (counted[:half], counted[half:])
+        )
+        more = {unit: after[unit] - before[unit] for unit in before}
+        kept = SHARE * before.get("KiB", 0) + KEPT * more.pop("steps", 0)
+        for unit, value in more.items():
+            most = {**MOST, "KiB": kept}[unit]
+            assert value <= most, f"{value} {unit} more, {what}: {counted}"
+
+
+# --- what is done --------------------------------------------------------------------
+
+
+class Soak:
+    """Both pairs, and what happens to them.
+
+    Args:
+        made: the supervised run.
+        calm_place: where the other one runs.
+    """
+
+    def __init__(self, made: Run, calm_place: Place) -> None:
+        self._made = made
+        self._lock = threading.Lock()
+        digests: Digests = {}
+        logs = [made.here.path / f"logs/worker-{i}.log" for i in range(WORLD)]
+        self._stormy = Pair(logs, digests)
+        memory = calm_place.path / "memory"
+        memory.mkdir()
+        lent = LentMemory(directory=str(memory), bytes=MEMORY, workers=WORLD)
+        self._alive = calm_place.start(
+            "train.py", *TRAIN, world=WORLD, env=lent.to_environment()
+        )
+        logs = [calm_place.path / f"process-{i + 1}.log" for i in range(WORLD)]
+        self._calm = Pair(logs, digests)
+        self._commits = Commits(made.here.checkpoints)
+        self._other_commits = Commits(calm_place.checkpoints)
+        self._samples = defaultdict[str, list[Sample]](list)
+        for pair in (self._stormy, self._calm):
+            pair.wait_steps()
+
+    def trial(self, rng: random.Random) -> Facts:
+        """One disturbance of each pair."""
+        with self._lock:
+            before = self._stormy.newest
+            beside = rng.choice(("stop", "damage", "nothing"))
+            kind = rng.choice(("notice", "kill", "hang", "damage", "stop"))
+            time.sleep(rng.uniform(0, MOMENT))
+            if beside == "stop":
+                self._stop(rng, [each.pid for each in self._alive])
+            elif beside == "damage":
+                self._other_commits.damage(rng, is_newest=False)
+            for pair in (self._stormy, self._calm):
+                pair.look()
+            made = list(self._calm.steps)
+            if kind == "stop":
+                self._stop_supervised(rng)
+            else:
+                self._end(kind, rng)
+            self._calm.wait_steps(made)
+            assert self._calm.starts == [1] * WORLD, self._calm.story()
+            more = self._sample(is_new=kind != "stop")
+            check_flat(self._samples)
+        steps = self._stormy.newest - before
+        return {"stormy": kind, "calm": beside, "steps": steps, **more}
+
+    def _stop_supervised(self, rng: random.Random) -> None:
+        """Stops the supervised pair for a moment; the pair trains on."""
+        made, starts = list(self._stormy.steps), list(self._stormy.starts)
+        self._stop(rng, self._pids())
+        self._stormy.wait_steps(made)
+        assert self._stormy.starts == starts, self._stormy.story()
+
+    def _end(self, kind: str, rng: random.Random) -> None:
+        """Something ends the supervised pair, or hangs it, and it is started again."""
+        pair, pids = self._stormy, self._pids()
+        if kind == "damage":
+            self._commits.damage(rng, is_newest=rng.random() < 0.7)
+        # None of these steps may be lost: with a notice, none at all.
+        reached = [step_of(commit) for commit in self._commits.whole()]
+        if kind == "notice":
+            reached.append(pair.newest)
+        number = {"notice": signal.SIGTERM, "hang": signal.SIGSTOP}
+        for pid in rng.choice([pids, pids[:1], pids[1:]]):
+            os.kill(pid, number.get(kind, signal.SIGKILL))
+        pair.wait_steps(starts=min(pair.starts) + 1)
+        first, second = pair.restored
+        assert first == second >= max(reached), (
+            f"{kind}: {pair.restored} after {reached}\n{pair.story()}"
+        )
+
+    def _pids(self) -> list[int]:
+        """Of the supervised workers."""
+        return [self._made.pid(worker) for worker in range(WORLD)]
+
+    @staticmethod
+    def _stop(rng: random.Random, victims: Sequence[int]) -> None:
+        """Stands still for a moment that nobody is taken for dead in."""
+        for pid in victims:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(rng.uniform(0, SHORT_STOP))
+        for pid in victims:
+            os.kill(pid, signal.SIGCONT)
+
+    def _sample(self, *, is_new: bool) -> Facts:
+        """Measures all that is there; how much more it is than at the last time.
+
+        Args:
+            is_new: the workers of the supervised pair were started again.
+        """
+        now = {
+            "supervisor": held_by(self._made.supervisor.pid),
+            "stormy directory": self._commits.measure(),
+            "calm directory": self._other_commits.measure(),
+        }
+        for worker, calm in enumerate(self._alive):
+            made = {"steps": self._calm.steps[worker]}
+            now[f"calm worker {worker}"] = {**held_by(calm.pid), **made}
+            if is_new:  # so that all of these are of the same age
+                now[f"stormy worker {worker}"] = held_by(self._made.pid(worker))
+        more: Facts = {}
+        for what, sample in now.items():
+            taken = self._samples[what]
+            taken.append(sample)
+            for unit, value in sample.items():
+                more[f"{unit} more, {what}"] = value - taken[-2:][0][unit]
+        return more
+
+
+@contextlib.contextmanager
+def prepare() -> Iterator[Trial]:
+    """Both pairs train for as long as there are trials."""
+    with (
+        contextlib.closing(Zygote()) as zygote,
+        place(zygote) as here,
+        place(zygote) as calm_place,
+        run(here, WORLD, *OPTIONS, program=("train.py", *TRAIN)) as made,
+    ):
+        yield Soak(made, calm_place).trial
+
+
+CAMPAIGN = Campaign(
+    name="soak",
+    promise=(
+        "Two workers under `tfpreempt run`, for an hour; every 15 s or so one or both "
+        "are notified, killed or hang, a commit is damaged or removed before they are "
+        "killed, they stand still for a moment, or what waits for their next start is "
+        "killed. Beside them two workers train the same, stand still now and then, "
+        "lose commits, and are never started again. The run goes on from the newest "
+        "whole commit or a newer snapshot, after a notice from the newest step; what "
+        "a step yields is byte for byte the same however often it is made, and the "
+        "same as in the run that nothing ends. Threads, descriptors and memory of the "
+        "supervisor and of new workers do not grow, nor does what lies in their "
+        "directories; those of the old workers no more than by what TensorFlow keeps "
+        f"of each step, {KEPT} KiB."
+    ),
+    trials=240,
+    short=2,
+    mark="multiprocess",
+    prepare=prepare,
+)
