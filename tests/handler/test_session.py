@@ -686,7 +686,7 @@ def test_a_way_out_that_never_ends_is_ended() -> None:
     """With the code that it was to have, and another error on its way."""
 
     def program() -> None:
-        exit = SystemExit(7)
+        exit = process_end.WatchedExit(7)
         process_end.LastExit(exit, 0.05)
         try:
             raise exit
@@ -702,7 +702,7 @@ def test_a_way_out_that_never_ends_is_ended() -> None:
 def test_an_exit_that_was_caught_ends_nothing() -> None:
     def program() -> None:
         before = threading.active_count()
-        exit = SystemExit(7)
+        exit = process_end.WatchedExit(7)
         process_end.LastExit(exit, 0.05)
         with contextlib.suppress(SystemExit):
             raise exit
@@ -734,8 +734,8 @@ def test_who_serves_on_after_a_caught_exit_is_left_alone(
         way = f"def main():\n{way}\nmain()"
     program = (
         "import contextlib, os, threading, time\n"
-        "from tfpreempt.handler.process_end import LastExit\n"
-        "exit = SystemExit(7)\n"
+        "from tfpreempt.handler.process_end import LastExit, WatchedExit\n"
+        "exit = WatchedExit(7)\n"
         "LastExit(exit, 1.0)\n"
         "watching = threading.enumerate()[-1]\n"
         "def serve():\n"
@@ -766,13 +766,13 @@ def test_python_takes_itself_apart_where_there_is_time(end: str, printed: str) -
     """
     program = (
         "import atexit, os, sys\n"
-        "from tfpreempt.handler.process_end import LastExit\n"
+        "from tfpreempt.handler.process_end import LastExit, WatchedExit\n"
         "class Last:\n"
         "    def __del__(self, write=os.write):\n"
         "        write(1, b'taken apart\\n')\n"
         "sys.last = Last()\n"
         "atexit.register(lambda: print('hook'))\n"
-        "exit = SystemExit(7)\n"
+        "exit = WatchedExit(7)\n"
         f"LastExit(exit, {end})\n"
         "try: raise exit\n"
         "finally: print('finally')\n"

@@ -23,6 +23,7 @@ from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import HANDS_IN, Member, Members
 from tfpreempt.handler.process_end import (
     LastExit,
+    WatchedExit,
     exit_hard,
     keep_streams,
     skip_last_collections,
@@ -111,8 +112,10 @@ class ExitPath:
             deadlines = self.coordinator.deadlines
             left = LINGER if deadlines.told is None else max(SHORTEST, deadlines.left)
             is_answered = self.cluster.world == 1 or not self.coordinator.lost_because
+            if type(exit) is SystemExit:
+                exit = WatchedExit(exit.code)
             self._last_exit = LastExit(exit, left, can_reach_all=is_answered)
-            raise
+            raise exit
         except BaseException:  # of an exit function that restarts in this process
             REGISTRY.stay()
             raise

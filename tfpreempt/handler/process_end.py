@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its own exit hook must come after ours
 import contextlib
-import dis
 import gc
 import logging
 import multiprocessing
@@ -118,6 +117,23 @@ def _code(exit: SystemExit) -> int:
     return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
 
 
+class WatchedExit(SystemExit):
+    """A SystemExit that records whether it ended the main thread.
+
+    The interpreter reads the code of an exit, and no function of the program calls it,
+    when the exit has passed the last frame of the program.
+    """
+
+    has_ended_main = False
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]
+        """The exit code of the process."""
+        if sys._getframe().f_back is None:
+            self.has_ended_main = True
+        return self.args[0]
+
+
 class LastExit(OwnedThread):
     """Sees to it that a process which is on its way out gets out.
 
@@ -177,24 +193,8 @@ class LastExit(OwnedThread):
         error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
         while error is not None and error is not self._exit:
             error = error.__context__  # another one, in a `finally` of the way out
-        return error is self._exit or (not main.is_alive() and self._has_ended_main())
-
-    def _has_ended_main(self) -> bool:
-        """Whether it came through main's outermost frame, and that did not return.
-
-        Until Python 3.11 the traceback begins at the last frame that caught it. It went
-        further from there if it was the last that the frame raised: again, or, at the
-        end of a `with` or `finally`, as if from where it came.
-        """
-        trace = self._exit.__traceback__
-        if trace is None:
-            return False
-        code, last = trace.tb_frame.f_code.co_code, trace.tb_frame.f_lasti
-        name, argument = dis.opname[code[last]], code[last + 1]
-        if trace.tb_frame.f_back is None:
-            return not name.startswith("RETURN")
-        is_raise = name == "RAISE_VARARGS" and argument == 0
-        return is_raise or name == "RERAISE" or last == trace.tb_lasti
+        ended_main = getattr(self._exit, "has_ended_main", True)
+        return error is self._exit or (not main.is_alive() and ended_main)
 
 
 _newest: LastExit | None = None
