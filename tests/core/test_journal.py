@@ -10,6 +10,7 @@ import os
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -252,6 +253,26 @@ def test_lines_are_read_as_the_file_grows(tmp_path: Path, rng: random.Random) ->
             found += reader.read_on(reading.fileno())
     assert found == [line[:MAX_LINE_BYTES] for line in lines]
     assert reader.rest == b""
+
+
+def test_records_of_earlier_processes_are_read_if_no_other_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records name caches, whose unfinished files are deleted."""
+    journal = Journal(tmp_path, 0)
+    journal.record(events.CacheWrite(path="/data/cache", lock=7))
+    journal.record(EXIT)
+
+    def found() -> list[Any]:
+        return [each["path"] for each in journal.read_earlier(events.CacheWrite)]
+
+    assert found() == ["/data/cache"]
+    for mode in (0o664, 0o646):
+        journal.path.chmod(mode)
+        assert found() == []
+    journal.path.chmod(0o644)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert found() == []
 
 
 def test_a_directory_that_is_gone_is_not_made_anew(

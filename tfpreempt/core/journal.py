@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from tfpreempt.core.fields import is_time
 
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 20
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _DURABLE = (events.Commit, events.Exit, events.CacheWrite)
 _MOST_READABLE = 60  # characters of a URL in the name of its journal's directory
 
@@ -175,7 +177,8 @@ class Journal(JsonLines):
     def read_earlier(self, kind: type[events.Event]) -> list[dict[str, Any]]:
         """Returns the records of one kind of event in this worker's file, oldest first.
 
-        A file that cannot be read has no records.
+        Only a file that no other user can write is read: a record may name files to
+        delete. A file that cannot be read has no records.
         """
         name = kind.__name__.lower()
         try:
@@ -183,6 +186,9 @@ class Journal(JsonLines):
         except OSError:
             return []
         with open(descriptor, "rb"), contextlib.suppress(OSError):
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
+                return []
             lines = LineReader().read_on(descriptor)
             found = [parse_record(each) for each in lines if name.encode() in each]
             return [each for each in found if each and each.get("event") == name]
