@@ -97,6 +97,7 @@ def test_only_the_host_of_a_url_has_user_info():
         f"gs://user:{SECRET}@bucket/run",
         f"s3://{SECRET}@bucket/run",
         f"s3a://key:{SECRET}@bucket/run",
+        f"s3://key:slash/{SECRET}@bucket/run",
         f"hdfs://user:{SECRET}@namenode:8020/run",
         f"file://user:{SECRET}@localhost/run",
         f"gs:/user:{SECRET}@bucket/run",
@@ -154,7 +155,9 @@ def run_command(*words):
     raise SystemExit(result.exit_code)
 
 
-@pytest.mark.parametrize("place", ["/a@b/c", "gs://bucket/a@b", "a@b/c:d@e"])
+@pytest.mark.parametrize(
+    "place", ["/a@b/c", "gs://bucket/a@b", "gs://bucket/a:b@c", "a@b/c:d@e"]
+)
 def test_an_at_sign_of_a_path_is_no_user_info(place):
     paths.check_no_user_info(place)
     open_store(place)

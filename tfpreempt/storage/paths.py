@@ -8,7 +8,10 @@ import re
 from tfpreempt import errors
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_USER_INFO = re.compile(r"\A((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)[^/]*@")
+# A password may have slashes: then a colon without a port is in the part before them.
+_USER_INFO = re.compile(
+    r"\A((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)(?:[^/]*@|[^/:@[]*:(?!\d*(?:/|\Z)).*@)"
+)
 
 
 def is_url(path: str) -> bool:
