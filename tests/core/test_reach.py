@@ -145,6 +145,7 @@ def test_what_is_installed_is_not_the_programs() -> None:
         ("my_models", "my_models.py", True),
         ("my_package.layers.unseen", "my_package/layers/unseen/__init__.py", True),
         ("keras_of_mine", "keras_of_mine.py", True),
+        (".".join("a" * 99), "loaded_under_a_long_name.py", True),
     ],
 )
 def test_a_library_is_one_outside_of_site_packages(
@@ -157,7 +158,7 @@ def test_a_library_is_one_outside_of_site_packages(
     """Of `pip install --target` and PYTHONPATH, beside modules of the program."""
     record = tmp_path / "a_library-1.0.dist-info" / "RECORD"
     record.parent.mkdir()
-    record.write_text("a_library/__init__.py,,\none_file_library.py,,\n")
+    record.write_bytes(b"a_library/__init__.py,,\none_file_library.py,,\n\xff,,\n")
     module = types.ModuleType(name)
     module.__file__ = str(tmp_path / file)
     monkeypatch.setitem(sys.modules, name, module)

@@ -117,8 +117,9 @@ def is_module_of_program(name: str) -> bool:
     if _PACKAGES & set(file.split(os.sep)):
         return False
     is_package = pathlib.Path(file).stem == "__init__"
-    folder = pathlib.Path(file).parents[name.count(".") + is_package]
-    return package not in _installed_in(folder)
+    above = pathlib.Path(file).parents[name.count(".") + is_package :]
+    # A program may load a file under a name with more parts than the file's path.
+    return not above or package not in _installed_in(above[0])
 
 
 @functools.cache
@@ -126,7 +127,10 @@ def _installed_in(folder: pathlib.Path) -> frozenset[str]:
     """Names of the modules that `pip install --target` has put into a folder."""
     names = set()
     for record in folder.glob("*.dist-info/RECORD"):
-        with contextlib.suppress(OSError), record.open(encoding="utf-8") as lines:
+        with (
+            contextlib.suppress(OSError),
+            record.open(encoding="utf-8", errors="replace") as lines,
+        ):
             names |= {line.partition("/")[0].partition(".")[0] for line in lines}
     return frozenset(names)
 
