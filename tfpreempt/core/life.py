@@ -164,9 +164,9 @@ class LifeFile:
 
     def _is_open_in(self, pid: int) -> bool:
         own = os.fstat(self._descriptor)
-        for entry in os.scandir(f"/proc/{pid}/fd"):
+        for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
-                if os.path.samestat(os.stat(entry.path), own):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), own):
                     return True
         return False
 
