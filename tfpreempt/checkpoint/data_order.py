@@ -10,7 +10,7 @@ shows it. So each commit stores fingerprints (crc32c), and a restore compares th
   from the iterator's state, but later epochs are shuffled by the seeds.
 - "element": of the last batch that was trained, where batches are read again.
 
-Fingerprints of a kind that one side does not have are not compared.
+A kind of fingerprint that the commit or this run lacks is not compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 Order = Mapping[str, int]
 
 _PERMUTATION = "_tfpreempt_permutation"
-_FEW = 1024  # indices or numbers that tell one order, or one batch, from another
+_FEW = 1024  # the first indices of an order, or numbers of a batch, are compared
 _WARNINGS = {
     "seeds": (
         "the shuffles of the training data have other seeds or buffers than in the "
@@ -72,15 +72,15 @@ def with_permutation(dataset: tf.data.Dataset, indices: Any) -> tf.data.Dataset:
     """Returns the dataset, marked with the fingerprint of an epoch's indices.
 
     Args:
-        dataset: pipeline that is marked, and whose order needs no reading therefore.
-        indices: of its first epoch, or as many as tell its order from others.
+        dataset: the pipeline; the mark gives its order without reading the pipeline.
+        indices: the first indices of the first epoch.
     """
     setattr(dataset, _PERMUTATION, of_indices(indices))
     return dataset
 
 
 def first_positions(size: int) -> range:
-    """Returns the positions whose indices tell an order of so many samples."""
+    """Returns the positions in an epoch whose indices the fingerprint is made of."""
     return range(min(size, _FEW))
 
 

@@ -42,7 +42,7 @@ from tfpreempt.storage.files import (
 )
 
 _HOLDER, _BEAT = "holder", "beat"
-_UNREADABLE = b"?"  # in place of a record, of which then nothing is known
+_UNREADABLE = b"?"  # stands for a record that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 _TRIES = 100  # to remove a directory in which its holder still moves files

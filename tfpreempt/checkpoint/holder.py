@@ -68,7 +68,7 @@ class Holder:
         return not self._is_running(here)
 
     def _is_running(self, here: Holder) -> bool:
-        """Whether the process is there, and not another one of the same pid."""
+        """Whether the process still runs; another process may have its pid by now."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -168,7 +168,7 @@ def from_json(data: bytes, token: str) -> Holder:
 
 
 def _own_start(pid: int) -> int:
-    """When this process began; 0 where /proc is none, or of another pid namespace."""
+    """Returns the start time of this process; 0 if /proc does not show this process."""
     if _link("/proc/self") != str(pid):
         return 0
     try:

@@ -92,12 +92,12 @@ class ShuffleSeeds:
             before = after
 
     def hold(self) -> None:
-        """Lets states have the counts of now, whatever is drawn until `release`."""
+        """Lets states hold the present counts until `release`, whatever is drawn."""
         if self._held is None:
             self._held = self._read()
 
     def release(self) -> None:
-        """Lets states have the counts of their own moment again."""
+        """Lets states hold the counts of the moment of the save again."""
         self._held = None
 
     @property
@@ -124,8 +124,8 @@ class ShuffleSeeds:
     def _with_counts(self, state: Any, elements: Sequence[Element]) -> Any:
         """Appends counts, except to a symbolic state that has counts of its own.
 
-        A symbolic state is that of the last element that was taken, and the counts in
-        it are of that moment. A probe counts what was read ahead too.
+        A symbolic state has the counts at the last element that was taken. A probe
+        also counts the seeds of elements that were read ahead.
         """
         if self._is_symbolic and any(Element(each).has_count for each in state):
             return state

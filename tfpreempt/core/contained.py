@@ -32,7 +32,7 @@ _MOST_COPIED = 1 << 28  # bytes; logs and journals have fewer
 
 
 class UnsafeFileError(OSError):
-    """Something else lies where a regular file or a directory should."""
+    """A link, a pipe or a device was found in place of a file or directory."""
 
 
 class LinkError(UnsafeFileError):
@@ -52,15 +52,15 @@ def directory(
     Args:
         path: of the directory.
         root: the directory below which no link is followed.
-        makes: makes the directory, and those above it.
-        reads: opens the directory to list or to sync it too.
+        makes: whether to make the directory and the directories above it.
+        reads: whether the descriptor is to list or sync the directory too.
 
     Yields:
         A descriptor for `dir_fd`, open while the body runs.
 
     Raises:
-        LinkError: below the root a part of the path is a link.
-        OSError: a directory cannot be opened, or made.
+        LinkError: a part of the path below the root is a link.
+        OSError: a directory cannot be opened or made.
     """
     top, below = _split(_normal(path), _normal(root) if root else "")
     if makes:
@@ -113,7 +113,7 @@ def open_file(
 ) -> int:
     """Opens a regular file, without waiting for a pipe or a device.
 
-    To write, the file must have one name only: the other one may be elsewhere.
+    A file to be written must have one name only: a second name may lie elsewhere.
 
     Args:
         path: of the file.
@@ -129,8 +129,9 @@ def open_file(
 
     Raises:
         LinkError: the file, or a directory between the root and the file, is a link.
-        UnsafeFileError: it is no regular file, or not to be written.
-        OSError: it cannot be opened.
+        UnsafeFileError: the file is no regular file, or is to be written and has a
+            second name.
+        OSError: the file cannot be opened.
     """
     with parent(path, root) as (folder, name):
         return open_at(folder, name, flags, mode, path=os.fspath(path), copies=copies)
@@ -187,7 +188,7 @@ def open_at(
 
 
 def _replace_by_copy(folder: int, name: str, path: str) -> None:
-    """Gives a file one name again; the file with the other name stays as it is.
+    """Replaces a file by a copy with one name; the file with the other name stays.
 
     The copy has the file's mode, so that other users may read and write it as before.
     """
@@ -210,7 +211,7 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
 
     Args:
         path: of the file.
-        most: bytes that it may have.
+        most: bytes that the file may have.
         root: the directory below which no link is followed.
 
     Raises:
@@ -227,7 +228,7 @@ def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
 
     Args:
         file: to be read.
-        most: bytes that it may have.
+        most: bytes that the rest may have.
         path: of the file, for errors.
 
     Raises:
@@ -243,7 +244,7 @@ def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
 
 
 def _split(folder: str, root: str) -> tuple[str, list[str]]:
-    """The directory that is opened as it is, and the parts below it."""
+    """Returns the directory to open by its path, and the names to open below it."""
     if not root:
         return folder, []
     start = os.path.join(root, "")
@@ -252,7 +253,7 @@ def _split(folder: str, root: str) -> tuple[str, list[str]]:
 
 
 def _normal(path: str) -> str:
-    """The absolute path without "." and ".."; of most paths that is the path itself."""
+    """Returns the absolute path without "." and ".."."""
     is_normal = path.startswith("/") and not _ODD.search(path)
     return path if is_normal else os.path.abspath(path)
 

@@ -261,7 +261,7 @@ def read_files(directory: str | os.PathLike[str]) -> list[JournalFile]:
 
 
 class LineReader:
-    """Reads a file that grows, line by line, with little memory.
+    """Reads the lines of a growing file, with bounded memory.
 
     Only the beginning of a line longer than MAX_LINE_BYTES is returned; no record is
     that long. Holes of a sparse file are skipped.
@@ -270,7 +270,7 @@ class LineReader:
         at: bytes from the start of the file to the first line.
 
     Attributes:
-        at: bytes that were read, or passed over.
+        at: bytes that were read or skipped.
     """
 
     def __init__(self, at: int = 0) -> None:
@@ -279,11 +279,11 @@ class LineReader:
 
     @property
     def rest(self) -> bytes:
-        """The beginning of a line whose end is not there yet."""
+        """The beginning of a line that is not complete yet."""
         return bytes(self._torn)
 
     def read_on(self, descriptor: int) -> Iterator[bytes]:
-        """The lines whose end came since, without their line end.
+        """Yields the lines that were completed since the last call, without line ends.
 
         Args:
             descriptor: of the file, open to be read.
@@ -304,7 +304,7 @@ class LineReader:
             self.at = os.lseek(descriptor, start, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return b""  # there is nothing behind it, or a hole
+                return b""  # the end of the file, or a hole up to the end
             if error.errno != errno.EINVAL:
                 raise
         if self.at > start:

@@ -68,8 +68,8 @@ class Member:
             and has saved nothing since: the end may come without another step.
         left_at: its step when its exit was served. SystemExit may have been caught, or
             the exit function come back: another handler may go on from its commit.
-        is_unconfirmed: whether its newest save may have committed nothing, which the
-            chief knows: it was asynchronous, or a save without a round.
+        is_unconfirmed: whether only the chief knows if the newest save was committed:
+            the save was asynchronous, or was made without a round.
         is_armed: whether training has begun.
         is_at_end: whether what it is in the midst of came to its end, and `close` may
             commit that.

@@ -327,8 +327,9 @@ class CollectiveSaves:
         """Waits for the others' parts.
 
         Returns:
-            Workers without a part, with the reasons; and those of them whose part
-            failed. Such a worker took part, although it may be through by now.
+            Workers without a part, with the reasons; and the workers among them whose
+            part failed. A worker whose part failed may be through with training by now,
+            and its part is missing all the same.
         """
         others = range(1, self._cluster.world)
         absent: dict[int, str] = {}

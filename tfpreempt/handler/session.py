@@ -345,7 +345,7 @@ class Session:
         """A place where the process may save and exit; counts no step.
 
         Args:
-            saving: context for any save here; makes the state the one to be saved.
+            saving: context of a save at this boundary; it sets the state to be saved.
         """
         self.gate.started += 1
         self.pace.check(self.gate.started)

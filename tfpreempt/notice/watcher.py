@@ -90,7 +90,7 @@ class Watcher:
         self.is_started = False
         # Held while on_notice runs. Re-entrant: on_notice may close the watcher.
         self._delivery = threading.RLock()
-        # Held while a found source starts. Re-entrant: its on_notice may close this.
+        # Held while a found source starts. Re-entrant: on_notice may close the watcher.
         self._starting = threading.RLock()
         self._find_more = find_more
 
@@ -139,7 +139,7 @@ class Watcher:
                         error,
                     )
                     continue
-                if self._closed.is_set():  # by on_notice: a notice stood already
+                if self._closed.is_set():  # on_notice was called while it started
                     watched.source.close()
                     return
                 self._started.append(watched.source)

@@ -45,7 +45,7 @@ def resolve_config(
 
     Args:
         value: a TerminationConfig, which is returned as it is; None, or a
-            `tf.distribute.experimental.TerminationConfig` (told by its four
+            `tf.distribute.experimental.TerminationConfig` (recognized by its four
             attributes), to which the platform's notices and exit are added.
         environment: see `detect_platform`.
         root: see `detect_platform`.

@@ -18,7 +18,7 @@ from tfpreempt.core import contained
 from tfpreempt.storage import paths, pieces
 
 NOTHING_THERE = (FileNotFoundError, NotADirectoryError, contained.LinkError)
-"""Raised where a directory has no such file; below a link lie files of others."""
+"""Errors that mean that there is no file of ours: a link leads to files of others."""
 
 _CANNOT_BE_SYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
 

@@ -54,7 +54,7 @@ AGAIN = (
 )
 """Why batches are read again."""
 _KEPT = 512
-"""Fingerprints of batches that are kept, far more than are read ahead."""
+"""Number of fingerprints of batches that are kept: more than are read ahead."""
 _DATA = "The training data"
 
 

@@ -133,7 +133,7 @@ class SequenceTracker(Tracker):
         return dataclasses.replace(position, more=more, order=order)
 
     def _fingerprint(self, batches: int) -> Order:
-        """Returns that of the first batches of this pass, where they are known."""
+        """Returns the fingerprint of the first batches of this pass, if known."""
         if not batches or len(self._order) < batches:
             return {}
         return {"permutation": data_order.of_indices(self._order[:batches])}

@@ -86,7 +86,7 @@ def read(saved: Encoded) -> Progress:
 
 
 def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
-    """The facts by which a fit is recognized after a restart; None for unknown ones.
+    """Returns facts by which a restart recognizes a fit; unknown facts are None.
 
     Args:
         fit: the fit.
@@ -149,7 +149,7 @@ def _are_close(values: Any, others: Any) -> bool:
 
 
 def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -> bool:
-    """Whether a fit may be the saved one; a fact that is not known speaks for it.
+    """Whether a fit may be the saved one; an unknown fact counts as equal.
 
     Args:
         saved: what the saved fit is made of.

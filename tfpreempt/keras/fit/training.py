@@ -283,7 +283,7 @@ class Training:
         return not reach.is_module_of_program(maker.__module__) and not is_eager
 
     def _take_over_test(self) -> bool:
-        """Stands in for a test function that Keras has made; whether there was one."""
+        """Replaces a test function that Keras has made; whether there was a new one."""
         made = self.fit.model.test_function
         if made is None or made is self._test:
             return False
@@ -295,7 +295,7 @@ class Training:
             self.fit.model.test_function = self._inner_test
 
     def _made_again(self, name: str, result: Any, *args: Any, **options: Any) -> Any:
-        """Keras or a callback has called one of `_MAKE_AGAIN`."""
+        """Called after Keras or a callback has called a method of `_MAKE_AGAIN`."""
         attributes = self._state.attributes
         if name == "make_test_function":
             # Keras makes the function in the first validation, after a restart too.
@@ -475,9 +475,9 @@ class Training:
     def _end_epoch(
         self, hook: Callable[..., None], epoch: int, logs: Any, was_stopped: bool
     ) -> None:
-        """Calls the hook; commits what was before it where it fails or stops.
+        """Calls the hook; commits the state before the hook if it raises or stops.
 
-        Workers that have peers do not: the peers may have passed the hook.
+        Several workers make no such commit: the others may have passed the hook.
         """
         is_alone = self._session.cluster.world == 1
         is_held = is_alone and self._options.save_freq == "epoch" and self._hold_files()
@@ -497,7 +497,7 @@ class Training:
             self._hold_stop()
 
     def _hold_files(self) -> bool:
-        """Holds log files ahead of a hook that writes to them; whether it could."""
+        """Holds the text of log files before a hook writes to them; False on error."""
         moment = self._held()
         with contextlib.suppress(OSError):  # each save reports it
             files = state.capture_files(self._others.callbacks)
@@ -515,12 +515,12 @@ class Training:
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """Makes the variables those of the end of the epoch's training."""
+        """Assigns the values from the end of the epoch's training inside."""
         with self._held().variables.assigned():
             yield
 
     def _held(self) -> Moment:
-        """The end of the epoch's training; is held from now on."""
+        """Returns the end of the epoch's training; the first call holds that moment."""
         if self._moment is None:
             self._moment = self._state.hold(self._progress("validation"))
         return self._moment
