@@ -431,6 +431,17 @@ until_told()
     assert supervised.finish()[0] == 143
 
 
+@pytest.mark.parametrize("limit", [8, 12])
+def test_too_few_descriptors_for_a_supervisor_are_an_error(
+    supervised: Run, limit: int
+) -> None:
+    wrapper = ("bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash")
+    code, _, err = supervised.run("pass", wrapper=wrapper)
+    assert code == 1
+    assert f"Error: Too many open files: this process may open {limit}," in err
+    assert "Traceback" not in err
+
+
 def test_a_start_without_descriptors_is_tried_again(supervised: Run) -> None:
     """Such as those that take connections to the supervisor, or the whole machine."""
     program = "tell('supervisor', str(os.getppid()))\nuntil_told()"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,14 @@ def run(
         code = supervise(options)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise click.ClickException(
+            f"{error.strerror}: this process may open {limit}, which is too few to "
+            f"supervise {workers or 1} worker(s). Raise the limit, as by ulimit -n 1024"
+        ) from error
     raise SystemExit(code)
 
 
