@@ -129,7 +129,7 @@ class ShuffleSeeds:
         """
         if self._is_symbolic and any(Element(each).has_count for each in state):
             return state
-        return _with_counts(state, elements)
+        return _appended(state, elements)
 
 
 class _Probe:
@@ -243,7 +243,8 @@ def _find(state: Any) -> tuple[int, Element]:
     raise AssertionError("a shuffle's state has no count")
 
 
-def _with_counts(state: Any, elements: Sequence[Element]) -> Any:
+def _appended(state: Any, elements: Sequence[Element]) -> Any:
+    """A state with the counts of shuffles behind its elements."""
     if not elements:
         return state
     counts = [
