@@ -347,6 +347,22 @@ sys.exit(1 if restart < 3 else 0)
     assert code == status, err
 
 
+def test_commits_of_a_chief_on_another_machine_are_seen_in_a_shared_journal(
+    supervised: Run,
+) -> None:
+    program = """
+journal = pathlib.Path(os.environ["TFPREEMPT_JOURNAL_DIR"], "worker-0.jsonl")
+record = {"wall": time.time(), "event": "commit", "step": restart}
+with journal.open("a") as file:
+    file.write(json.dumps(record) + "\\n")
+sys.exit(1 if restart < 3 else 0)
+"""
+    code, _, err = supervised.run(
+        program, "--max-failures", "1", environment={"TF_CONFIG": json.dumps(SECOND)}
+    )
+    assert code == 0, err
+
+
 def test_a_deaf_worker_is_killed_at_the_limit(supervised: Run) -> None:
     program = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -28,7 +28,7 @@ _WRITES_EVERY = 10.0
 _JOIN_SECONDS = 5.0  # for a disk that hangs
 
 
-def own_follower(options: RunOptions) -> Follower:
+def _own_follower(options: RunOptions) -> Follower:
     """Reads what this supervisor and its own workers record."""
     first = options.first_worker
     mine = () if first is None else range(first, first + options.workers)
@@ -53,7 +53,7 @@ def shown(
     Raises:
         ConfigurationError: the metrics cannot be served or written.
     """
-    follower = own_follower(options)
+    follower = _own_follower(options)
 
     def look() -> Picture:
         try:

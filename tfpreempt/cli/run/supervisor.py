@@ -28,6 +28,7 @@ from tfpreempt.cli.run.policy import Leave, Restart, ReturnCode, Situation, Work
 from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.signals import NOTICES, Wait, held_signals
+from tfpreempt.cli.status.follow import Follower
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
@@ -119,7 +120,9 @@ class Supervisor:
     """What the next decision depends on."""
 
     def __post_init__(self) -> None:
-        self._follower = live.own_follower(self.options)
+        self._follower = Follower(
+            self.options.journal_dir, {0}, self.options.journal_path.name
+        )
 
     def run(self, name: str) -> int:
         """Runs to the end; returns the exit code.
@@ -347,16 +350,18 @@ class Supervisor:
         """
         steps, chief = self._newest_steps(), self.options.journal_dir / "worker-0.jsonl"
         is_known = self.options.local_dir is not None or chief.exists()
-        if steps == (None, None) and not (is_known and self.options.first_worker == 0):
-            return None
         pairs = zip(steps, first_steps, strict=True)
-        return any(step not in (None, first) for step, first in pairs)
+        if any(step not in (None, first) for step, first in pairs):
+            return True
+        is_chief_here = is_known and self.options.first_worker == 0
+        return False if is_chief_here or steps[0] is not None else None
 
     def _newest_steps(self) -> _Steps:
         """Steps of the newest commit in the directory, and in the chief's journal.
 
         A program may commit elsewhere than in the directory: in object storage, or in
-        one directory below for each fit. The journal is read on the chief's machine.
+        one directory below for each fit. The journal of a chief on another machine is
+        seen if the machines share the journal's directory.
         """
         in_directory = in_journal = None
         with contextlib.suppress(OSError):
