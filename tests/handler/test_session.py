@@ -538,7 +538,7 @@ def test_ctrl_c_in_a_save_is_honoured_after_it(
     member = Told(1)
     current.open(member)
     with pytest.raises(KeyboardInterrupt):
-        current.save_together(member, "save")
+        current.saves.save(member, "save")
     assert "commit save [0]" in member.calls
 
 
@@ -550,7 +550,7 @@ def test_a_programs_own_ctrl_c_is_called_after_the_save(
     before = signal.signal(signal.SIGINT, lambda *_: seen.append(list(member.calls)))
     try:
         current.open(member)
-        current.save_together(member, "save")
+        current.saves.save(member, "save")
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [member.calls]
@@ -571,7 +571,7 @@ def test_handlers_that_end_in_one_round_do_not_share_a_mark(
     handlers = [FakeMember("one"), FakeMember("two"), FakeMember("three")]
     for handler in handlers:
         current.open(handler)
-        current.save_together(handler, "finished")
+        current.saves.save(handler, "finished")
     names = [handler.calls[0] for handler in handlers]
     assert len(set(names)) == 3, names
 

@@ -20,7 +20,7 @@ from tfpreempt.coordination.events import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.memory import LentMemory
 from tfpreempt.errors import CollectiveReadError
-from tfpreempt.handler.saving import PLAIN, RoundSave
+from tfpreempt.handler.collective_save import PLAIN, RoundSave
 from tfpreempt.handler.snapshots import (
     KEPT,
     Snapshots,

@@ -23,10 +23,10 @@ from tfpreempt.checkpoint.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
+from tfpreempt.handler.collective_save import PLAIN, Stages
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
-from tfpreempt.handler.saving import PLAIN, Stages
 from tfpreempt.handler.step_errors import END_OF_DATA, step_failed, was_preemption
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.platforms.detected import resolve_config

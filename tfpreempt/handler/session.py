@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import functools
 import logging
 import math
 import os
@@ -27,7 +26,7 @@ from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import needed_seconds, until_end
-from tfpreempt.core.events import Commit, Fault, FirstStep, Notice, Outcome
+from tfpreempt.core.events import Fault, FirstStep, Notice, Outcome
 from tfpreempt.core.life import Sign, Stage, pid_seen_by_supervisor
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
@@ -36,6 +35,12 @@ from tfpreempt.errors import (
     TfpreemptError,
     UsageError,
 )
+from tfpreempt.handler.collective_save import (
+    PLAIN,
+    CollectiveSaves,
+    RoundSave,
+    Stages,
+)
 from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.final_vote import FinalVote
@@ -43,13 +48,6 @@ from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.now import Doing
 from tfpreempt.handler.pace import Pace
-from tfpreempt.handler.saving import (
-    PLAIN,
-    CollectiveSaves,
-    RoundSave,
-    Stages,
-    breaks_off,
-)
 from tfpreempt.handler.snapshot_times import SnapshotTimes
 from tfpreempt.handler.unserved import Unserved
 from tfpreempt.notice.children import killed_children
@@ -105,7 +103,6 @@ class Session:
         self._clock = SystemClock()
         self.pace = Pace(self._clock)
         self.members = Members()
-        self._saves = 0
         self.final_failures: dict[str, Exception] = {}  # of ended members, by token
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
@@ -126,7 +123,12 @@ class Session:
             on_overrun=lambda why: self.exit.overrun(why),
         )
         self.saves = CollectiveSaves(
-            cluster, incarnation, self.runtime, self.coordinator, self.members
+            cluster,
+            incarnation,
+            self.runtime,
+            self.coordinator,
+            self.members,
+            on_broken=lambda error: self.failed(error),
         )
         self.vote = FinalVote(cluster, incarnation, self.runtime, self.coordinator)
         self.exit = ExitPath(
@@ -174,7 +176,7 @@ class Session:
             if self.is_over(other) and is_same(*directories):
                 self.part(other)
         if every is not None and self.cluster.is_chief:
-            self._save_each(every.total_seconds(), weakref.ref(member))
+            self.saves.repeat(every.total_seconds(), weakref.ref(member))
         if member.commits.snapshots is not None and self.cluster.is_chief:
             SnapshotTimes(
                 weakref.ref(member),
@@ -422,7 +424,7 @@ class Session:
                     )
                     return None
                 case ev.Save(_, _, repeat):
-                    with self._breaking_off():
+                    with self.saves.breaking_off():
                         is_staged = repeat or save.stage(stages)
                     c.feed(ev.Saved(is_staged))
                 case ev.WriteMarker(workers):
@@ -503,57 +505,10 @@ class Session:
                 "save_freq=, or call this before or after the fit."
             )
         self.ready(member, "save()")
-        commit = self.save_together(member, "save")
+        commit = self.saves.save(member, "save")
         if commit is None or not os.path.isdir(commit.path):
             return member.commits.directory
         return commit.path
-
-    def save_together(
-        self, member: Member, because: str, stages: Stages = PLAIN
-    ) -> Commit | None:
-        """All workers save now; every worker calls this at the same place.
-
-        Raises:
-            CheckpointError: see `CollectiveSaves.save`.
-        """
-        number = self.coordinator.state.round  # equal at the end of uneven workers too
-        if because != "finished":
-            self._saves += 1
-            number = self._saves
-        # Two members may end in one round: a mark for one is none for the other.
-        name = f"{because}-{number}-{member.commits.token}"
-        with held_back(lambda: True):
-            self.coordinator.is_saving = True
-            try:
-                with self._breaking_off():
-                    commit = self.saves.save(
-                        member,
-                        name,
-                        because,
-                        self.coordinator.deadlines.save_timeout,
-                        stages.get(member, member.stage),
-                    )
-            finally:
-                self.coordinator.is_saving = False
-            return commit
-
-    def try_to_save(self, member: Member, stages: Stages = PLAIN) -> None:
-        """A periodic save. A failure is logged and recorded, and training goes on.
-
-        It is asynchronous where it can be, and begins once the one before it is over.
-
-        Raises:
-            CollectiveReadError: the others are in the midst of it without this worker.
-        """
-        try:
-            if member.saves_async and member not in stages:
-                self._begin_async(member)
-            else:
-                self.save_together(member, "periodic", stages)
-        except Exception as error:  # of a State, or no thread, say
-            self.members.fault("periodic save", error)
-            if breaks_off(error, self.cluster.world):
-                raise
 
     def save_at_boundary(self, member: Member, stages: Stages) -> None:
         """A periodic save; the next interval is counted.
@@ -565,36 +520,10 @@ class Session:
         """
         is_alone = self.cluster.world == 1
         self.gate.started -= is_alone
-        self.try_to_save(member, stages)
+        self.saves.try_periodic(member, stages)
         self.gate.started += is_alone
         if is_alone:
             self.look(stages)
-
-    def _begin_async(self, member: Member) -> None:
-        self._saves += 1
-        name = f"periodic-{self._saves}-{member.commits.token}"
-        limit = self.coordinator.deadlines.save_timeout
-        told = functools.partial(self.members.fault, "periodic save")
-        with held_back(lambda: True):
-            self.coordinator.is_saving = True
-            try:
-                with self._breaking_off():
-                    self.saves.begin(member, name, limit, told)
-            finally:
-                self.coordinator.is_saving = False
-
-    @contextlib.contextmanager
-    def _breaking_off(self) -> Iterator[None]:
-        """Who could not take part in a read of all takes part in nothing any more.
-
-        The peers, which are in it, are told, whoever catches the error.
-        """
-        try:
-            yield
-        except Exception as error:
-            if breaks_off(error, self.cluster.world):
-                self.failed(error)
-            raise
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
         """Waits for the asynchronous save that is under way; any thread.
@@ -631,27 +560,6 @@ class Session:
         """Where another thread waits, main may hang beside it."""
         is_main = threading.current_thread() is threading.main_thread()
         return self.unwatched() if is_main else contextlib.nullcontext()
-
-    def _save_each(self, seconds: float, mine: weakref.ref[Member]) -> None:
-        """On the chief: asks all for a commit every so many seconds, while it is open.
-
-        The alarm holds the member weakly.
-        """
-
-        def ask_all() -> bool:
-            is_snapshot = self.coordinator.is_snapshot  # whose round is over soon
-            is_asked = not self.saves.is_busy and self.coordinator.periodic()
-            return is_asked or not (self.saves.is_busy or is_snapshot)
-
-        def ask() -> None:
-            member = mine()
-            if member is not None and member in self.members:
-                if self.gate.started > 0 and not ask_all():
-                    self.runtime.at(self._clock.monotonic() + ASKS_AGAIN, ask)
-                    return
-                self._save_each(seconds, mine)
-
-        self.runtime.at(self._clock.monotonic() + seconds, ask)
 
     @property
     def is_whole(self) -> bool:

@@ -240,7 +240,7 @@ def _commit_final(session: Session, member: Member) -> Exception | None:
         )
     elif member.has_moved or member.is_resumed or came_to_nothing:
         try:
-            session.save_together(member, "finished")
+            session.saves.save(member, "finished")
         except Exception as error:  # noqa: BLE001 - of a State, say; raised later
             session.members.fault("the final save", error)
             lost = _lost_in_save(session, error)

@@ -387,7 +387,7 @@ class Training:
             self._committed = steps.epoch
         if is_due and member.has_moved:
             self._session.arm(member)
-            self._session.try_to_save(member)
+            self._session.saves.try_periodic(member)
         steps.stop_at = member.runs + left
 
     def wait_for_mirror(self, timeout: float | None) -> bool:
@@ -486,7 +486,7 @@ class Training:
         except Exception:
             if is_held and self.member.has_moved:
                 with self._saving():
-                    self._session.try_to_save(self.member)
+                    self._session.saves.try_periodic(self.member)
                 self._session.wait_for_save()  # the process may be about to die
             raise
         if was_stopped or not self.fit.model.stop_training:

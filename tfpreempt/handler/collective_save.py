@@ -14,7 +14,8 @@ import functools
 import logging
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfpreempt.checkpoint.payload import Permit, Staged
@@ -30,11 +31,15 @@ from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import CollectiveReadError, SaveError
 from tfpreempt.handler.async_save import AsyncSave
+from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.lost_peers import describe_loss
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.snapshots import TRIES, Snapshots
 
 log = logging.getLogger(__name__)
+
+ASKS_AGAIN = 0.05
+"""Seconds until a save that is due is tried again while another one is written."""
 
 _TICK_SECONDS = 0.05  # between two looks for a notice, while a save is waited for
 _LONGEST_FOR_SNAPSHOT = 1.0  # seconds that training stands still for the one before
@@ -63,6 +68,8 @@ class CollectiveSaves:
         runtime: access to the store.
         coordinator: this worker's; knows of a notice, and when it ends.
         members: the open ones.
+        on_broken: is given the error of a collective read that this worker could not
+            take part in; tells the peers.
     """
 
     def __init__(
@@ -72,12 +79,15 @@ class CollectiveSaves:
         runtime: Runtime,
         coordinator: Coordinator,
         members: Members,
+        on_broken: Callable[[Exception], None],
     ) -> None:
         self._cluster = cluster
         self._prefix = f"tfpreempt/{incarnation}/save"
         self._runtime = runtime
         self._coordinator = coordinator
         self._members = members
+        self._on_broken = on_broken
+        self._saves = 0  # that were begun, but for final ones; equal on all workers
         self._fit = 1  # how often training came to its end here, plus one
         self._final: set[int] = set()  # workers that are through (on the chief)
         self._listens = False
@@ -96,55 +106,127 @@ class CollectiveSaves:
         self._final = set()
         self._listens = False
 
+    # --- the saves that a program, a period or the end asks for ----------------------
+
     def save(
-        self,
-        member: Member,
-        name: str,
-        because: str,
-        timeout: float,
-        stage: Stage,
+        self, member: Member, because: str, stages: Stages = PLAIN
     ) -> Commit | None:
-        """All workers save now; every worker calls this at the same place.
+        """Saves on all workers; every worker calls this at the same place.
 
         Args:
             member: saves.
-            name: of this save; equal on all workers, and never used again.
-            because: written into the manifest.
-            timeout: seconds that the chief waits for the others' parts.
-            stage: writes this worker's part.
+            because: "save", "periodic" or "finished"; written into the manifest.
+            stages: how members are staged that the program gives arguments.
 
         Returns:
-            The commit, on the chief; None elsewhere, where it may not be complete yet.
+            The commit, on the chief; None elsewhere, where the commit may still be
+            incomplete.
 
         Raises:
             SaveError: (chief) a worker's part did not come in time.
             CheckpointError: this worker's part could not be written.
         """
-        self.end_async()
-        self._remember(member, name)
-        may_miss = self._final
-        write = functools.partial(stage, name)
-        return self._complete(member, name, because, timeout, may_miss, write)
+        name = self._next_name(member, because)
+        write = functools.partial(stages.get(member, member.stage), name)
+        with self._saving():
+            self.end_async()
+            self._remember(member, name)
+            return self._complete(member, name, because, self._final, write)
 
-    def begin(
-        self,
-        member: Member,
-        name: str,
-        timeout: float,
-        told: Callable[[Exception], None],
-        *,
-        in_round: bool = False,
-    ) -> None:
-        """All workers begin an asynchronous periodic save now.
+    def try_periodic(self, member: Member, stages: Stages = PLAIN) -> None:
+        """Makes a periodic save. A failure is logged and recorded; training continues.
 
-        One that is under way is waited for.
+        The save is asynchronous if it can be, and begins when the one before is over.
 
         Args:
             member: saves.
-            name: see `save`.
-            timeout: see `save`.
-            told: is given what it fails by; on another thread.
-            in_round: whether those who are through take part too, as all agreed.
+            stages: see `save`.
+
+        Raises:
+            CollectiveReadError: the peers are in a collective read without this worker.
+        """
+        try:
+            if member.saves_async and member not in stages:
+                name = self._next_name(member, "periodic")
+                with self._saving():
+                    self.begin(member, name, self._final)
+            else:
+                self.save(member, "periodic", stages)
+        except Exception as error:  # of a State, or no thread, say
+            self._members.fault("periodic save", error)
+            if breaks_off(error, self._cluster.world):
+                raise
+
+    def repeat(self, seconds: float, mine: weakref.ref[Member]) -> None:
+        """Asks all workers for a commit again and again, while a member is open.
+
+        On the chief. The alarm holds the member weakly.
+
+        Args:
+            seconds: between two questions.
+            mine: the member.
+        """
+
+        def is_asked() -> bool:
+            is_snapshot = self._coordinator.is_snapshot  # whose round is over soon
+            if not self.is_busy and self._coordinator.periodic():
+                return True
+            return not (self.is_busy or is_snapshot)
+
+        def ask() -> None:
+            member = mine()
+            if member is None or member not in self._members:
+                return
+            if self._coordinator.gate.started > 0 and not is_asked():
+                self._runtime.at(self._coordinator.clock.monotonic() + ASKS_AGAIN, ask)
+            else:
+                self.repeat(seconds, mine)
+
+        self._runtime.at(self._coordinator.clock.monotonic() + seconds, ask)
+
+    def _next_name(self, member: Member, because: str) -> str:
+        """The name of a save: equal on all workers, and never used again."""
+        number = self._coordinator.state.round  # equal at the end of uneven workers too
+        if because != "finished":
+            self._saves += 1
+            number = self._saves
+        # Two members may end in one round: a mark for one is none for the other.
+        return f"{because}-{number}-{member.commits.token}"
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """The main thread saves, outside of a round; SIGINT is deferred."""
+        with held_back(lambda: True):
+            self._coordinator.is_saving = True
+            try:
+                with self.breaking_off():
+                    yield
+            finally:
+                self._coordinator.is_saving = False
+
+    @contextlib.contextmanager
+    def breaking_off(self) -> Iterator[None]:
+        """Tells the peers if this worker cannot take part in a collective read.
+
+        The peers, which are in that read, are told whoever catches the error.
+        """
+        try:
+            yield
+        except Exception as error:
+            if breaks_off(error, self._cluster.world):
+                self._on_broken(error)
+            raise
+
+    def begin(self, member: Member, name: str, may_miss: set[int]) -> None:
+        """Begins an asynchronous periodic save, on all workers.
+
+        An asynchronous save that is under way is waited for.
+
+        Args:
+            member: saves.
+            name: of the save; equal on all workers, and never used again.
+            may_miss: workers that are through with training, and need have no part in
+                the save; grows.
 
         Raises:
             CheckpointError: this worker's part could not be captured.
@@ -152,10 +234,8 @@ class CollectiveSaves:
         self.end_async()
         self._remember(member, name)
         permit = Permit()
-        may_miss = set() if in_round else self._final
-        go_on = functools.partial(
-            self._complete, member, name, "periodic", timeout, may_miss
-        )
+        go_on = functools.partial(self._complete, member, name, "periodic", may_miss)
+        told = functools.partial(self._members.fault, "periodic save")
         captured = None
         try:
             captured = member.capture(name, permit)
@@ -174,6 +254,8 @@ class CollectiveSaves:
                     "async_save=False it takes neither."
                 ) from error
             raise
+
+    # --- the asynchronous save that is under way -------------------------------------
 
     @property
     def is_busy(self) -> bool:
@@ -250,7 +332,6 @@ class CollectiveSaves:
         member: Member,
         name: str,
         because: str,
-        timeout: float,
         may_miss: set[int],
         write: Callable[[], Staged],
     ) -> Commit | None:
@@ -258,12 +339,12 @@ class CollectiveSaves:
 
         Args:
             member: saves.
-            name: see `save`.
+            name: see `begin`.
             because: see `save`.
-            timeout: see `save`.
-            may_miss: workers that are through, and need have no part in it; grows.
-            write: writes it.
+            may_miss: see `begin`.
+            write: writes this worker's part.
         """
+        timeout = self._coordinator.deadlines.save_timeout
         if not self._cluster.is_chief:
             done = False
             try:
@@ -442,12 +523,10 @@ class RoundSave:
     def _begin(self, member: Member, name: str) -> bool:
         """All have agreed on this step; the save itself is asynchronous."""
         self._is_async = True
-        told = functools.partial(self.members.fault, "periodic save")
-        limit = self.coordinator.deadlines.save_timeout
         try:
-            self.collective.begin(member, name, limit, told, in_round=True)
+            self.collective.begin(member, name, set())  # all workers have agreed
         except Exception as error:  # told to all workers; all train on
-            told(error)
+            self.members.fault("periodic save", error)
             if breaks_off(error, self.coordinator.settings.world):
                 raise
         return True

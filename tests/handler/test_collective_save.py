@@ -17,12 +17,28 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
 from tfpreempt.errors import SaveError
-from tfpreempt.handler.saving import CollectiveSaves
+from tfpreempt.handler.collective_save import CollectiveSaves
 
 SECONDS = 5.0
 
-QUIET = types.SimpleNamespace(state=types.SimpleNamespace(notice=None))
-"""As the coordinator is while there is no notice."""
+
+def quiet() -> Any:
+    """As the coordinator is while there is no notice."""
+    return types.SimpleNamespace(
+        state=types.SimpleNamespace(notice=None, round=1),
+        deadlines=types.SimpleNamespace(save_timeout=SECONDS),
+        is_saving=False,
+    )
+
+
+class OpenMembers:
+    """The faults that they were told of."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def fault(self, where: str, error: Exception) -> None:
+        self.faults.append(f"{where}: {error}")
 
 
 class Member:
@@ -72,32 +88,41 @@ def pair() -> list[CollectiveSaves]:
             Cluster(worker=worker, jobs=(("worker", 2),)),
             "test",
             Runtime(store, SystemClock(), lambda error: None, deaths_every=60.0),
-            QUIET,  # type: ignore[arg-type]
-            [],  # type: ignore[arg-type]
+            quiet(),
+            OpenMembers(),  # type: ignore[arg-type]
+            on_broken=lambda error: None,
         )
         for worker in range(2)
     ]
 
 
-def save_both(pair: list[CollectiveSaves], name: str) -> Member:
-    return save_these(pair, name, Member(), Member())
+def set_timeout(pair: list[CollectiveSaves], seconds: float) -> None:
+    """How long a chief waits for the part of another worker."""
+    for saves in pair:
+        saves._coordinator.deadlines.save_timeout = seconds
 
 
-def save_these(
-    pair: list[CollectiveSaves], name: str, chief: Member, other: Member
-) -> Member:
-    thread = threading.Thread(
-        target=lambda: pair[1].save(other, name, "save", SECONDS, other.stage)  # type: ignore[arg-type]
-    )
+def save(
+    saves: CollectiveSaves, member: Member, because: str = "save"
+) -> Commit | None:
+    return saves.save(member, because)  # type: ignore[arg-type]
+
+
+def save_both(pair: list[CollectiveSaves]) -> Member:
+    return save_these(pair, Member(), Member())
+
+
+def save_these(pair: list[CollectiveSaves], chief: Member, other: Member) -> Member:
+    thread = threading.Thread(target=save, args=(pair[1], other))
     thread.start()
-    pair[0].save(chief, name, "save", SECONDS, chief.stage)  # type: ignore[arg-type]
+    save(pair[0], chief)
     thread.join(SECONDS)
-    assert other.staged[-1] == name
+    assert other.staged[-1].startswith("save-")
     return chief
 
 
 def test_both_parts_make_the_commit(pair: list[CollectiveSaves]) -> None:
-    assert save_both(pair, "save-1").present == [(0, 1)]
+    assert save_both(pair).present == [(0, 1)]
 
 
 def test_a_worker_that_is_through_is_not_waited_for(
@@ -105,7 +130,8 @@ def test_a_worker_that_is_through_is_not_waited_for(
 ) -> None:
     pair[1].finishing()
     chief = Member()
-    commit = pair[0].save(chief, "periodic-3", "periodic", 60.0, chief.stage)  # type: ignore[arg-type]
+    set_timeout(pair, 60.0)
+    commit = save(pair[0], chief, "periodic")
     assert commit is not None
     assert chief.present == [(0,)]
 
@@ -119,11 +145,12 @@ def test_a_part_that_failed_is_missing_although_its_worker_is_through(
         raise SaveError("no room")
 
     chief, other = Member(), Member()
+    other.stage = fail  # type: ignore[assignment,method-assign]
     with pytest.raises(SaveError, match="no room"):
-        pair[1].save(other, "save-1", "save", SECONDS, fail)  # type: ignore[arg-type]
+        save(pair[1], other)
     pair[1].finishing()
     with pytest.raises(SaveError, match=r"worker\(s\) \[1\]"):
-        pair[0].save(chief, "save-1", "save", SECONDS, chief.stage)  # type: ignore[arg-type]
+        save(pair[0], chief)
     assert chief.present == []
     for saves, member in zip(pair, (chief, other), strict=True):
         assert not saves.stands(member, SECONDS)  # type: ignore[arg-type]
@@ -132,17 +159,17 @@ def test_a_part_that_failed_is_missing_although_its_worker_is_through(
 def test_the_next_fit_needs_it_again(pair: list[CollectiveSaves]) -> None:
     for saves in pair:
         saves.finishing()
-    assert save_both(pair, "save-1").present == [(0, 1)]
+    assert save_both(pair).present == [(0, 1)]
 
 
 def test_a_part_of_another_save_does_not_pass_for_this_one(
     pair: list[CollectiveSaves],
 ) -> None:
-    other = Member()
-    pair[1].save(other, "periodic-20", "periodic", SECONDS, other.stage)  # type: ignore[arg-type]
+    save(pair[1], Member(), "periodic")
     chief = Member()
+    set_timeout(pair, 0.1)
     with pytest.raises(SaveError, match=r"worker\(s\) \[1\]"):
-        pair[0].save(chief, "periodic-30", "periodic", 0.1, chief.stage)  # type: ignore[arg-type]
+        save(pair[0], chief, "save")
     assert chief.discarded == 1
     assert chief.present == []
 
@@ -151,7 +178,8 @@ def test_the_last_state_is_committed_with_whoever_is_there(
     pair: list[CollectiveSaves],
 ) -> None:
     chief = Member()
-    pair[0].save(chief, "finished-1", "finished", 0.1, chief.stage)  # type: ignore[arg-type]
+    set_timeout(pair, 0.1)
+    save(pair[0], chief, "finished")
     assert chief.present == [(0,)]
 
 
@@ -166,7 +194,7 @@ def test_all_know_whether_the_newest_save_stands(pair: list[CollectiveSaves]) ->
         ]
 
     assert stands() == [False, False]
-    save_these(pair, "save-1", chief, other)
+    save_these(pair, chief, other)
     assert stands() == [True, True]
     chief.step = other.step = 2
     assert stands() == [False, False]
@@ -182,7 +210,7 @@ def test_a_save_that_failed_on_the_chief_stands_nowhere(
 
     chief.commit = fail  # type: ignore[assignment,method-assign]
     with pytest.raises(SaveError):
-        save_these(pair, "save-1", chief, other)
+        save_these(pair, chief, other)
     assert not pair[0].stands(chief, SECONDS)  # type: ignore[arg-type]
     assert not pair[1].stands(other, SECONDS)  # type: ignore[arg-type]
 
@@ -214,23 +242,28 @@ class Slow(Member):
         return super().commit(staged, because, workers)
 
 
-def begin(saves: CollectiveSaves, member: Member, name: str, faults: list[Any]) -> None:
-    saves.begin(member, name, SECONDS, faults.append)  # type: ignore[arg-type]
+def begin(saves: CollectiveSaves, member: Member, name: str) -> None:
+    saves.begin(member, name, saves._final)  # type: ignore[arg-type]
+
+
+def faults(pair: list[CollectiveSaves]) -> list[str]:
+    """The errors that periodic saves of both workers have survived."""
+    return [text for saves in pair for text in saves._members.faults]  # type: ignore[attr-defined]
 
 
 def test_an_asynchronous_save_is_committed_once_all_parts_are_there(
     pair: list[CollectiveSaves],
 ) -> None:
-    members, faults = [Slow(), Slow()], list[Any]()
+    members = [Slow(), Slow()]
     for saves, member in zip(pair, members, strict=True):
-        begin(saves, member, "periodic-1", faults)
+        begin(saves, member, "periodic-1")
     members[0].opened.set()
     assert pair[0].is_busy
     assert members[0].present == []
     members[1].opened.set()
     pair[0].wait()
     assert members[0].present == [(0, 1)]
-    assert faults == []
+    assert faults(pair) == []
 
 
 def test_the_next_one_waits_until_all_parts_of_it_are_there(
@@ -238,13 +271,13 @@ def test_the_next_one_waits_until_all_parts_of_it_are_there(
 ) -> None:
     chief, other = Slow(), Slow()
     chief.opened.set()
-    begin(pair[0], chief, "periodic-1", [])
-    next_one = threading.Thread(target=begin, args=(pair[0], chief, "periodic-2", []))
+    begin(pair[0], chief, "periodic-1")
+    next_one = threading.Thread(target=begin, args=(pair[0], chief, "periodic-2"))
     next_one.start()
     assert chief.staged == ["periodic-1"]
     other.opened.set()
     for number in (1, 2):
-        begin(pair[1], other, f"periodic-{number}", [])
+        begin(pair[1], other, f"periodic-{number}")
     next_one.join(SECONDS)
     pair[0].wait()
     assert chief.present == [(0, 1), (0, 1)]
@@ -254,19 +287,16 @@ def test_a_chief_that_comes_late_finds_the_parts_of_the_others(
     pair: list[CollectiveSaves],
 ) -> None:
     """It may have been busy with a validation of its own for longer than any limit."""
-    chief, other, faults = Slow(), Slow(), list[Any]()
+    chief, other = Slow(), Slow()
     for member in (chief, other):
         member.opened.set()
-    for number in range(3):
-        name = f"periodic-{number}"
-        pair[1].begin(other, name, 0.05, faults.append)  # type: ignore[arg-type]
-        pair[1].wait()
-    for number in range(3):
-        name = f"periodic-{number}"
-        pair[0].begin(chief, name, 0.05, faults.append)  # type: ignore[arg-type]
-        pair[0].wait()
+    set_timeout(pair, 0.05)
+    for saves, member in zip(reversed(pair), (other, chief), strict=True):
+        for number in range(3):
+            begin(saves, member, f"periodic-{number}")
+            saves.wait()
     assert chief.present == [(0, 1)] * 3
-    assert faults == []
+    assert faults(pair) == []
 
 
 def test_what_the_chief_has_committed_stands_everywhere(
@@ -275,7 +305,7 @@ def test_what_the_chief_has_committed_stands_everywhere(
     """Also where another worker had not the time to see that its part is through."""
     members = [Slow(), Slow()]
     for saves, member in zip(pair, members, strict=True):
-        begin(saves, member, "periodic-1", [])
+        begin(saves, member, "periodic-1")
     pair[1].end_async_within(0.0)
     for member in members:
         member.opened.set()
@@ -292,22 +322,22 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
         def capture(self, name: str, permit: Permit) -> Staged:
             raise SaveError("the disk is full")
 
-    chief, faults = Slow(), list[Any]()
+    chief = Slow()
     chief.opened.set()
-    begin(pair[0], chief, "periodic-1", faults)
+    begin(pair[0], chief, "periodic-1")
     with pytest.raises(SaveError, match="disk is full"):
-        begin(pair[1], Broken(), "periodic-1", faults)
+        begin(pair[1], Broken(), "periodic-1")
     pair[0].wait()
     assert chief.present == []
     assert chief.discarded == 1
-    assert "worker(s) [1]" in str(faults)
+    assert "worker(s) [1]" in str(faults(pair))
 
 
 def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> None:
     """Both workers save anew at the same step, and need not wait to know it."""
     members = [Slow(), Slow()]
     for saves, member in zip(pair, members, strict=True):
-        begin(saves, member, "periodic-1", [])
+        begin(saves, member, "periodic-1")
     for saves in pair:
         saves.end_async_within(0.0)
     for saves, member in zip(pair, members, strict=True):
@@ -320,12 +350,12 @@ def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> 
 def test_one_that_is_given_up_waits_for_nobody(pair: list[CollectiveSaves]) -> None:
     """Who has to leave does not wait for it, and it waits for no part of others."""
     chief, other = Slow(), Slow()
-    begin(pair[0], chief, "periodic-1", [])
+    begin(pair[0], chief, "periodic-1")
     pair[0].end_async_within(0.0)
     assert not pair[0].is_busy
     chief.opened.set()
     other.opened.set()
-    begin(pair[1], other, "periodic-1", [])
+    begin(pair[1], other, "periodic-1")
     wait_until(lambda: chief.discarded == 1)
     assert chief.present == []
 
@@ -334,21 +364,16 @@ def test_in_a_round_the_part_of_a_worker_that_is_through_is_waited_for(
     pair: list[CollectiveSaves],
 ) -> None:
     """All have agreed to save, also who stands at its end."""
-    chief, other, faults = Slow(), Slow(), list[Any]()
+    chief, other = Slow(), Slow()
     pair[1].finishing()
-    pair[0].save(  # by which it hears of that
-        chief,  # type: ignore[arg-type]
-        "save-1",
-        "save",
-        SECONDS,
-        lambda name: chief.stage(name, Permit()),
-    )
+    staging = {chief: lambda name: chief.stage(name, Permit())}
+    pair[0].save(chief, "save", staging)  # type: ignore[arg-type]  # learns of the end
     assert chief.present == [(0,)]
     for saves, member in zip(pair, (chief, other), strict=True):
-        saves.begin(member, "round-1", SECONDS, faults.append, in_round=True)  # type: ignore[arg-type]
+        saves.begin(member, "round-1", set())  # type: ignore[arg-type]
     chief.opened.set()
     assert not pair[0].wait(0.2)
     other.opened.set()
     pair[0].wait()
     assert chief.present == [(0,), (0, 1)]
-    assert faults == []
+    assert faults(pair) == []
