@@ -255,11 +255,11 @@ def test_who_waits_for_the_others_says_so() -> None:
     member = FakeMember()
     waiting.open(member)
     boundary(waiting)
-    stages = [waiting.sign().stage]
+    stages = [waiting.activity.heartbeat().stage]
 
     def look() -> None:
         while Stage.WAITS not in stages:
-            stages.append(waiting.sign().stage)
+            stages.append(waiting.activity.heartbeat().stage)
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
@@ -327,6 +327,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
+def be_one_of(current: session.Session, world: int) -> Cluster:
+    """The session of a process alone becomes that of a chief of so many workers."""
+    cluster = Cluster(worker=0, jobs=(("worker", world),))
+    current.cluster = current.saves._cluster = cluster
+    return cluster
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
     current: session.Session, told: list[str], world: int
@@ -336,7 +343,7 @@ def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
     member.error = CollectiveReadError("no memory")
     current.open(member)
     boundary(current)
-    current.cluster = Cluster(worker=0, jobs=(("worker", world),))
+    be_one_of(current, world)
     goes_on = contextlib.nullcontext()
     with goes_on if world == 1 else pytest.raises(CollectiveReadError):
         current.save_at_boundary(member, session.PLAIN)
@@ -358,8 +365,7 @@ def test_nor_does_it_where_the_program_catches_the_error(
             if current.coordinator.state.decision is not None:
                 break
             threading.Event().wait(0.001)
-    two = Cluster(worker=0, jobs=(("worker", 2),))
-    current.cluster = member.cluster = two
+    member.cluster = be_one_of(current, 2)
     settings = dataclasses.replace(current.coordinator.settings, world=2)
     current.coordinator.settings = settings
     with pytest.raises(CollectiveReadError):

@@ -409,9 +409,10 @@ def test_their_rounds_keep_no_keys(start: Make, memory: LentMemory) -> None:
     handler = program.handler()
     here = this_process.current()
     assert here is not None
-    assert isinstance(here.store, MemoryStore)
+    store = here.runtime.store
+    assert isinstance(store, MemoryStore)
     train_until(program, handler, lambda: here.coordinator.state.round > 6)
-    rounds = {name.split("/")[2] for name in here.store._values if "/0/" in name}
+    rounds = {name.split("/")[2] for name in store._values if "/0/" in name}
     assert len(rounds - {"start"}) <= 3
 
 

@@ -20,7 +20,7 @@ def test_validation_and_callbacks_take_as_long_as_they_take(line: str) -> None:
     def note(where: str) -> None:
         here = this_process.current()
         assert here is not None
-        seen.setdefault(where, []).append(here.sign().stage)
+        seen.setdefault(where, []).append(here.activity.heartbeat().stage)
 
     with machine(line) as made:
 
@@ -54,7 +54,7 @@ def test_the_beginning_of_a_fit_takes_as_long_as_it_takes_beside_a_handler() -> 
     def note(epoch: int, logs: object = None) -> None:
         here = this_process.current()
         assert here is not None
-        seen.append(here.sign().stage)
+        seen.append(here.activity.heartbeat().stage)
 
     with machine("keras") as made:
         loop = Program(made.directory / "loop")

@@ -10,8 +10,9 @@ commits          what a member saves, restores and has copied
 protection       notices while no handler listens: before the first, after the last
 this_process     the one session of a process, found; or a notice is kept for it
 session          the process's part in the agreement, which all its members share
+activity         whether this process trains, saves or waits, for its supervisor
 unserved         notices that came while nobody listened
-saving           saves of all workers: of a round, and at a place that all come to
+collective_save  saves of all workers: in a round, and at a place that all come to
 async_save       one of these that is written and committed while training goes on
 snapshots        a member's saves into memory that outlives the process
 snapshot_times   when all are asked for one; on the chief

@@ -131,7 +131,7 @@ def admit(
             is_wanted=async_save and config.save_fn is None and connected is None,
         ),
     )
-    commits = start.agree(session.store, session.next_prefix(), START_TIMEOUT)
+    commits = start.agree(session.runtime.store, session.next_prefix(), START_TIMEOUT)
     if cluster.is_chief and paths.is_url(commits.directory):
         _warn_of_no_lease(commits.directory)
     hear = functools.partial(session.hear, commits.token)

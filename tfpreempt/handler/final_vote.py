@@ -55,12 +55,17 @@ class FinalVote:
         incarnation: namespace of the keys.
         runtime: access to the store.
         coordinator: of this worker; gives the deadlines and the state of the store.
+
+    Attributes:
+        failures: the errors of final saves of members that were closed before the last
+            one, by the members' tokens.
     """
 
     cluster: Cluster
     incarnation: str
     runtime: Runtime
     coordinator: Coordinator
+    failures: dict[str, Exception] = dataclasses.field(default_factory=dict)
     _ends: int = 0  # ends of training so far; equal on all workers
 
     def start(self) -> None:

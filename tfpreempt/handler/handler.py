@@ -120,7 +120,7 @@ class PreemptionCheckpointHandler:
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, save_timeout)
         self._gate = self._session.gate
-        with protected_start(config), self._session.unwatched():
+        with protected_start(config), self._session.activity.hang_detection_paused():
             self._member = admit(
                 self._session,
                 given,
@@ -253,7 +253,7 @@ class PreemptionCheckpointHandler:
         Returns:
             A context manager, to be entered once.
         """
-        return self._session.unwatched()
+        return self._session.activity.hang_detection_paused()
 
     @property
     def total_run_calls(self) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from tfpreempt.checkpoint.layout import is_same
 from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import PREEMPTION, STANDING, WAITS
+from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.coordination.store import KeyValueStore
@@ -27,7 +27,6 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Fault, FirstStep, Notice, Outcome
-from tfpreempt.core.life import Sign, Stage, pid_seen_by_supervisor
 from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     HandlerClosedError,
@@ -35,6 +34,7 @@ from tfpreempt.errors import (
     TfpreemptError,
     UsageError,
 )
+from tfpreempt.handler.activity import Activity
 from tfpreempt.handler.collective_save import (
     PLAIN,
     CollectiveSaves,
@@ -46,7 +46,6 @@ from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member, Members
-from tfpreempt.handler.now import Doing
 from tfpreempt.handler.pace import Pace
 from tfpreempt.handler.snapshot_times import SnapshotTimes
 from tfpreempt.handler.unserved import Unserved
@@ -60,19 +59,11 @@ OPENS_WITHIN = 1.0
 HEARD_WITHIN = 0.05
 """Seconds from a signal until its source has told of it; it takes milliseconds."""
 
-ASKS_AGAIN = 0.05
-"""Seconds until a save that is due is tried again while another one is written."""
-
 DIES_WITHIN = 0.05
 """Seconds in which a signal to a group has ended those who do not handle it."""
 
 _TRACED = 2
 """Steps after which all is traced and compiled; two, as a GAN's, may take turns."""
-
-_TRAINS = (ev.Main.TRAINING, ev.Main.DETACHED)
-"""Who is detached by an error, and hangs on its way out, is ended by nobody else."""
-
-_STANDS = (*STANDING, ev.Main.LEAVING)
 
 Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -97,18 +88,14 @@ class Session:
         unserved: Unserved,
     ) -> None:
         self.cluster = cluster
-        self.store = store
         self.incarnation = incarnation
         self._unserved = unserved
         self._clock = SystemClock()
         self.pace = Pace(self._clock)
         self.members = Members()
-        self.final_failures: dict[str, Exception] = {}  # of ended members, by token
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
         self.heard_at = -math.inf  # when that came
-        self._unwatched = 0  # contexts that may take as long as they take
-        self._traces = 0  # the newest interval that is one of a member's first
         self.runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -138,6 +125,7 @@ class Session:
             finish_save=self.saves.end_async_within,
         )
         self.gate = self.coordinator.gate
+        self.activity = Activity(self.coordinator, self.members)
         self.coordinator.start()
 
     # --- members ---------------------------------------------------------------------
@@ -162,7 +150,7 @@ class Session:
         before = list(self.members)
         self.exit.is_over = False
         if not before:
-            self.final_failures.clear()
+            self.vote.failures.clear()
         self.members.add(member)  # first, for a notice may stand already
         try:
             member.watcher.start()
@@ -228,7 +216,7 @@ class Session:
             self.members.kept.add(member)
             member.commits.load_random_state()
             # Not before: a thread that looks at it must not be the one that drops it.
-            member.tell_now(self.doing)
+            member.tell_now(self.activity.now)
 
     def part(self, member: Member) -> None:
         """A member takes part no more."""
@@ -313,7 +301,7 @@ class Session:
             raise
         self.look(stages)
         if member.runs < _TRACED:
-            self._traces = self.gate.started
+            self.activity.traces = self.gate.started
         if member.runs == 1:
             member.commits.saver.try_states()  # all is there: a step was made
             member.record(FirstStep(step=member.step))
@@ -443,48 +431,6 @@ class Session:
                         save.go_on()
                     return verdict
 
-    def sign(self) -> Sign:
-        """How far this process is; any thread.
-
-        In a fit only steps are watched: what is between them is an evaluation, or the
-        callbacks' own. The first steps trace and compile; who counts no steps, but
-        scopes, may do so in all of them.
-        """
-        gate, armed = self.gate, [each for each in self.members if each.is_armed]
-        main = self.coordinator.state.main
-        is_between = any(each.amid for each in self.members) and not gate.busy
-        is_saving = self.coordinator.is_saving or main not in _TRAINS
-        stage = Stage.STEPS
-        if main in WAITS:
-            stage = Stage.WAITS
-        elif not (armed and gate.started) or is_between or is_saving or self._unwatched:
-            stage = Stage.APART
-        elif self._traces == gate.started or not any(each.runs for each in armed):
-            stage = Stage.FIRST
-        step = sum(each.step for each in armed)
-        return Sign(
-            pid=pid_seen_by_supervisor(),
-            boundaries=gate.started,
-            step=step,
-            stage=stage,
-        )
-
-    def doing(self) -> Doing:
-        """What this process is at; any thread."""
-        main = self.coordinator.state.main
-        if self.coordinator.is_saving or main not in (*_TRAINS, *_STANDS):
-            return Doing.SAVING
-        return Doing.WAITING if main in _STANDS else Doing.TRAINING
-
-    @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """What is done inside may take as long as it takes, and is no hang."""
-        self._unwatched += 1
-        try:
-            yield
-        finally:
-            self._unwatched -= 1
-
     # --- without a notice ------------------------------------------------------------
 
     def save(self, member: Member) -> str:
@@ -534,7 +480,7 @@ class Session:
         Returns:
             Whether none is under way.
         """
-        with self._main_unwatched():
+        with self.activity.main_may_wait():
             return self.saves.wait(seconds)
 
     def wait_for_mirror(self, member: Member, seconds: float | None) -> bool:
@@ -553,13 +499,8 @@ class Session:
             return False
         if seconds is not None:
             seconds = max(0.0, seconds - (self._clock.monotonic() - start))
-        with self._main_unwatched():
+        with self.activity.main_may_wait():
             return member.commits.wait_for_mirror(seconds)
-
-    def _main_unwatched(self) -> contextlib.AbstractContextManager[None]:
-        """Where another thread waits, main may hang beside it."""
-        is_main = threading.current_thread() is threading.main_thread()
-        return self.unwatched() if is_main else contextlib.nullcontext()
 
     @property
     def is_whole(self) -> bool:

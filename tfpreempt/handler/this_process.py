@@ -73,7 +73,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
         _current = Session(cluster, store, incarnation, timeout, _unserved)
         on_interpreter_end(functools.partial(at_interpreter_end, _current))
         if not _is_forked:  # the heartbeat of this worker is the parent's
-            tell(_current.sign)
+            tell(_current.activity.heartbeat)
     if _current.cluster != cluster:
         raise UsageError(
             f"this process already takes part in {_current.cluster}, and a second "

@@ -56,7 +56,7 @@ def close(session: Session, member: Member, limit: float | None = None) -> None:
         log.info("tfpreempt: %s did not come to its end", member.amid)
         close_unfinished(session, member)
         return
-    with session.unwatched():
+    with session.activity.hang_detection_paused():
         _close(session, member, limit)
 
 
@@ -73,9 +73,9 @@ def _close(session: Session, member: Member, limit: float | None) -> None:
         failure = _end_together(session, member)
     elif not is_last:
         failure = _commit_final(session, member)
-        session.final_failures.pop(member.commits.token, None)
+        session.vote.failures.pop(member.commits.token, None)
         if failure is not None:
-            session.final_failures[member.commits.token] = failure
+            session.vote.failures[member.commits.token] = failure
     elif session.cluster.is_chief:
         failure = SaveError(
             "Training is not over on all workers, so its end is not committed, "
@@ -272,7 +272,7 @@ def _end_together(session: Session, member: Member) -> Exception | None:
         return _commit_final(session, member)
     try:
         failure = _commit_final(session, member)
-        failures = [failure, *session.final_failures.values()]
+        failures = [failure, *session.vote.failures.values()]
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
         if not session.exit.left:  # or the others were told why

@@ -121,7 +121,7 @@ class Training:
         every = options.save_freq
         self._session = find_session(resolver, options.save_timeout)
         config = resolve_config(options.termination_config)
-        with protected_start(config), self._session.unwatched():
+        with protected_start(config), self._session.activity.hang_detection_paused():
             self.member = admit(
                 self._session,
                 self._state.checkpoint,
