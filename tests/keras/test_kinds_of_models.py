@@ -630,6 +630,21 @@ def test_compile_inside_of_fit_is_named(
 
 
 @LINES
+def test_compile_after_a_fit_that_failed_is_not_named(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(batch: int, logs: Any = None) -> None:
+        raise ZeroDivisionError
+
+    on.start()
+    model = on.model()
+    with pytest.raises(ZeroDivisionError):
+        on.fit(model, on.callback(on_train_batch_end=fail))
+    model.compile("adam", "mse")
+    assert "compile()" not in caplog.text
+
+
+@LINES
 def test_a_train_function_made_again_within_an_epoch_is_watched(
     on: Machine, line: str
 ) -> None:

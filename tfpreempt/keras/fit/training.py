@@ -297,6 +297,8 @@ class Training:
     def _made_again(self, name: str, result: Any, *args: Any, **options: Any) -> Any:
         """Called after Keras or a callback has called a method of `_MAKE_AGAIN`."""
         attributes = self._state.attributes
+        if not is_running(self.fit):  # an error has ended the fit
+            return result
         if name == "make_test_function":
             # Keras makes the function in the first validation, after a restart too.
             is_again = self._inner_test is not None or args or any(options.values())
