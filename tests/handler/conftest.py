@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 NEED_NO_TENSORFLOW = {
-    "test_interval.py",
+    "test_collective_save.py",
     "test_memory_agreement.py",
     "test_now.py",
-    "test_pace.py",
     "test_protected_processes.py",
-    "test_saving.py",
     "test_session.py",
     "test_snapshot_crashes.py",
+    "test_snapshot_interval.py",
     "test_snapshot_rounds.py",
-    "test_snapshot_times.py",
+    "test_snapshot_scheduler.py",
+    "test_step_timer.py",
 }
 
 

@@ -18,7 +18,7 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
 from tfpreempt.errors import SaveError
 from tfpreempt.handler import exit, final_vote, session, training_end
-from tfpreempt.handler.unserved import Unserved
+from tfpreempt.handler.session import PendingNotices
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -49,7 +49,7 @@ class Worker(FakeMember):
     def __init__(self, number: int, store: MemoryStore) -> None:
         super().__init__()
         cluster = Cluster(worker=number, jobs=(("worker", 2),))
-        self.session = session.Session(cluster, store, "0", 5.0, Unserved())
+        self.session = session.Session(cluster, store, "0", 5.0, PendingNotices())
         self.session.open(self)  # type: ignore[arg-type]
         self.in_commit: Callable[[], None] = lambda: None
         self.limit: float | None = None
@@ -114,7 +114,7 @@ def store() -> Store:
 @pytest.fixture
 def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]]:
     """The chief and another worker, which have made a step."""
-    monkeypatch.setattr(session, "SnapshotTimes", lambda *args: FakeMember())
+    monkeypatch.setattr(session, "SnapshotScheduler", lambda *args: FakeMember())
     monkeypatch.setattr(FakeMember, "look", lambda self: None, raising=False)
     hard: list[str] = []
 

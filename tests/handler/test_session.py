@@ -38,7 +38,7 @@ from tfpreempt.errors import (
 from tfpreempt.handler import process_end, session, this_process, training_end
 from tfpreempt.handler.exit import tell_peers
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.unserved import Unserved
+from tfpreempt.handler.session import PendingNotices
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -251,7 +251,7 @@ def test_who_waits_for_the_others_says_so() -> None:
     """Its supervisor must not take that for something that takes as long as it takes:
     the others may hang."""
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
-    waiting = session.Session(cluster, MemoryStore(), "0", 5.0, Unserved())
+    waiting = session.Session(cluster, MemoryStore(), "0", 5.0, PendingNotices())
     member = FakeMember()
     waiting.open(member)
     boundary(waiting)
@@ -291,7 +291,7 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
     store, members = MemoryStore(), [Saving(), Saving()]
     workers = [
         session.Session(
-            Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0, Unserved()
+            Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0, PendingNotices()
         )
         for i in range(2)
     ]

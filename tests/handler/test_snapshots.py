@@ -24,7 +24,7 @@ from tfpreempt.checkpoint import bundle_writer
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.memory import LentMemory
-from tfpreempt.handler import interval, session, snapshot_times, this_process
+from tfpreempt.handler import session, snapshot_scheduler, this_process
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -39,12 +39,13 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LentMemory:
     os.mkdir(lent.directory)
     for name, value in lent.to_environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(snapshot_times, "SHORTEST", SOON)
+    monkeypatch.setattr(snapshot_scheduler, "SHORTEST", SOON)
     monkeypatch.setattr(
         session,
-        "SnapshotTimes",
-        lambda *args: snapshot_times.SnapshotTimes(
-            *args, interval=interval.Interval(share=1.0, shortest=SOON)
+        "SnapshotScheduler",
+        lambda *args: snapshot_scheduler.SnapshotScheduler(
+            *args,
+            interval=snapshot_scheduler.IntervalPolicy(share=1.0, shortest=SOON),
         ),
     )
     return lent

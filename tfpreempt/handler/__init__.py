@@ -5,18 +5,15 @@ admission        how a handler, or a fit, becomes a member: its start, its sourc
 start            what all workers agree on first: one storage, one commit to restore
 member           one handler, or fit: its steps, its journal; and the open ones
 now              how far a member is, told every few seconds for who looks on
-pace             how long a step takes, whatever is evaluated between two of them
 commits          what a member saves, restores and has copied
 protection       notices while no handler listens: before the first, after the last
 this_process     the one session of a process, found; or a notice is kept for it
 session          the process's part in the agreement, which all its members share
-activity         whether this process trains, saves or waits, for its supervisor
-unserved         notices that came while nobody listened
+activity         what this process does, for its supervisor; how long a step takes
 collective_save  saves of all workers: in a round, and at a place that all come to
 async_save       one of these that is written and committed while training goes on
 snapshots        a member's saves into memory that outlives the process
-snapshot_times   when all are asked for one; on the chief
-interval         how often, so that training does not notice
+snapshot_scheduler  when the chief asks all for one, so that training does not notice
 training_end     the end of training: the last boundary, the final commit, the close
 final_vote       the keys by which all workers end with 0, or all are restarted
 exit             every way out: commit, loss, error, deadline, the interpreter's end

@@ -34,7 +34,7 @@ from tfpreempt.errors import (
     TfpreemptError,
     UsageError,
 )
-from tfpreempt.handler.activity import Activity
+from tfpreempt.handler.activity import Activity, StepTimer
 from tfpreempt.handler.collective_save import (
     PLAIN,
     CollectiveSaves,
@@ -46,9 +46,7 @@ from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.member import Member, Members
-from tfpreempt.handler.pace import Pace
-from tfpreempt.handler.snapshot_times import SnapshotTimes
-from tfpreempt.handler.unserved import Unserved
+from tfpreempt.handler.snapshot_scheduler import SnapshotScheduler
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
@@ -68,6 +66,27 @@ _TRACED = 2
 Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
 
+class PendingNotices:
+    """Notices that came while no member listened; each is taken once. Any thread."""
+
+    def __init__(self) -> None:
+        self._notices: list[Notice] = []
+
+    def __iter__(self) -> Iterator[Notice]:
+        return iter(list(self._notices))
+
+    def keep(self, notice: Notice) -> None:
+        """Keeps a notice for the next member that listens."""
+        self._notices.append(notice)
+
+    def take(self, notice: Notice) -> bool:
+        """Takes a notice out; returns whether it was still there."""
+        with contextlib.suppress(ValueError):
+            self._notices.remove(notice)
+            return True
+        return False
+
+
 class Session:
     """The agreement as the main thread sees it.
 
@@ -76,7 +95,7 @@ class Session:
         store: shared by the workers of this incarnation.
         incarnation: namespace of the keys.
         save_timeout: seconds that waiting may take where no deadline is known.
-        unserved: notices that came while no member listened.
+        pending: notices that came while no member listened.
     """
 
     def __init__(
@@ -85,13 +104,13 @@ class Session:
         store: KeyValueStore,
         incarnation: str,
         save_timeout: float,
-        unserved: Unserved,
+        pending: PendingNotices,
     ) -> None:
         self.cluster = cluster
         self.incarnation = incarnation
-        self._unserved = unserved
+        self._pending = pending
         self._clock = SystemClock()
-        self.pace = Pace(self._clock)
+        self.timer = StepTimer(self._clock)
         self.members = Members()
         self._admitted = 0
         self._heard: Notice | None = None  # the newest of the members' own
@@ -105,7 +124,7 @@ class Session:
             self.runtime,
             self._clock,
             save_timeout=save_timeout,
-            step_seconds=lambda: self.pace.step_seconds(self.gate.started),
+            step_seconds=lambda: self.timer.step_seconds(self.gate.started),
             record=self.members.record,
             on_overrun=lambda why: self.exit.overrun(why),
         )
@@ -155,7 +174,7 @@ class Session:
         try:
             member.watcher.start()
             member.commits.begin_copying(member.record)
-            self.serve_kept()
+            self.deliver_pending_notices()
         except BaseException:
             self.part(member)
             raise
@@ -166,7 +185,7 @@ class Session:
         if every is not None and self.cluster.is_chief:
             self.saves.repeat(every.total_seconds(), weakref.ref(member))
         if member.commits.snapshots is not None and self.cluster.is_chief:
-            SnapshotTimes(
+            SnapshotScheduler(
                 weakref.ref(member),
                 self.members,
                 self.coordinator,
@@ -175,15 +194,15 @@ class Session:
                 lambda: self.saves.is_busy,
             ).look()
 
-    def serve_kept(self) -> None:
+    def deliver_pending_notices(self) -> None:
         """The newest member that listens hears what was kept while none did.
 
         Any thread. Who keeps a notice calls this after it, as does who begins to
         listen, so that one of the two sees what the other did.
         """
         listening = [member for member in self.members if member.watcher.is_started]
-        for notice in self._unserved:
-            if listening and self._unserved.take(notice):
+        for notice in self._pending:
+            if listening and self._pending.take(notice):
                 mine = dataclasses.replace(notice, worker=self.cluster.worker)
                 self.hear(listening[-1].commits.token, mine)
 
@@ -306,14 +325,14 @@ class Session:
             member.commits.saver.try_states()  # all is there: a step was made
             member.record(FirstStep(step=member.step))
             member.record_caches()
-            self.pace.begin(self.gate.started)
+            self.timer.begin(self.gate.started)
         elif member.runs == 3:
             member.commits.warn_of_left()  # steps may take turns, as a GAN's
             self._warn_of_long_steps(member)
 
     def _warn_of_long_steps(self, member: Member) -> None:
         grace = member.watcher.shortest_grace
-        seconds = self.pace.step_seconds(self.gate.started)
+        seconds = self.timer.step_seconds(self.gate.started)
         if grace is None:
             return
         save = self.coordinator.deadlines.save_seconds or 0.0
@@ -338,7 +357,7 @@ class Session:
             saving: context of a save at this boundary; it sets the state to be saved.
         """
         self.gate.started += 1
-        self.pace.check(self.gate.started)
+        self.timer.check(self.gate.started)
         if self.gate.flag:
             with saving():
                 self.look()

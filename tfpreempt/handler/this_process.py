@@ -19,25 +19,24 @@ from tfpreempt.core.life import tell
 from tfpreempt.errors import ConfigurationError, UsageError
 from tfpreempt.handler.process_end import on_interpreter_end
 from tfpreempt.handler.remote_cluster import connection
-from tfpreempt.handler.session import Session
+from tfpreempt.handler.session import PendingNotices, Session
 from tfpreempt.handler.training_end import at_interpreter_end
-from tfpreempt.handler.unserved import Unserved
 
 log = logging.getLogger(__name__)
 
 _current: Session | None = None
-_unserved = Unserved()
+_pending = PendingNotices()
 _is_forked = False
 
 
 def _after_fork_in_child() -> None:
     """The parent's handlers refuse to work here; a handler made here has a session."""
-    global _current, _unserved, _is_forked
+    global _current, _pending, _is_forked
     if _current is None:
         return
     for member in _current.members:
         member.stop_at = -1  # so that run() looks
-    _current, _unserved, _is_forked = None, Unserved(), True
+    _current, _pending, _is_forked = None, PendingNotices(), True
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -70,7 +69,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
             if cluster_resolver is None and connection() is None:
                 _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
-        _current = Session(cluster, store, incarnation, timeout, _unserved)
+        _current = Session(cluster, store, incarnation, timeout, _pending)
         on_interpreter_end(functools.partial(at_interpreter_end, _current))
         if not _is_forked:  # the heartbeat of this worker is the parent's
             tell(_current.activity.heartbeat)
@@ -107,13 +106,13 @@ def new_process() -> Iterator[None]:
     Handlers that are still open at the end take part no more, without a last commit.
     What was before goes on where it was.
     """
-    global _current, _unserved
-    before, _current, _unserved = (_current, _unserved), None, Unserved()
+    global _current, _pending
+    before, _current, _pending = (_current, _pending), None, PendingNotices()
     try:
         yield
     finally:
         made = current()
-        _current, _unserved = before
+        _current, _pending = before
         if made is not None:
             for member in made.members:
                 made.part(member)
@@ -126,20 +125,20 @@ def keep(notice: Notice) -> bool:
     Returns:
         Whether it waits for that; False: a member that listens by now has it.
     """
-    _unserved.keep(notice)
+    _pending.keep(notice)
     if _current is not None:
-        _current.serve_kept()
-    return notice in _unserved
+        _current.deliver_pending_notices()
+    return notice in _pending
 
 
 def take_back(notice: Notice) -> bool:
     """Whether a notice that was kept was still unserved; it is the caller's now."""
-    return _unserved.take(notice)
+    return _pending.take(notice)
 
 
 def take_kept() -> bool:
     """Whether notices were kept and are unserved; they are the caller's now."""
-    taken = [notice for notice in _unserved if take_back(notice)]
+    taken = [notice for notice in _pending if take_back(notice)]
     return bool(taken)
 
 

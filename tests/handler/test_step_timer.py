@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfpreempt.handler.pace import Pace
+from tfpreempt.handler.activity import StepTimer
 from tfpreempt.testing.clock import FakeClock
 
 
@@ -13,11 +13,11 @@ class Loop:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.pace = Pace(self.clock)
+        self.timer = StepTimer(self.clock)
         self.started = 1
         self.step(5.0)
         self.started += 1
-        self.pace.begin(self.started)
+        self.timer.begin(self.started)
 
     def step(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -31,19 +31,19 @@ class Loop:
     def evaluate(self, batches: int, seconds: float) -> None:
         """A check at each batch."""
         for _ in range(batches):
-            self.pace.check(self.started)
+            self.timer.check(self.started)
             self.clock.advance(seconds)
             self.started += 1
-        self.pace.check(self.started)
+        self.timer.check(self.started)
         self.started += 1
 
     @property
     def step_seconds(self) -> float:
-        return self.pace.step_seconds(self.started)
+        return self.timer.step_seconds(self.started)
 
 
 def test_before_the_first_step_nothing_is_known() -> None:
-    assert Pace(FakeClock()).step_seconds(1) == 0.0
+    assert StepTimer(FakeClock()).step_seconds(1) == 0.0
 
 
 def test_it_is_the_mean_without_the_first_which_traces() -> None:
@@ -67,6 +67,6 @@ def test_a_new_loop_is_measured_by_itself() -> None:
     loop = Loop()
     loop.steps(4, seconds=9.0)
     loop.evaluate(3, seconds=1.0)
-    loop.pace.begin(loop.started)
+    loop.timer.begin(loop.started)
     loop.steps(4, seconds=1.0)
     assert loop.step_seconds == pytest.approx(1.0)

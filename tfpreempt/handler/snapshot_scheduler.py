@@ -1,26 +1,49 @@
-"""On the chief: asks all workers for a snapshot when one is due, and sees what it cost.
+"""On the chief: asks all workers for a snapshot when one is due, and measures its cost.
 
-It looks on by alarms, so the training loop knows nothing of it. Steps are those of the
-member. Times in which something else went on, such as a commit or a validation, say
-nothing of what steps and snapshots take, and are left out.
+The scheduler works by alarms; the training loop does nothing for it. Steps are those of
+the member. Times in which a commit or a validation took place are left out of the
+measurements, because they show neither the length of a step nor the cost of a snapshot.
+
+A snapshot is taken as often as training does not notice it: as in CheckFreq (Mohan et
+al., FAST 2021) the interval follows from the measured cost of a snapshot here, which is
+the time for which training stands still, and the time that the steps lose while the
+snapshot is written. Each snapshot is followed by an interval in which this cost is at
+most a hundredth, and is measured itself. The first snapshot of a process says little:
+it also allocates memory that the later snapshots reuse, and takes several times as
+long.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
+import statistics
 import weakref
 from collections.abc import Callable
 
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import Clock
-from tfpreempt.handler.interval import SHARE, SHORTEST, Interval
 from tfpreempt.handler.member import Member, Members
 from tfpreempt.handler.snapshots import TRIES, Snapshots, Taken
 
 log = logging.getLogger(__name__)
 
+SHARE = 0.008
+"""What snapshots may take of the time of training.
+
+A hundredth is promised; the rest is for what measuring misses.
+"""
+
+SHORTEST = 1.0
+"""Seconds between two snapshots, at least: to lose less is worth nothing."""
+
+WARM_UP = 5.0
+"""Seconds after the first snapshot at which there is a second one, at the latest."""
+
+_COSTS = 3  # snapshots of which the middle one counts: one may meet a busy machine
+_WINDOWS = 5  # times without a snapshot, over which the length of a step is known
 _FEWEST_STEPS = 2  # that tell how long a step takes
 _SLACK = 2  # intervals that are counted before their step is
 _LOOKS = 0.1  # seconds between two looks for what comes by itself
@@ -29,8 +52,67 @@ _LATER = 30  # times as long until the next try, after each that a worker refuse
 _LOOKS_FOR_A_STEP = 0.005  # at first; then a tenth of what was waited already
 
 
+@dataclasses.dataclass(eq=False)
+class IntervalPolicy:
+    """Chooses when the next snapshot is due. Seconds are of any one clock.
+
+    Args:
+        share: what snapshots may cost of the time.
+        shortest: the shortest interval.
+    """
+
+    share: float = SHARE
+    shortest: float = SHORTEST
+    _is_first: bool = True
+    _windows: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_WINDOWS)
+    )
+
+    _costs: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_COSTS)
+    )
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long a step takes while no snapshot is written; None while unknown."""
+        return statistics.median(self._windows) if self._windows else None
+
+    def undisturbed(self, seconds: float, steps: float) -> None:
+        """Training went on for a time in which no snapshot was written.
+
+        Args:
+            seconds: how long.
+            steps: that were made in it; none says nothing.
+        """
+        if seconds > 0 and steps > 0:
+            self._windows.append(seconds / steps)
+
+    def after(self, *, stood: float, beside: float, steps: float) -> float:
+        """The interval that one snapshot asks for.
+
+        Args:
+            stood: seconds for which training stood still.
+            beside: seconds from then on, to the first end of a step after it was
+                written.
+            steps: that were made in that time.
+
+        Returns:
+            Seconds from the beginning of that snapshot to the beginning of the next.
+        """
+        step = self.step_seconds
+        lost = beside if step is None else max(0.0, beside - steps * step)
+        seconds = (stood + lost) / self.share
+        if self._is_first:
+            self._is_first = False
+            seconds = min(seconds, WARM_UP)
+        else:
+            self._costs.append(seconds)
+            seconds = statistics.median(self._costs)
+        return max(self.shortest, seconds, stood + beside)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
+class ProgressSample:
     """Where training was at a time.
 
     Attributes:
@@ -52,8 +134,8 @@ class _Mark:
 
 
 @dataclasses.dataclass(eq=False)
-class SnapshotTimes:
-    """Of one member, for as long as it is open. On the thread of the alarms.
+class SnapshotScheduler:
+    """Schedules the snapshots of one member while it is open. Thread of the alarms.
 
     Args:
         member: its snapshots; held weakly.
@@ -70,9 +152,9 @@ class SnapshotTimes:
     runtime: Runtime
     clock: Clock
     is_busy: Callable[[], bool]
-    interval: Interval = dataclasses.field(default_factory=Interval)
+    interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
     _due: float = 0.0
-    _quiet: _Mark | None = None  # from where on no snapshot was written
+    _quiet: ProgressSample | None = None  # from where on no snapshot was written
     _written: tuple[float, int] | None = None  # when that was seen, and the step then
     _last: int = -1  # steps that were made at the last one, or when it was asked for
 
@@ -91,8 +173,8 @@ class SnapshotTimes:
             seconds = self._watch(member, snapshots, taken)
         self.runtime.at(self.clock.monotonic() + seconds, self.look)
 
-    def _mark(self, member: Member) -> _Mark:
-        return _Mark(
+    def _sample(self, member: Member) -> ProgressSample:
+        return ProgressSample(
             at=self.clock.monotonic(),
             steps=member.runs,
             intervals=self.coordinator.gate.started,
@@ -104,10 +186,10 @@ class SnapshotTimes:
         now, steps = self.clock.monotonic(), member.runs
         if self._quiet is None:
             if steps >= 1:  # the first one also traces
-                self._quiet, self._due = self._mark(member), now + SHORTEST
+                self._quiet, self._due = self._sample(member), now + SHORTEST
             return _LOOKS
         if self.is_busy():  # what goes on beside a commit is not quiet
-            self._quiet = self._mark(member)
+            self._quiet = self._sample(member)
         if now < self._due:
             return self._due - now
         is_known = self.interval.step_seconds is not None
@@ -137,7 +219,7 @@ class SnapshotTimes:
         if snapshots.is_dropped:
             period = max(SHORTEST, stood / SHARE)
         else:
-            quiet, after = self._quiet, self._mark(member)
+            quiet, after = self._quiet, self._sample(member)
             if (
                 quiet is not None
                 and quiet.saved_at == after.saved_at
@@ -162,7 +244,7 @@ class SnapshotTimes:
             now - taken.left,
             period,
         )
-        self._due, self._quiet = taken.arrived + period, self._mark(member)
+        self._due, self._quiet = taken.arrived + period, self._sample(member)
         self._last = taken.steps
         self._written = snapshots.taken = None
         return _LOOKS

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tfpreempt.handler.interval import SHARE, SHORTEST, WARM_UP, Interval
+from tfpreempt.handler.snapshot_scheduler import (
+    SHARE,
+    SHORTEST,
+    WARM_UP,
+    IntervalPolicy,
+)
 
 
-def warm() -> Interval:
+def warm() -> IntervalPolicy:
     """Of a process whose first snapshot was taken, and whose steps take 0.1 s."""
-    interval = Interval()
+    interval = IntervalPolicy()
     interval.undisturbed(10.0, 100)
     interval.after(stood=3.0, beside=1.0, steps=0)
     return interval
@@ -32,7 +37,7 @@ def test_steps_that_were_quicker_than_usual_earn_nothing() -> None:
 
 
 def test_the_first_one_says_little() -> None:
-    interval = Interval()
+    interval = IntervalPolicy()
     assert interval.after(stood=3.0, beside=1.0, steps=1) == WARM_UP
     assert interval.after(stood=0.2, beside=0.0, steps=0) == pytest.approx(0.2 / SHARE)
 
@@ -56,7 +61,7 @@ def test_none_begins_before_the_one_before_is_through() -> None:
 
 
 def test_where_no_step_was_measured_all_of_the_time_counts() -> None:
-    interval = Interval(_is_first=False)
+    interval = IntervalPolicy(_is_first=False)
     assert interval.step_seconds is None
     assert interval.after(stood=0.1, beside=0.9, steps=3) == pytest.approx(1 / SHARE)
 

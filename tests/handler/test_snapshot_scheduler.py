@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.handler.snapshot_times import SnapshotTimes
+from tfpreempt.handler.snapshot_scheduler import SnapshotScheduler
 from tfpreempt.handler.snapshots import Taken
 from tfpreempt.testing.clock import FakeClock
 
@@ -34,7 +34,7 @@ class Training:
         self.asked: list[int] = []  # steps that had been made
         self.next_look: Callable[[], Any] = lambda: None
         here: Any = self
-        self.times = SnapshotTimes(
+        self.times = SnapshotScheduler(
             weakref.ref(here),
             here,
             here,
