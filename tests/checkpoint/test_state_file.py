@@ -73,6 +73,14 @@ def test_every_byte_counts(tmp_path, index):
         state_file.read(path)
 
 
+def test_no_byte_of_a_file_behind_a_link_is_quoted(tmp_path):
+    (tmp_path / "password").write_text("hunter2-hunter2")
+    (tmp_path / "word.state").symlink_to(tmp_path / "password")
+    with pytest.raises(errors.CheckpointDamagedError, match="not a State") as caught:
+        state_file.read(str(tmp_path / "word.state"))
+    assert "hunter" not in str(caught.value)
+
+
 def test_a_name_that_was_changed_is_checked_again(tmp_path):
     words = Words("words", "x", registry=None)
     words.name = "../words"

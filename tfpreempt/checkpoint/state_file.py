@@ -76,8 +76,9 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
             head = file.read(_HEADER.size)
             if len(head) < _HEADER.size or not head.startswith(_MAGIC):
                 raise errors.CheckpointDamagedError(
-                    f"{path!r} is not a State that tfpreempt saved: it begins with "
-                    f"{head!r}."
+                    f"{path!r} is not a State that tfpreempt saved; expected a file "
+                    f"that begins with {_MAGIC!r}. Remove the file. (Its bytes are not "
+                    "shown: the file may be a link to a file with secrets.)"
                 )
             body = file.read()
     except (FileNotFoundError, NotADirectoryError):
