@@ -91,9 +91,16 @@ def test_no_more_is_read_than_such_a_file_has(root: Path) -> None:
     assert raised.value.errno == errno.EFBIG
 
 
-@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR | os.O_CREAT | os.O_APPEND])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (os.O_WRONLY, b"62345"),
+        (os.O_RDWR | os.O_CREAT | os.O_APPEND, b"123456"),
+        (os.O_WRONLY | os.O_TRUNC, b"6"),
+    ],
+)
 def test_a_file_with_a_second_name_is_replaced_by_a_copy(
-    root: Path, flags: int
+    root: Path, flags: int, expected: bytes
 ) -> None:
     file, second = root / "a" / "file", root / "a" / "second"
     (root / "a" / "file.copy").write_bytes(b"cut off")
@@ -102,8 +109,7 @@ def test_a_file_with_a_second_name_is_replaced_by_a_copy(
     descriptor = contained.open_file(file, flags, root=str(root), copies=True)
     os.write(descriptor, b"6")
     os.close(descriptor)
-    is_at_end = flags & os.O_APPEND
-    assert file.read_bytes() == (b"123456" if is_at_end else b"62345")
+    assert file.read_bytes() == expected
     assert file.stat().st_mode & 0o777 == 0o662
     assert second.read_bytes() == b"12345"
     assert sorted(os.listdir(root / "a")) == ["file", "second"]

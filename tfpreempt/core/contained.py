@@ -175,7 +175,7 @@ def open_at(
         is_shared = bool(flags & _WRITES) and status.st_nlink > 1
         if is_shared and not (copies and status.st_size <= _MOST_COPIED):
             raise UnsafeFileError(errno.EMLINK, "Has a second name elsewhere", path)
-        if flags & os.O_TRUNC:
+        if flags & os.O_TRUNC and not is_shared:
             os.ftruncate(descriptor, 0)
     except BaseException:
         os.close(descriptor)
