@@ -95,6 +95,29 @@ def test_the_log_of_a_complete_fit_is_written_back_and_closed(line, tmp_path):
 
 
 @LINES
+def test_a_log_keeps_its_owner_and_its_mode(line, tmp_path):
+    """The user may have made the file private, in a directory that is not the user's.
+
+    The other name of a copy by `cp -al` keeps its text.
+    """
+    path = tmp_path / "log.csv"
+    path.touch(mode=0o600)
+    old = begun(line, str(path))
+    train(old, 0, 1)
+    states, text = captured(old), path.read_bytes()
+    train(old, 2)
+    old.csv_file.close()
+    inode = path.stat().st_ino
+    state.restore_files([begun(line, str(path), append=True)], states)
+    assert (path.read_bytes(), path.stat().st_ino) == (text, inode)
+    assert path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "copy.csv").hardlink_to(path)
+    state.restore_files([begun(line, str(path), append=True)], states)
+    assert (tmp_path / "copy.csv").read_bytes() == text
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@LINES
 @APPEND
 def test_the_log_of_an_extended_fit_has_one_header(line, append, tmp_path):
     path = tmp_path / "log.csv"

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfpreempt.core import contained
 from tfpreempt.keras.callbacks import known
 from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import files_for
@@ -81,11 +82,7 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     handle = logger.csv_file
     was_open = not getattr(handle, "closed", False)  # a GFile does not tell
     handle.close()
-    path = logger.filename  # the user's own: Keras follows a link there too
-    path = path if paths.is_url(path) else os.path.realpath(path)
-    place = files_for(os.path.dirname(path))
-    place.make_dirs(os.path.dirname(path))
-    place.write(path, text)
+    _overwrite(logger.filename, text)
     logger.keys = state["keys"]
     logger.append_header = state["append_header"]
     has_header = extends and bool(text) and logger.keys is not None
@@ -96,6 +93,21 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     if has_rows:  # the writer that Keras makes with the first row, which has the header
         names = ["epoch", *(logger.keys or [])]
         logger.writer = csv.DictWriter(logger.csv_file, names, delimiter=logger.sep)
+
+
+def _overwrite(path: str, text: bytes) -> None:
+    """Writes the file of a log in place, so that its owner and its mode stay.
+
+    The path is the user's own: Keras follows a link there too.
+    """
+    if paths.is_url(path):
+        files_for(path).write(path, text)
+        return
+    path = os.path.realpath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(contained.open_file(path, flags, copies=True), "wb") as file:
+        file.write(text)
 
 
 def _reopened(handle: Any, path: str, has_rows: bool) -> Any:
