@@ -46,9 +46,9 @@ SAME_FLOOR = {
 TENSORFLOW = {
     "coordination/tf_service.py": "the store is TensorFlow's coordination service",
     "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
-    "checkpoint/collective.py": "the part of a save that all workers do at once",
+    "checkpoint/collective_read.py": "the part of a save that all workers do at once",
     "checkpoint/bundle_reader.py": "gives tensors of its own to a restore",
-    "checkpoint/dense.py": "takes large tensors out of a save",
+    "checkpoint/large_tensors.py": "takes large tensors out of a save",
     "checkpoint/reader.py": "restores a tf.train.Checkpoint",
     "checkpoint/random_state.py": "seeds and generators",
     "checkpoint/per_replica.py": "the local parts of distributed variables",
@@ -72,7 +72,7 @@ TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.d
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",
     "checkpoint/bundle_reader.py": "which machine this is, as devices are named",
-    "checkpoint/dense.py": "which machine this is, as devices are named",
+    "checkpoint/large_tensors.py": "which machine this is, as devices are named",
     "checkpoint/random_state.py": "the global seed can be read nowhere else",
 }
 # Private names outside of `seams.py` that are not TensorFlow's or Keras'.

@@ -27,7 +27,8 @@ from tfpreempt.checkpoint import (  # noqa: E402
     bundle,
     bundle_table,
     bundle_writer,
-    dense,
+    collective_read,
+    large_tensors,
 )
 from tfpreempt.checkpoint.payload import Permit  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
@@ -56,11 +57,19 @@ def everything(monkeypatch):
     monkeypatch.setattr(bundle_writer, "THREADS", 3)
 
 
+def write_small(checkpoint, prefix, *, small_bytes=0):
+    """Lets TensorFlow write all but the large tensors, and returns these."""
+    large = large_tensors.LargeTensors(small_bytes=small_bytes, worth_bytes=0)
+    with collective_read.reading(checkpoint, are_others=False) as read:
+        read.extract = large.extract
+        checkpoint.write(prefix)
+    return large.found
+
+
 def write(checkpoint, prefix, *, threads=3, small_bytes=0):
     """Writes it in both ways; returns what was taken from TensorFlow in ours."""
     checkpoint.write(prefix + "-stock")
-    with dense.taken(checkpoint, small_bytes=small_bytes, worth_bytes=0) as tensors:
-        checkpoint.write(prefix)
+    tensors = write_small(checkpoint, prefix, small_bytes=small_bytes)
     sums = bundle_writer.add(LocalFiles(), prefix, tensors, threads)
     for path, found in sums.items():
         assert checksum.of_file(path) == found
@@ -187,9 +196,7 @@ def test_what_lies_on_another_machine_is_left_to_tensorflow(tmp_path, monkeypatc
     for here in ("/job:worker/replica:0/task:0", "/job:localhost/replica:0/task:"):
         monkeypatch.setattr(context, "host_address_space", lambda self, here=here: here)
         checkpoint = tf.train.Checkpoint(plain=tf.Variable([1.0, 2.0]))
-        with dense.taken(checkpoint, small_bytes=0, worth_bytes=0) as tensors:
-            checkpoint.write(str(tmp_path / "ckpt"))
-        assert tensors == []
+        assert write_small(checkpoint, str(tmp_path / "ckpt")) == []
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "one device"])
@@ -418,7 +425,7 @@ def test_what_nothing_else_has_is_not_copied():
         name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
     )
     own = dataclasses.replace(shared, is_shared=False)
-    first, second = dense.copied([shared, own], 2)
+    first, second = large_tensors.copied([shared, own], 2)
     assert not np.shares_memory(first.data, data)
     assert second.data is data
     assert first.data.tolist() == data.tolist()

@@ -46,7 +46,9 @@ def everything(monkeypatch):
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1)
     monkeypatch.setattr(bundle_writer, "THREADS", 2)
     monkeypatch.setattr(writer, "is_replicated", is_mirrored)
-    monkeypatch.setattr("tfpreempt.checkpoint.dense.distributed", lambda each: each)
+    monkeypatch.setattr(
+        "tfpreempt.checkpoint.large_tensors.distributed", lambda each: each
+    )
 
 
 def is_mirrored(obj, workers):
@@ -664,7 +666,7 @@ def test_nor_does_one_that_cannot_be_read(tmp_path, caplog, monkeypatch, error):
     def replicated(*arguments, **options):
         raise error
 
-    monkeypatch.setattr(writer.dense, "replicated", replicated)
+    monkeypatch.setattr("tfpreempt.checkpoint.large_tensors.replicated", replicated)
     job = Job(tmp_path)
     with caplog.at_level(logging.WARNING):
         job.save(1)

@@ -380,7 +380,7 @@ def test_a_copy_that_cannot_be_made_ends_no_training(
     def copied(*args: Any) -> Any:
         raise problem
 
-    monkeypatch.setattr("tfpreempt.checkpoint.dense.copied", copied)
+    monkeypatch.setattr("tfpreempt.checkpoint.large_tensors.copied", copied)
     with program.handler(save_every=3) as handler:
         steps(program, handler, 5)
     [fault] = program.events("fault")

@@ -8,10 +8,10 @@ cache           copies of remote checkpoints that all processes of a machine sha
 cache_files     checks the files of Dataset.cache(path) before a restore
 catalog         one value for each checkpoint, wherever it lies; one scan, one order
 claims          who is saving here: what dead writers staged is left over
-collective      the part of a save that all workers do at once
+collective_read  the read that all workers take part in when they save
 commit          files made durable, manifest, one rename, and the marker last
 data_order      fingerprints of the order of training data, compared by a restore
-dense           the large tensors of a save, taken out of what TensorFlow writes
+large_tensors   the large tensors of a save, taken out of what TensorFlow writes
 encoding        Python and NumPy values as JSON and raw bytes, bit for bit
 fence           the lease of a directory on its disk, and what it fences
 flat            commits of checkpoints that stay flat

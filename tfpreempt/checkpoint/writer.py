@@ -1,7 +1,7 @@
 """What TensorFlow does in a save.
 
-On every worker the save reads what needs all workers (`collective`); the chief
-goes on to write it, in one of three forms: a directory of our own, the user's own
+On every worker the save reads what needs all workers (`collective_read`); the chief
+then writes, in one of three forms: a directory of our own, the user's own
 CheckpointManager, or whatever a save_fn does. Into a directory of our own the others
 write a share each of what all hold, where that is large (`worker_parts`).
 """
@@ -21,15 +21,15 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint import (
     bundle_writer,
-    dense,
     fence,
+    large_tensors,
     layout,
     pointer,
     reader,
     structure,
 )
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.collective import gathering
+from tfpreempt.checkpoint.collective_read import Read, reading
 from tfpreempt.checkpoint.data_order import OrderState
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.iterator_state import (
@@ -39,12 +39,14 @@ from tfpreempt.checkpoint.iterator_state import (
     keep_all_seeds,
     shared_iterators,
 )
+from tfpreempt.checkpoint.large_tensors import LargeTensors
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload, Staged
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.random_state import RandomState, warn_of_kernels
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
+from tfpreempt.checkpoint.shares import DenseTensor
 from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import (
@@ -201,11 +203,15 @@ class _Tracked(Payload):
     ) -> Staged:
         attach(self.checkpoint)
         keep_all_seeds(self.checkpoint)
-        with _writing(f"step {save.step}"), self._gathering():
-            return self._write(save, prepare, _save_arguments(args, kwargs))
+        with _writing(f"step {save.step}"), self._reading() as read:
+            return self._write(save, prepare, _save_arguments(args, kwargs), read)
 
     def _write(
-        self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
+        self,
+        save: Staged,
+        prepare: Callable[..., None],
+        arguments: dict[str, Any],
+        read: Read,
     ) -> Staged:
         raise NotImplementedError
 
@@ -221,11 +227,11 @@ class _Tracked(Payload):
     def take_part(self) -> None:
         if self.checkpoint is not None:
             attach(self.checkpoint)
-            with self._gathering():
+            with self._reading():
                 pass
 
-    def _gathering(self) -> contextlib.AbstractContextManager[None]:
-        return gathering(self.checkpoint, are_others=self.cluster.world > 1)
+    def _reading(self) -> contextlib.AbstractContextManager[Read]:
+        return reading(self.checkpoint, are_others=self.cluster.world > 1)
 
     def held_bytes(self) -> int:
         return 0 if self.checkpoint is None else held_bytes(self.checkpoint)
@@ -338,12 +344,16 @@ class _OwnPayload(_Tracked):
     worker_parts: WorkerParts | None
     counts_saves: bool
     keeps_copies: bool
-    _spare: Mapping[str, dense.Bytes] = dataclasses.field(
+    _spare: Mapping[str, large_tensors.Bytes] = dataclasses.field(
         default_factory=dict, init=False
     )
 
     def _write(
-        self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
+        self,
+        save: Staged,
+        prepare: Callable[..., None],
+        arguments: dict[str, Any],
+        read: Read,
     ) -> Staged:
         checkpoint = self.checkpoint
         checkpoint.sync()
@@ -356,7 +366,7 @@ class _OwnPayload(_Tracked):
         if self.cluster.is_chief and is_tensorflows:
             checkpoint.write(prefix, options=options)
         elif self.cluster.is_chief:
-            save = self._write_small(save, prefix)
+            save = self._write_small(save, prefix, read)
         elif not (is_tensorflows or save.is_async or self.worker_parts is None):
             save = self._read_replicated(save, self.worker_parts)
         if "checkpoint_number" not in arguments:
@@ -364,26 +374,27 @@ class _OwnPayload(_Tracked):
         number = _whole_number(arguments["checkpoint_number"])
         return dataclasses.replace(save, number=number)
 
-    def _write_small(self, save: Staged, prefix: str) -> Staged:
-        """TensorFlow's way but for large tensors, which are left to `write_tensors`."""
+    def _write_small(self, save: Staged, prefix: str, read: Read) -> Staged:
+        """Lets TensorFlow write all but the large tensors, see `write_tensors`."""
         # While training goes on nobody has a copy of all tensors but the chief.
         parts = None if save.is_async else self.worker_parts
-        with dense.taken(
-            self.checkpoint,
+        large = LargeTensors(
             small_bytes=bundle_writer.SMALL_BYTES,
             worth_bytes=bundle_writer.WORTH_BYTES,
             replication=None if parts is None else self._replication,
-        ) as tensors:
-            self.checkpoint.write(prefix)
+        )
+        read.extract = large.extract
+        self.checkpoint.write(prefix)
+        tensors: Sequence[DenseTensor] = large.found
         if save.is_async:
             spare, self._spare = self._spare, {}
-            read, tensors = tensors, dense.copied(tensors, bundle_writer.THREADS, spare)
+            tensors = large_tensors.copied(tensors, bundle_writer.THREADS, spare)
             if (
                 self.keeps_copies
             ):  # and not what came from a GPU, which is new each time
                 self._spare = {
                     copy.name: copy.data
-                    for copy, each in zip(tensors, read, strict=True)
+                    for copy, each in zip(tensors, large.found, strict=True)
                     if each.is_shared
                 }
         is_dealt = bool(parts is not None and tensors and parts.is_worth_it(tensors))
@@ -392,7 +403,7 @@ class _OwnPayload(_Tracked):
     def _read_replicated(self, save: Staged, parts: WorkerParts) -> Staged:
         """The same tensors that the chief deals out, on another worker."""
         with _left_to_the_chief(save.step):
-            tensors = dense.replicated(
+            tensors = large_tensors.replicated(
                 self.checkpoint,
                 small_bytes=bundle_writer.SMALL_BYTES,
                 worth_bytes=parts.worth_bytes,
@@ -403,7 +414,7 @@ class _OwnPayload(_Tracked):
                 return dataclasses.replace(save, tensors=tensors, is_dealt=True)
         return save
 
-    def _replication(self) -> dense.IsReplicated:
+    def _replication(self) -> large_tensors.IsReplicated:
         """What says whether all workers hold the same of a variable, and know it."""
         world = self.worker_parts.world if self.worker_parts is not None else 1
         [per_replica] = [s for s in self.states if isinstance(s, PerReplicaState)]
@@ -487,7 +498,11 @@ class _ManagedPayload(_Tracked):
     can_be_async = False  # it is the user's, and deletes on the main thread
 
     def _write(
-        self, save: Staged, prepare: Callable[..., None], arguments: dict[str, Any]
+        self,
+        save: Staged,
+        prepare: Callable[..., None],
+        arguments: dict[str, Any],
+        read: Read,
     ) -> Staged:
         manager, checkpoint = self.by, self.checkpoint
         manager.sync()

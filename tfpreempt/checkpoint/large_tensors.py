@@ -8,7 +8,6 @@ variable, objects that save themselves, what lies on other machines.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import types
@@ -36,48 +35,45 @@ NONE_SPARE: Mapping[str, Bytes] = types.MappingProxyType({})
 _COPIED_AT_ONCE = 1 << 24  # bytes: so that one large tensor keeps all threads busy
 
 
-@contextlib.contextmanager
-def taken(
-    checkpoint: tf.train.Checkpoint,
-    *,
-    small_bytes: int,
-    worth_bytes: int,
-    replication: Callable[[], IsReplicated] | None = None,
-) -> Iterator[list[DenseTensor]]:
-    """Leaves the large tensors out of what the checkpoint writes in the body.
+@dataclasses.dataclass(eq=False)
+class LargeTensors:
+    """The large tensors of one save, which TensorFlow does not write.
 
     Args:
-        checkpoint: gathers once in the body.
-        small_bytes: a tensor that has less is left to TensorFlow.
-        worth_bytes: where all that could be taken has less, nothing is.
-        replication: gives what says whether all workers hold the same of a variable;
-            called where something is taken. None: they hold nothing alike.
+        small_bytes: a tensor with fewer bytes is written by TensorFlow.
+        worth_bytes: if all large tensors have fewer bytes, TensorFlow writes them too.
+        replication: returns what says whether all workers hold the same of a variable;
+            called where something is taken. None: the workers hold nothing alike.
 
-    Yields:
-        A list, which has those tensors once the checkpoint was written.
+    Attributes:
+        found: the tensors that were taken.
     """
-    saver = checkpoint._saver
-    gather = saver._gather_serialized_tensors
-    found: list[DenseTensor] = []
 
-    def gather_rest(object_graph_tensor: Any = None) -> Any:
-        tensors, *others = gather(object_graph_tensor)
+    small_bytes: int
+    worth_bytes: int
+    replication: Callable[[], IsReplicated] | None = None
+    found: list[DenseTensor] = dataclasses.field(default_factory=list)
+
+    def extract(self, tensors: Any) -> Any:
+        """Takes the large tensors out of the values that a checkpoint's saver gathered.
+
+        Args:
+            tensors: by owner and name.
+
+        Returns:
+            The rest.
+        """
         here = _here()
         tensors = _read(tensors, here)
-        large = list(_large(tensors, here, small_bytes))
-        if sum(_size(value) for *_, value in large) >= worth_bytes:
+        large = list(_large(tensors, here, self.small_bytes))
+        if sum(_size(value) for *_, value in large) >= self.worth_bytes:
+            replication = self.replication
             is_replicated = replication() if replication is not None else None
             for owner, name, value in large:
                 del tensors[owner][name]
                 is_held = is_replicated is not None and is_replicated(_object(owner))
-                found.append(_in_memory(name, value, is_held))
-        return tensors, *others
-
-    saver._gather_serialized_tensors = gather_rest
-    try:
-        yield found
-    finally:
-        saver._gather_serialized_tensors = gather
+                self.found.append(_in_memory(name, value, is_held))
+        return tensors
 
 
 def replicated(
@@ -88,14 +84,14 @@ def replicated(
     is_replicated: IsReplicated,
     wanted: Callable[[Sequence[DenseTensor]], Collection[str]],
 ) -> list[DenseTensor]:
-    """The tensors that `taken` gives to the chief, and that this worker holds as well.
+    """The tensors that the chief extracts, and that this worker holds as well.
 
     Only those that it wants are copied from a GPU; of the others the bytes are none.
 
     Args:
         checkpoint: gathers, and writes nothing.
-        small_bytes: see `taken`.
-        worth_bytes: where these tensors have less, none is read; `taken` has another.
+        small_bytes: see `LargeTensors`.
+        worth_bytes: if these tensors have fewer bytes, none is read.
         is_replicated: whether all workers hold the same of a variable.
         wanted: the names of those that this worker wants, by all of them.
     """

@@ -1,18 +1,20 @@
-"""The part of a save that all workers do at once, in the same order.
+"""The read that all workers take part in when a checkpoint is saved.
 
-An ON_READ variable is reduced across all workers when it is read, so a save needs every
-worker at once, in the same order. The order is equal by construction: all workers call
-the same `_gather_serialized_tensors` of the checkpoint's saver, and directly behind it
-the same loop turns every value that may need peers into a plain tensor. The chief goes
-on to write those tensors; the others stop there. TensorFlow itself would evaluate the
-same callables while it writes, in an order that depends on devices.
+An ON_READ variable is reduced across all workers when the variable is read, so a save
+needs every worker at the same time, in the same order. The order is equal by
+construction: all workers call the same `_gather_serialized_tensors` of the checkpoint's
+saver, and directly after that call the same loop turns every value that may need peers
+into a plain tensor. The chief then writes those tensors; the others stop there.
+TensorFlow itself would evaluate the same callables while it writes, in an order that
+depends on devices.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -24,29 +26,45 @@ from tfpreempt.core import seams
 _log = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def gathering(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[None]:
-    """Makes the checkpoint's saver evaluate what needs peers as soon as it gathers.
+@dataclasses.dataclass(eq=False)
+class Read:
+    """One read of all values that a checkpoint saves.
 
-    It gathers once, whatever happens: at the end, or when the body fails, unless the
-    body has done so already.
+    Attributes:
+        extract: given the values, by owner and name, returns the values that TensorFlow
+            is to write; None: all of them.
+    """
+
+    extract: Callable[[Any], Any] | None = None
+
+
+@contextlib.contextmanager
+def reading(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[Read]:
+    """Makes the checkpoint's saver evaluate the values of peers as soon as it gathers.
+
+    The saver gathers once, whatever happens: at the end, or when the body fails, unless
+    the body has written the checkpoint already.
 
     Args:
         checkpoint: is saved.
-        are_others: whether there are other workers, who may wait for this one.
+        are_others: whether there are other workers, which may wait for this worker.
+
+    Yields:
+        The read; `extract` is called within the body's write of the checkpoint.
 
     Raises:
-        CollectiveReadError: they do, and it cannot gather.
+        CollectiveReadError: other workers wait, and this worker cannot gather.
     """
     saver = checkpoint._saver
     gather = saver._gather_serialized_tensors
+    read = Read()
     calls: list[None] = []
 
     def gather_and_evaluate(object_graph_tensor: Any = None) -> Any:
         calls.append(None)
         try:
             tensors, *others = gather(object_graph_tensor)
-            return _evaluate(tensors), *others
+            tensors = _evaluate(tensors)
         except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
             if not are_others:
                 raise
@@ -56,10 +74,11 @@ def gathering(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[
                 "workers must start again; the last commit stands. Give this worker "
                 "more memory, or save less."
             ) from error
+        return tensors if read.extract is None else read.extract(tensors), *others
 
     saver._gather_serialized_tensors = gather_and_evaluate
     try:
-        yield
+        yield read
         if not calls:
             saver._gather_serialized_tensors()
     except Exception:
@@ -68,7 +87,7 @@ def gathering(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[
             if not calls:
                 saver._gather_serialized_tensors()
         except errors.CollectiveReadError:
-            raise  # what the others wait for counts more
+            raise  # more important than the error of the body: the peers wait
         except Exception as error:  # noqa: BLE001  (the body's error counts)
             _log.warning(
                 "tfpreempt: the read that all workers take part in failed too, beside "
@@ -100,7 +119,10 @@ def _value(owner: Any, value: Any) -> Any:
         return value
     is_spec = isinstance(value, seams.saveable_object.SaveSpec)
     with tf.device(value.device if is_spec else None):
-        return tf.convert_to_tensor(value.tensor if is_spec else value)
+        tensor = value.tensor if is_spec else value
+        if tensor is None:  # TensorFlow writes the object, and no value of it
+            return value
+        return tf.convert_to_tensor(tensor)
 
 
 def _may_need_peers(owner: Any, value: Any) -> bool:
