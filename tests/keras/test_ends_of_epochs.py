@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -129,10 +130,14 @@ def test_early_stopping_ends_a_fit_that_is_preempted(on: Machine, line: str) -> 
     assert on.run(lambda: stopped(ours()), ("epoch", 1, 0)) == expected
 
 
+FREQUENCIES = ["epoch", None, BATCHES + 1, datetime.timedelta(hours=1)]
+
+
 @LINES
+@pytest.mark.parametrize("save_freq", FREQUENCIES, ids=str)
 @pytest.mark.parametrize("held_out", [{}, HELD_OUT], ids=["", "validated"])
 def test_a_callback_that_fails_costs_no_epoch(
-    on: Machine, line: str, held_out: dict[str, Any]
+    on: Machine, line: str, held_out: dict[str, Any], save_freq: Any
 ) -> None:
     """It ends the second epoch again, and no batch of the epoch is trained again."""
     epochs: list[int] = []
@@ -142,11 +147,61 @@ def test_a_callback_that_fails_costs_no_epoch(
         if len(epochs) == 2:
             raise RuntimeError("no network")
 
+    def run() -> Any:
+        ours = on.preemption(save_freq=save_freq)
+        return program(on, ours, fail=fail, **held_out)
+
     on.start()
     expected = program(on, False, **held_out)
     on.start()
     with pytest.raises(RuntimeError, match="no network"):
-        program(on, fail=fail, **held_out)
+        run()
     assert on.commits[-1] == 2 * BATCHES
-    assert on.run(functools.partial(program, on, fail=fail, **held_out)) == expected
+    assert on.run(run) == expected
     assert len(epochs) == 5
+
+
+@LINES
+@pytest.mark.parametrize("fails", ["batch", "built", "callback"])
+@pytest.mark.parametrize("save_freq", ["epoch", None])
+def test_a_validation_that_fails_costs_no_epoch(
+    on: Machine, line: str, fails: str, save_freq: Any
+) -> None:
+    """Fails once: when Keras builds the data, or in the second validation."""
+    utils, begins = on.keras.utils, []
+    is_failing = [False]
+
+    class HeldOut(utils.PyDataset if line == "keras" else utils.Sequence):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            if fails != "callback":
+                fail()
+            return X[index * BATCH :][:BATCH], Y[index * BATCH :][:BATCH]
+
+    def fail() -> None:
+        if is_failing[0]:
+            is_failing[0] = False
+            raise RuntimeError("no network")
+
+    def begin(logs: Any = None) -> None:
+        begins.append(None)
+        is_failing[0] |= fails != "built" and len(begins) == 2
+
+    hooks = {"on_test_batch_end": lambda batch, logs=None: fail()}
+    breaker = on.callback(on_test_begin=begin, **(hooks if fails == "callback" else {}))
+
+    def run(ours: Any = None) -> Any:
+        ours = on.preemption(save_freq=save_freq) if ours is None else ours
+        return program(on, ours, first=[breaker], validation_data=HeldOut())
+
+    on.start()
+    begins = [None] * 9
+    expected = run(False)
+    on.start()
+    begins, is_failing[0] = [], fails == "built"
+    with pytest.raises((RuntimeError, tf.errors.OpError), match="no network"):
+        run()
+    assert on.commits[-1] == (1 if fails == "built" else 2) * BATCHES
+    assert on.run(run) == expected

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.multiprocess.fits import Fit, assert_exact
-from tests.multiprocess.harness import Place, Zygote
+from tests.multiprocess.fits import Fit, assert_exact, trained, undisturbed
+from tests.multiprocess.harness import Place, Zygote, records
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.tensorflow]
 
@@ -50,6 +50,22 @@ def test_one_process(
     here: Place, zygote: Zygote, line: str, data: str, point: str
 ) -> None:
     assert_exact(here, zygote, Fit(line=line, data=data), point)
+
+
+def test_callbacks_that_fail_on_all_workers_cost_no_epoch(
+    here: Place, zygote: Zygote
+) -> None:
+    fit = Fit(line="keras", data="sequence", world=2)
+    failed = fit.start(here, "--fail-at=1")
+    assert 0 not in failed.wait()
+    assert all("no network" in worker.output for worker in failed)
+    [newest] = [c for c in records(here.checkpoints, "commit") if c["step"] == 16]
+    assert newest["because"] == "error"
+    resumed = fit.start(here)
+    resumed.expect(0, 0)
+    for worker in range(fit.world):
+        assert trained([failed[worker], resumed[worker]]) == fit.steps()
+    assert resumed.results() == undisturbed(zygote, fit)
 
 
 @pytest.mark.parametrize(

@@ -244,14 +244,15 @@ FEATURES = {
             "OrderedEnqueuer.indices PyDatasetAdapter.py_dataset "
             "PyDatasetAdapter.shuffle",
             "keras_seeds": "SeedGenerator global_state",
-            "keras_trainer": "TFEpochIterator._current_iterator "
+            "keras_trainer": "TFEpochIterator TFEpochIterator._current_iterator "
             "TFEpochIterator._distributed_dataset TFEpochIterator._enumerate_iterator "
             "TFEpochIterator._num_batches TFEpochIterator._steps_seen "
             "TFEpochIterator.data_adapter "
             "TensorFlowTrainer._get_metrics_result_or_logs "
-            "TensorFlowTrainer._initial_epoch TensorFlowTrainer._symbolic_build "
+            "TensorFlowTrainer._initial_epoch TensorFlowTrainer._should_eval "
+            "TensorFlowTrainer._symbolic_build TensorFlowTrainer.fit:epoch_iterator "
             "TensorFlowTrainer.evaluate:use_cached_eval_dataset "
-            "TensorFlowTrainer.fit:callbacks TensorFlowTrainer.fit:epoch_iterator "
+            "TensorFlowTrainer.fit:callbacks "
             "TensorFlowTrainer.fit:epoch_logs TensorFlowTrainer.fit:validation_data "
             "TensorFlowTrainer.fit:x",
             "keras_variables": "Variable._deferred_initialize Variable._initializer "
@@ -282,9 +283,10 @@ FEATURES = {
             "KerasSequenceAdapter._enqueuer KerasSequenceAdapter._keras_sequence "
             "KerasSequenceAdapter._shuffle_sequence "
             "KerasSequenceAdapter._standardize_batch ListsOfScalarsDataAdapter "
-            "TensorLikeDataAdapter._shuffle _make_class_weight_map_fn",
+            "TensorLikeDataAdapter._shuffle _make_class_weight_map_fn "
+            "get_data_handler",
             "tf_keras_training": "Model._flatten_layers "
-            "Model._maybe_load_initial_counters_from_ckpt "
+            "Model._maybe_load_initial_counters_from_ckpt Model._should_eval "
             "Model._validate_and_get_metrics_result "
             "Model.evaluate:use_cached_eval_dataset Model.fit:callbacks "
             "Model.fit:data_handler Model.fit:epoch_logs Model.fit:validation_data "

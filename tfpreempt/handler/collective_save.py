@@ -133,27 +133,33 @@ class CollectiveSaves:
             self._remember(member, name)
             return self._complete(member, name, because, self._final, write)
 
-    def try_periodic(self, member: Member, stages: Stages = PLAIN) -> None:
-        """Makes a periodic save. A failure is logged and recorded; training continues.
+    def try_save(
+        self, member: Member, stages: Stages = PLAIN, because: str = "periodic"
+    ) -> None:
+        """Saves without a notice. A failure is logged and recorded, and not raised.
 
-        The save is asynchronous if it can be, and begins when the one before is over.
+        A periodic save is asynchronous if it can be, and begins when the save before it
+        is over.
 
         Args:
             member: saves.
             stages: see `save`.
+            because: "periodic", or "error" where `fit` is about to raise an error. Saves
+                of different names are never mixed, so workers that do not fail drop the
+                save of those that do.
 
         Raises:
             CollectiveReadError: the peers are in a collective read without this worker.
         """
         try:
-            if member.saves_async and member not in stages:
-                name = self._next_name(member, "periodic")
+            if because == "periodic" and member.saves_async and member not in stages:
+                name = self._next_name(member, because)
                 with self._saving():
                     self.begin(member, name, self._final)
             else:
-                self.save(member, "periodic", stages)
+                self.save(member, because, stages)
         except Exception as error:  # of a State, or no thread, say
-            self._members.fault("periodic save", error)
+            self._members.fault(f"{because} save", error)
             if breaks_off(error, self._cluster.world):
                 raise
 

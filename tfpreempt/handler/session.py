@@ -485,7 +485,7 @@ class Session:
         """
         is_alone = self.cluster.world == 1
         self.gate.started -= is_alone
-        self.saves.try_periodic(member, stages)
+        self.saves.try_save(member, stages)
         self.gate.started += is_alone
         if is_alone:
             self.look(stages)

@@ -51,6 +51,9 @@ class Fit(Protocol):
         adapter: Keras' own data adapter.
         callbacks: the CallbackList.
         validation_data: what `fit` was given.
+        validation_maker: a module of Keras and the name of the function or class in
+            the module that makes the iterator over validation data.
+        validation_iterator: the attribute of the model that keeps that iterator.
         steps_per_execution: batches that a whole call of the train function trains in
             this epoch.
         given: the arguments x and y, without the part that validates.
@@ -77,6 +80,8 @@ class Fit(Protocol):
     adapter: Any
     callbacks: Any
     validation_data: Any
+    validation_maker: tuple[Any, str]
+    validation_iterator: str
     steps_per_execution: int
     given: Sequence[Any]
     initial_epoch: int
@@ -203,20 +208,35 @@ class Fit(Protocol):
             log.info("tfpreempt: the test step cannot be traced: %s", error)
 
 
-def instead_once(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Puts a function in place of a method, until it is called.
+def instead_once(
+    owner: Any, name: str, instead: Callable[..., Any]
+) -> Callable[[], None]:
+    """Puts a function in place of a method or a module's function, until it is called.
 
     Args:
-        owner: whose method it is.
-        name: of the method.
-        instead: is called in its place, when it may call the method again.
+        owner: object or module that has the function.
+        name: of the function.
+        instead: is called in its place, when it may call the function again.
+
+    Returns:
+        A function that takes the replacement back; without effect after the call.
     """
+    is_own, own = name in vars(owner), getattr(owner, name, None)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        delattr(owner, name)  # uncovers the class's own
+        take_back()
         return instead(*args, **kwargs)
 
+    def take_back() -> None:
+        if vars(owner).get(name) is not called:
+            return
+        if is_own:
+            setattr(owner, name, own)
+        else:
+            delattr(owner, name)  # uncovers the class's own
+
     setattr(owner, name, called)
+    return take_back
 
 
 def after_each(owner: Any, name: str, then: Callable[..., Any]) -> None:

@@ -49,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each batch")
     parser.add_argument("--hold-at", default="", help="such as begin:1:4")
     parser.add_argument("--save-every", type=int, help="batches; not each epoch")
+    parser.add_argument("--fail-at", type=int, help="epoch whose end fails")
     parser.add_argument("--plain", action="store_true", help="without our callback")
     return parser.parse_args()
 
@@ -197,6 +198,10 @@ class Watch(keras.callbacks.Callback):
         say("validates", self._epoch, batch)
         self._hold_at("validate", batch)
         time.sleep(options.pause)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == options.fail_at:
+            raise RuntimeError("no network")
 
     def _hold_at(self, where: str, batch: int) -> None:
         if options.hold_at == f"{where}:{self._epoch}:{batch}":

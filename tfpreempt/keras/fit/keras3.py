@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.checkpoint.random_state import is_seeded
+from tfpreempt.core import seams
 from tfpreempt.keras.data.sequence import dataset_like
 from tfpreempt.keras.interface import Fit, Loader, instead_once
 from tfpreempt.keras.multi_worker import of_one_replica
@@ -36,6 +37,7 @@ class Keras3Fit(Fit):
     dataset_name = "_distributed_dataset"
     cuts_last_step = False
     first_iterator = 1
+    validation_iterator = "_eval_epoch_iterator"
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         names = frame.f_locals
@@ -47,6 +49,7 @@ class Keras3Fit(Fit):
         self.loop = names["epoch_iterator"]
         self.adapter = self.loop.data_adapter
         self.validation_data = names["validation_data"]
+        self.validation_maker = seams.keras_trainer, "TFEpochIterator"
         self.steps_per_execution = int(self.loop.steps_per_execution)
         self.given = names["x"], names["y"]
         self.initial_epoch, self.epochs = names["initial_epoch"], names["epochs"]

@@ -42,6 +42,7 @@ class TfKerasFit(Fit):
     line = "tf_keras"
     dataset_name = "_dataset"
     cuts_last_step = True
+    validation_iterator = "_eval_data_handler"
 
     def __init__(self, model: Any, frame: FrameType) -> None:
         names = frame.f_locals
@@ -51,6 +52,7 @@ class TfKerasFit(Fit):
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
         self.validation_data = names["validation_data"]
+        self.validation_maker = seams.tf_keras_data, "get_data_handler"
         self.given = names["x"], names["y"]
         self.initial_epoch, self.epochs = names["initial_epoch"], names["epochs"]
         self.keeps_iterator = not self.adapter.should_recreate_iterator()

@@ -35,7 +35,7 @@ from tfpreempt.keras.fit.phases import Event, Phase
 from tfpreempt.keras.fit.progress import Progress, Stage
 from tfpreempt.keras.fit.state import FitState, Moment, Taken
 from tfpreempt.keras.fit.steps import Steps
-from tfpreempt.keras.interface import Fit, after_each, uncover
+from tfpreempt.keras.interface import Fit, after_each, instead_once, uncover
 from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
@@ -47,6 +47,7 @@ _STOPS_WITHIN = 0.25
 
 A signal's notice takes milliseconds, and longer on a machine that is overloaded."""
 _MAKE_AGAIN = ("compile", "make_train_function", "make_test_function")
+_ASKS = "_should_eval"  # Keras' method that is called before a validation
 
 
 class Training:
@@ -79,6 +80,7 @@ class Training:
         self._data = TrainingData(self.fit)
         self._moment: Moment | None = None  # where an epoch has trained its last step
         self._is_stop_held = False
+        self._guards: list[Callable[[], None]] = []  # end the guard of a validation
         self._saved = Progress()  # of the commit
         self._test = self._test_step  # stands in for the model's test function
         self._inner_test: Any = None  # Keras' own
@@ -98,6 +100,8 @@ class Training:
             for name in _MAKE_AGAIN:
                 after_each(model, name, self._made_again)
                 undo.callback(uncover, model, name)
+            after_each(model, _ASKS, self._asks_for_validation)
+            undo.callback(uncover, model, _ASKS)
             self._take_over_test()
             undo.callback(self._give_back_test)
             self._plan = self._make_plan()
@@ -389,7 +393,7 @@ class Training:
             self._committed = steps.epoch
         if is_due and member.has_moved:
             self._session.arm(member)
-            self._session.saves.try_periodic(member)
+            self._session.saves.try_save(member)
         steps.stop_at = member.runs + left
 
     def wait_for_mirror(self, timeout: float | None) -> bool:
@@ -470,33 +474,56 @@ class Training:
         self._session.ready(self.member, "a callback")
         self._session.boundary(self._saving)
         try:
-            self._end_epoch(hook, epoch, logs, was_stopped)
+            is_held = self._hold_files() and self._session.cluster.world == 1
+            with self._keeping_epoch():
+                hook(epoch, logs)
+            if was_stopped or not self.fit.model.stop_training:
+                return
+            if is_held and self._session.is_noticed(_STOPS_WITHIN):
+                self._session.boundary(self._saving)
+            elif not self._others.have_ended_at(epoch):
+                self._hold_stop()
         finally:
             self._moment = None  # may hold as much memory as the model
 
-    def _end_epoch(
-        self, hook: Callable[..., None], epoch: int, logs: Any, was_stopped: bool
-    ) -> None:
-        """Calls the hook; commits the state before the hook if it raises or stops.
+    @contextlib.contextmanager
+    def _keeping_epoch(self) -> Iterator[None]:
+        """Commits the end of the epoch's training where an error ends the fit inside.
 
-        Several workers make no such commit: the others may have passed the hook.
+        With several workers the commit needs the parts of all workers, so it is made
+        only where all of them fail in this way.
         """
-        is_alone = self._session.cluster.world == 1
-        is_held = is_alone and self._options.save_freq == "epoch" and self._hold_files()
         try:
-            hook(epoch, logs)
+            yield
         except Exception:
-            if is_held and self.member.has_moved:
+            commits = self.member.commits
+            if self.member.has_moved and not commits.saver.needs_peers():
                 with self._saving():
-                    self._session.saves.try_periodic(self.member)
-                self._session.wait_for_save()  # the process may be about to die
+                    self._session.saves.try_save(self.member, because="error")
             raise
-        if was_stopped or not self.fit.model.stop_training:
-            return
-        if is_held and self._session.is_noticed(_STOPS_WITHIN):
-            self._session.boundary(self._saving)
-        elif not self._others.have_ended_at(epoch):
-            self._hold_stop()
+
+    def _asks_for_validation(
+        self, _: str, is_due: bool, *args: Any, **more: Any
+    ) -> bool:
+        """Keras is about to make the validation data, if need be, and to validate."""
+        model, fit = self.fit.model, self.fit
+        calls: list[tuple[Any, str]] = []
+        if is_due:
+            calls.append((model, "evaluate"))
+            if getattr(model, fit.validation_iterator, None) is None:
+                calls.append(fit.validation_maker)
+        self._guards = [
+            instead_once(owner, name, self._guarded(getattr(owner, name)))
+            for owner, name in calls
+        ]
+        return is_due
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **more: Any) -> Any:
+            with self._keeping_epoch():
+                return function(*args, **more)
+
+        return guarded
 
     def _hold_files(self) -> bool:
         """Holds the text of log files before a hook writes to them; False on error."""
@@ -573,8 +600,10 @@ class Training:
         self.fit.frame = None
         self._others.unwrap()
         self._moment = None
-        for name in _MAKE_AGAIN:
+        for name in (*_MAKE_AGAIN, _ASKS):
             uncover(self.fit.model, name)
+        for take_back in self._guards:
+            take_back()
         self._give_back_test()
         if self.fit.model.train_function is self.steps:
             self.fit.model.train_function = self.steps.inner
