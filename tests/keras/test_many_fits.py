@@ -186,6 +186,45 @@ def test_the_end_of_another_fit_is_not_given_to_the_next_one(
 
 
 @LINES
+def test_a_complete_fit_whose_data_differ_in_each_start_is_restored(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed after an unseeded fit: the next start is refused, the one after is not."""
+    on.run(lambda: on.fit(epochs=1))
+    on.start()
+    with pytest.raises(
+        errors.CheckpointMismatchError, match="start it again unchanged"
+    ):
+        on.fit(epochs=1, x=X + 1)
+    for shift in (2, 3):
+        caplog.clear()
+        assert on.run(lambda s=shift: on.fit(epochs=1, x=X + s)).epoch == [0]
+        assert "cannot be compared" in caplog.text
+        assert on.commits == [BATCHES]
+
+
+@LINES
+def test_the_end_of_a_fold_is_given_to_no_other_fold(on: Machine, line: str) -> None:
+    """Also where a program goes through its folds in spite of the error."""
+    on.run(lambda: on.fit(epochs=1))
+    for _ in range(2):
+        on.start()
+        for shift in (1, 2):
+            with pytest.raises(errors.CheckpointMismatchError, match="other training"):
+                on.fit(epochs=1, x=X + shift)
+
+
+@LINES
+def test_a_complete_fit_that_was_resumed_on_other_data_is_restored(
+    on: Machine, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = iter([X, X + 1])
+    on.run(lambda: on.fit(epochs=1, x=next(rows)), ("begin", 0, 1))
+    assert on.run(lambda: on.fit(epochs=1, x=X + 2)).epoch == [0]
+    assert "cannot be compared" in caplog.text
+
+
+@LINES
 def test_a_fit_that_resumes_on_other_data_is_named(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:

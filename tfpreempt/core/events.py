@@ -180,6 +180,19 @@ class CacheWrite:
     lock: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DataRefused:
+    """A fit was refused: the directory has a complete fit on other training arrays.
+
+    Attributes:
+        complete: samples of the arrays of the complete fit.
+        refused: samples of the arrays of the refused fit.
+    """
+
+    complete: str
+    refused: str
+
+
 Event = (
     Notice
     | Decision
@@ -190,4 +203,5 @@ Event = (
     | Metrics
     | Fault
     | CacheWrite
+    | DataRefused
 )

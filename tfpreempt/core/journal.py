@@ -30,7 +30,7 @@ from tfpreempt.core.fields import is_time
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_DURABLE = (events.Commit, events.Exit, events.CacheWrite)
+_DURABLE = (events.Commit, events.Exit, events.CacheWrite, events.DataRefused)
 _MOST_READABLE = 60  # characters of a URL in the name of its journal's directory
 
 MAX_LINE_BYTES = 1 << 20

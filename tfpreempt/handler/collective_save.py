@@ -115,7 +115,8 @@ class CollectiveSaves:
 
         Args:
             member: saves.
-            because: "save", "periodic" or "finished"; written into the manifest.
+            because: written into the manifest: "save", "periodic", "error" or
+                "finished".
             stages: how members are staged that the program gives arguments.
 
         Returns:
@@ -144,9 +145,9 @@ class CollectiveSaves:
         Args:
             member: saves.
             stages: see `save`.
-            because: "periodic", or "error" where `fit` is about to raise an error. Saves
-                of different names are never mixed, so workers that do not fail drop the
-                save of those that do.
+            because: "periodic", or "error" where `fit` is about to raise an error. The
+                two have different names, so the "error" save of some workers is never
+                mixed with the next "periodic" save of the others.
 
         Raises:
             CollectiveReadError: the peers are in a collective read without this worker.

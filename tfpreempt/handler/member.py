@@ -108,6 +108,7 @@ class Member:
             os.environ.get("TFPREEMPT_INCARNATION", self.commits.token),
         )
         self.record = self._journal.record  # an event; any thread
+        self.read_earlier = self._journal.read_earlier  # records of a kind of event
         weakref.finalize(self, self.watcher.close)
         if self.commits.mirror is not None:
             weakref.finalize(self, self.commits.mirror.stop).atexit = False

@@ -119,6 +119,7 @@ def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
 # --- the fits before -----------------------------------------------------------------
 
 _histories: dict[str, list[Any]] = {}
+_refused: set[str] = set()
 
 
 def histories(directory: str) -> list[Any]:
@@ -142,12 +143,24 @@ def add(directory: str, history: Any, made: Plan, made_of: Mapping[str, Any]) ->
     _histories[os.path.realpath(directory)] = [*before, past]
 
 
+def note_refused(directory: str) -> None:
+    """Notes that this process was refused a fit because of its data."""
+    _refused.add(os.path.realpath(directory))
+
+
+def is_refused(directory: str) -> bool:
+    """Whether this process was refused a fit with the directory because of its data."""
+    return os.path.realpath(directory) in _refused
+
+
 def forget(directory: str | None = None) -> None:
-    """The directory, or any for None, holds no commit any more: counts anew."""
+    """Forgets the fits with the directory, or with any for None: it has no commit."""
     if directory is None:
         _histories.clear()
+        _refused.clear()
     else:
         _histories.pop(os.path.realpath(directory), None)
+        _refused.discard(os.path.realpath(directory))
 
 
 def plain(value: Any) -> Any:

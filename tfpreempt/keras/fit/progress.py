@@ -163,8 +163,9 @@ def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -
         facts.remove("shapes")  # it makes more of them in its first step
     pairs = [(saved.get(fact), now[fact]) for fact in facts]
     values = saved.get("values"), now["values"]
+    is_compared = exactly and None not in values and not saved.get("varies")
     return all(None in pair or pair[0] == pair[1] for pair in pairs) and (
-        not exactly or None in values or _are_close(*values)
+        not is_compared or _are_close(*values)
     )
 
 
@@ -221,16 +222,26 @@ def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
         )
 
 
-def check_values(saved: Progress, now: Mapping[str, Any], directory: str) -> str | None:
+def check_values(
+    saved: Progress,
+    now: Mapping[str, Any],
+    directory: str,
+    refused: Sequence[str] = (),
+) -> str | None:
     """Compares samples of the training data with those of the checkpoint.
+
+    A complete fit on other arrays may be another fit of the program, such as a fold of
+    a cross-validation, which has the same arrays in each start. Or the arrays are drawn
+    without a seed, and differ in each start.
 
     Args:
         saved: of the checkpoint.
         now: what this run is made of.
         directory: for the message.
+        refused: samples of the arrays with which earlier starts were refused.
 
     Returns:
-        A warning, if the interrupted fit would resume on other data.
+        A warning, if the fit has other data than before.
 
     Raises:
         CheckpointMismatchError: the checkpoint is the end of a fit on other data.
@@ -238,15 +249,27 @@ def check_values(saved: Progress, now: Mapping[str, Any], directory: str) -> str
     values = saved.made_of.get("values"), now["values"]
     if None in values or _are_close(*values):
         return None
+    is_known_to_vary = bool(saved.made_of.get("varies"))
+    is_seen_to_vary = bool(refused) and not any(
+        _are_close(each, now["values"]) for each in refused
+    )
     fix = "seed the operations that shuffle, split or generate the data"
     if saved.phase != "complete":
         return (
             "samples of the training arrays differ from those of the interrupted fit, "
             f"so the fit resumes on other data. To resume exactly, {fix}"
         )
+    if is_known_to_vary or is_seen_to_vary:
+        return (
+            "samples of the training arrays differ in each start, so they cannot be "
+            "compared with those of the complete fit in the checkpoint. This fit is "
+            f"taken for that fit. To be sure of that, {fix}. {GIVE_EACH}"
+        )
     raise errors.CheckpointMismatchError(
         f"The checkpoint in {directory!r} is of a complete fit on other training data: "
-        f"samples of the arrays differ. {GIVE_EACH} To restore the end of that fit, "
-        f"pass the same data in each start ({fix}); to train on these data, use "
-        "another checkpoint directory."
+        "samples of the arrays differ. If this is that fit, and its data are drawn in "
+        "each start without a seed, start it again unchanged: the next start compares "
+        "its data with those of this start too, and restores the end of the fit if "
+        f"they differ again ({fix} to avoid this). If this is another fit, use another "
+        f"checkpoint directory. {GIVE_EACH}"
     )

@@ -16,7 +16,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.cache_files import cache_paths
 from tfpreempt.checkpoint.unfinished_caches import expect_caches
 from tfpreempt.core import reach
-from tfpreempt.core.events import Metrics
+from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
@@ -80,6 +80,7 @@ class Training:
         self._data = TrainingData(self.fit)
         self._moment: Moment | None = None  # where an epoch has trained its last step
         self._is_stop_held = False
+        self._varies = False  # whether the data differed between starts
         self._guards: list[Callable[[], None]] = []  # end the guard of a validation
         self._saved = Progress()  # of the commit
         self._test = self._test_step  # stands in for the model's test function
@@ -177,8 +178,7 @@ class Training:
             saved = self._saved
             now = progress.made_of(self.fit, is_built=False)
             progress.check_same(saved, now, self._directory)
-            if problem := progress.check_values(saved, now, self._directory):
-                log.warning("tfpreempt: %s.", problem)
+            self._check_values(now)
             self.steps.epoch = saved.epoch - (saved.phase == "complete")
             is_trained = self._phase in (Phase.RESTORE, Phase.SKIP)
             if self._state.own.part is not None and not is_trained:
@@ -201,6 +201,31 @@ class Training:
             self._state.build(iterator, self.steps.inner, restores=True)
         elif self._phase is not Phase.START:
             self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
+
+    def _check_values(self, now: Mapping[str, Any]) -> None:
+        """Compares the training arrays; see `progress.check_values`."""
+        saved, complete = self._saved, self._saved.made_of.get("values")
+        self._varies = bool(saved.made_of.get("varies"))
+        refused: list[str] = []
+        if saved.phase == "complete" and not plan.is_refused(self._directory):
+            earlier = self.member.read_earlier(DataRefused)
+            refused = [e["refused"] for e in earlier if e["complete"] == complete]
+        try:
+            problem = progress.check_values(saved, now, self._directory, refused)
+        except errors.CheckpointMismatchError:
+            plan.note_refused(self._directory)
+            self.member.record(
+                DataRefused(complete=complete or "", refused=now["values"])
+            )
+            raise
+        if problem:
+            self._varies = True
+            log.warning("tfpreempt: %s.", problem)
+
+    def _made_of(self, *, is_built: bool) -> dict[str, Any]:
+        """See `progress.made_of`; and whether the data differed between starts."""
+        found = progress.made_of(self.fit, is_built=is_built)
+        return found | ({"varies": True} if self._varies else {})
 
     # --- steps -----------------------------------------------------------------------
 
@@ -585,7 +610,7 @@ class Training:
             raise
         # Not where it was broken off: the member is open, and saves the States yet.
         self._release()
-        made_of = progress.made_of(self.fit, is_built=True)
+        made_of = self._made_of(is_built=True)
         plan.add(self._directory, history, self._plan, made_of)
         take_over()
 
@@ -664,6 +689,6 @@ class Training:
             loop=self.fit.loop_state(),
             logs={name: plan.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
-            made_of=progress.made_of(self.fit, is_built=True),
+            made_of=self._made_of(is_built=True),
             metrics=sum(len(metric.variables) for metric in model.metrics),
         )
