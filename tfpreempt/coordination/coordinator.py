@@ -31,6 +31,31 @@ PATIENCE = 10  # save_timeouts that a save with others may take, no deadline bei
 FOREVER = 3600.0  # a wait without a deadline is a chain of such waits
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _Round:
+    """The notes of one round, which end with the round. Times are monotonic seconds.
+
+    Attributes:
+        is_asked: whether this worker asked for the round, as a periodic save.
+        lost_because: the first reason for which nothing is committed; "" if none.
+        lost_at: when the decision to commit nothing was read.
+        must_exit: whether a worker has no time for another round.
+        gathering: the newest wait for keys of all workers.
+        leave_by: when the main thread exits without the `bye` of the others.
+        timeouts_left: how often a save of many may outlast `save_timeout`.
+        waits_since: when the main thread began its newest wait, of any round.
+    """
+
+    is_asked: bool = False
+    lost_because: str = ""
+    lost_at: float | None = None
+    must_exit: bool = False
+    gathering: Gathering | None = None
+    leave_by: float | None = None
+    timeouts_left: int = PATIENCE
+    waits_since: float = 0.0
+
+
 @dataclasses.dataclass(eq=False)
 class Coordinator:
     """One worker's side of the agreement, for the life of its process.
@@ -50,7 +75,6 @@ class Coordinator:
         state: what it knows; any thread may look.
         gate: what training looks at.
         deadlines: by when all must be over.
-        lost_because: why nothing was committed, the first reason; "" if none.
         extra: what is to travel beside the next value of a key.
         commit_extra: what the chief's newest `commit` carries.
         is_saving: whether main saves outside of a round; main writes it.
@@ -58,7 +82,7 @@ class Coordinator:
     """
 
     settings: ev.Settings
-    incarnation: str
+    incarnation: dataclasses.InitVar[str]
     runtime: Runtime
     clock: Clock
     _: dataclasses.KW_ONLY
@@ -68,7 +92,7 @@ class Coordinator:
     on_overrun: Callable[[str], None]
 
     def __post_init__(
-        self, save_timeout: float, step_seconds: Callable[[], float]
+        self, incarnation: str, save_timeout: float, step_seconds: Callable[[], float]
     ) -> None:
         self.state = ev.State()
         self.gate = Gate()
@@ -81,21 +105,23 @@ class Coordinator:
             self._guard,
             self.settings.world,
         )
-        self.lost_because = ""
         self.extra: dict[Key, keys.Extra] = {}
         self.commit_extra: keys.Extra = {}
         self.is_saving = False
         self.is_snapshot = False
-        self._asked = 0  # the round that this worker asked for a periodic save
-        self._name = functools.partial(keys.name, self.incarnation)
+        self._name = functools.partial(keys.name, incarnation)
         self._changed = threading.Condition()  # its lock is held wherever state moves
         self._verdict: ev.Verdict | None = None
-        self._leave_by: float | None = None
-        self._lost_at: float | None = None  # when this round's decision was: lost
-        self._must_go = False  # somebody has no time for another round
-        self._patience = PATIENCE
-        self._gathering: Gathering | None = None  # the newest of this round
-        self._waits_since = 0.0  # when main came to where it waits
+        self._round = _Round()
+
+    @property
+    def lost_because(self) -> str:
+        """The first reason for which this round commits nothing; "" if none."""
+        return self._round.lost_because
+
+    @lost_because.setter
+    def lost_because(self, reason: str) -> None:
+        self._round.lost_because = reason
 
     def start(self) -> None:
         """Begins to listen."""
@@ -136,13 +162,13 @@ class Coordinator:
         """
         state = self.state
         if state.main is Main.LEAVING:
-            return self._leave_by
+            return self._round.leave_by
         if state.notice in PREEMPTION:
             return self.deadlines.at
-        if state.main is Main.AWAITING and self._lost_at is not None:
+        if state.main is Main.AWAITING and self._round.lost_at is not None:
             # Nobody goes away, but one that all need is reported dead. The chief may be
             # in a step that waits for this worker.
-            return self._lost_at + self.deadlines.patience
+            return self._round.lost_at + self.deadlines.patience
         return None
 
     # --- any thread ------------------------------------------------------------------
@@ -172,9 +198,9 @@ class Coordinator:
             Whether it could; False while another round goes on, or is asked for.
         """
         with self._changed:
-            if self.state.notice is not None or self._asked == self.state.round:
+            if self.state.notice is not None or self._round.is_asked:
                 return False
-            self._asked, self.is_snapshot = self.state.round, snapshot
+            self._round.is_asked, self.is_snapshot = True, snapshot
             self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
             return True
 
@@ -206,7 +232,7 @@ class Coordinator:
                 self.lost_because = self.lost_because or self._waited_for()
             self.state, actions = agreement.step(self.settings, self.state, event)
             if isinstance(event, ev.Boundary | ev.Saved | ev.Committed):
-                self._waits_since = self.clock.monotonic()
+                self._round.waits_since = self.clock.monotonic()
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
                 self._perform(action)
@@ -214,10 +240,11 @@ class Coordinator:
 
     def _waited_for(self) -> str:
         """Whom main has waited for, for how long and in what."""
-        missing = sorted(self._gathering.missing) if self._gathering else []
+        gathering = self._round.gathering
+        missing = sorted(gathering.missing) if gathering else []
         whom = ", ".join(map(str, missing or [0]))
         workers = "workers" if len(missing) > 1 else "worker"
-        seconds = self.clock.monotonic() - self._waits_since
+        seconds = self.clock.monotonic() - self._round.waits_since
         where = ev.PHASES[self.state.main]
         return f"waited {seconds:.0f} s in vain for {workers} {whom} in {where}"
 
@@ -227,8 +254,9 @@ class Coordinator:
         match action:
             case ev.RaiseFlag():
                 self.gate.flag = True
-                if self._gathering is not None and self.state.notice in PREEMPTION:
-                    self._limit(self._gathering)
+                gathering = self._round.gathering
+                if gathering is not None and self.state.notice in PREEMPTION:
+                    self._limit(gathering)
             case ev.LowerFlag():
                 self.gate.flag = False
                 self._close_round()
@@ -265,7 +293,7 @@ class Coordinator:
                     self.feed(ev.NoticeRead(round, value))
                 case Key.DECISION:
                     if value.boundary is None:
-                        self._lost_at = self.clock.monotonic()
+                        self._round.lost_at = self.clock.monotonic()
                     self.feed(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
@@ -303,7 +331,7 @@ class Coordinator:
             if (
                 may_go_on
                 and (has_all or not needs_all)
-                and not self._must_go
+                and not self._round.must_exit
                 and self.deadlines.allows_to_train_on()
             ):
                 return ev.CommitKind.TRAIN_ON
@@ -311,7 +339,7 @@ class Coordinator:
 
     def _insert(self, action: ev.Insert) -> None:
         if action.key is Key.BYE:
-            self._leave_by = self.deadlines.waits_until(Key.BYE)
+            self._round.leave_by = self.deadlines.waits_until(Key.BYE)
         extra = dict(self.extra.get(action.key, {}))
         if action.value is NoticeKind.PERIODIC:
             extra = {"worker": self.settings.worker, "snapshot": self.is_snapshot}
@@ -362,9 +390,9 @@ class Coordinator:
             then=functools.partial(self._answered, action.key),
             whole=functools.partial(self._gathered, action),
         )
-        self._gathering = gathering
+        self._round.gathering = gathering
         if action.key is Key.BYE:
-            self._leave_by = 1.0 + self.deadlines.waits_until(Key.BYE)
+            self._round.leave_by = 1.0 + self.deadlines.waits_until(Key.BYE)
         # Before a notice others may train for long yet: only the dead are given up.
         if action.key is not Key.COUNT or self.state.notice in PREEMPTION:
             self._limit(gathering)
@@ -376,7 +404,7 @@ class Coordinator:
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
         elif key is Key.DONE and extra.get("final") is True:
-            self._must_go = True
+            self._round.must_exit = True
 
     def _gathered(self, action: ev.Gather, values: dict[int, Any]) -> None:
         match action.key:
@@ -399,15 +427,10 @@ class Coordinator:
     # --- deadlines -------------------------------------------------------------------
 
     def _close_round(self) -> None:
-        self._gathering = None
-        self._leave_by = None
-        self._lost_at = None
-        self._must_go = False
+        self._round = _Round(waits_since=self._round.waits_since)
         self.extra.pop(Key.COMMIT, None)
-        self.lost_because = ""
         if self.state.held is None:
             self.deadlines.forget()
-            self._patience = PATIENCE
             self.extra.clear()
         elif self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.set_last_call()
@@ -451,8 +474,8 @@ class Coordinator:
         if main is Main.SAVING and agreement.is_given_up(self.state):
             return left
         if self.is_saving or main in (Main.SAVING, Main.COMMITTING):
-            self._patience -= not is_alone
-            if self._patience > 0:
+            self._round.timeouts_left -= not is_alone
+            if self._round.timeouts_left > 0:
                 log.warning("tfpreempt: the save takes long; waiting for it")
                 return ""
             return "the save with the other workers did not end"
