@@ -54,12 +54,13 @@ class ScriptedPoller(Poller):
 
 
 class Watch(TopicWatch):
+    name = "shared"
+    _known = ("a", "b")
+
     def __init__(
         self, make_poller: Callable[[], Poller], **options: Unpack[WatchOptions]
     ) -> None:
-        super().__init__(
-            "shared", ("a", "b"), ("a", "b"), lambda _: "http://nobody", 1.0, **options
-        )
+        super().__init__(("a", "b"), 1.0, url="http://nobody", **options)
         self.poller = make_poller  # type: ignore[method-assign]  # a test's own
 
 

@@ -135,6 +135,10 @@ class AwsWatch(TopicWatch):
             not positive.
     """  # noqa: E501 - a table's row is one line
 
+    name = "aws"
+    _known = TOPICS
+    _find_url = staticmethod(metadata_url)
+
     def __init__(
         self,
         topics: Iterable[str] = ("spot-interruption", "lifecycle"),
@@ -142,7 +146,7 @@ class AwsWatch(TopicWatch):
         interval: float = INTERVAL_SECONDS,
         **options: Unpack[WatchOptions],
     ) -> None:
-        super().__init__("aws", topics, TOPICS, metadata_url, interval, **options)
+        super().__init__(topics, interval, **options)
 
     def poller(self) -> Poller:
         return AwsPoller(self)

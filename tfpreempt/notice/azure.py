@@ -139,6 +139,11 @@ class AzureWatch(TopicWatch):
             not positive.
     """
 
+    name = "azure"
+    _known = KINDS
+    _argument = "kinds"
+    _find_url = staticmethod(metadata_url)
+
     def __init__(
         self,
         kinds: Iterable[str] = DEFAULT_KINDS,
@@ -147,9 +152,7 @@ class AzureWatch(TopicWatch):
         interval: float = INTERVAL_SECONDS,
         **options: Unpack[WatchOptions],
     ) -> None:
-        super().__init__(
-            "azure", kinds, KINDS, metadata_url, interval, argument="kinds", **options
-        )
+        super().__init__(kinds, interval, **options)
         self._vm_name = vm_name
 
     def poller(self) -> AzurePoller:

@@ -219,6 +219,10 @@ class GceWatch(TopicWatch):
         ConfigurationError: a topic is unknown, or the address is none.
     """  # noqa: E501 - a table's row is one line
 
+    name = "gce"
+    _known = TOPICS
+    _find_url = staticmethod(metadata_url)
+
     def __init__(
         self,
         topics: Iterable[str] = tuple(TOPICS),
@@ -226,8 +230,7 @@ class GceWatch(TopicWatch):
         maintenance_lead_seconds: float | None = None,
         **options: Unpack[WatchOptions],
     ) -> None:
-        between = HANG_BETWEEN_SINGLES_SECONDS
-        super().__init__("gce", topics, TOPICS, metadata_url, between, **options)
+        super().__init__(topics, HANG_BETWEEN_SINGLES_SECONDS, **options)
         self._lead_seconds = maintenance_lead_seconds
 
     def poller(self) -> Poller:

@@ -8,7 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
 from tfpreempt import errors
 from tfpreempt.core.arguments import check_seconds
@@ -115,42 +115,46 @@ class TopicWatch:
     A source that starts while the thread runs hears at once of a notice that is up.
     When all are closed, new sources may be made and started.
 
+    A subclass names its service, all topics of the service, and where the service is.
+
     Args:
-        name: of the service, for the thread and for messages.
-        topics: what is watched; a single string counts as one topic.
-        known: all topics that there are.
-        find_url: takes the environment; where the service is, if `url` does not say.
-        interval: seconds between two looks.
-        argument: by what name it was given the topics, for the message.
-        **options: see `WatchOptions`.
+        topics: the topics to watch; a single string counts as one topic.
+        interval: seconds between two requests.
+        url: see `WatchOptions`, as are `clock` and `wait`.
 
     Raises:
         ConfigurationError: there are no topics, one is unknown, the address is none, or
             the interval is not positive.
     """
 
+    name: ClassVar[str]
+    """The service, as threads and messages name the service."""
+    _known: ClassVar[Iterable[str]]
+    """All topics of the service."""
+    _argument: ClassVar[str] = "topics"
+    """The name of the argument that has the topics."""
+
     def __init__(
         self,
-        name: str,
         topics: Iterable[str],
-        known: Iterable[str],
-        find_url: Callable[[Mapping[str, str]], str],
         interval: float,
         *,
-        argument: str = "topics",
         url: str | None = None,
         clock: Clock | None = None,
         wait: Wait = threading.Event.wait,
     ) -> None:
         kind = type(self).__name__
         chosen = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics))
-        if not chosen or not {*chosen} <= {*known}:
+        if not chosen or not {*chosen} <= {*self._known}:
             raise errors.ConfigurationError(
-                f"{argument}={chosen!r} for {kind}: expected some of {sorted(known)}"
+                f"{self._argument}={chosen!r} for {kind}: expected some of "
+                f"{sorted(self._known)}"
             )
-        self.name = name
         self.topics = chosen
-        self.url = find_url(os.environ) if url is None else checked_base_url(url, "url")
+        if url is None:
+            self.url = self._find_url(os.environ)
+        else:
+            self.url = checked_base_url(url, "url")
         self.interval = check_seconds(f"the interval of {kind}", interval)
         self.clock = SystemClock() if clock is None else clock
         self._wait = wait
@@ -158,6 +162,11 @@ class TopicWatch:
         self._members: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
         self._levels: _Levels = {}  # of this thread; a new one's own
+
+    @staticmethod
+    def _find_url(environment: Mapping[str, str]) -> str:
+        """Returns where the service is, if `url` does not say."""
+        raise NotImplementedError
 
     def poller(self) -> Poller:
         """A new one; a thread has its own."""
