@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gc
 import graphlib
+import operator
 import re
 import subprocess
 import sys
@@ -508,3 +509,79 @@ def test_what_make_test_fast_collects_leaves_tensorflow_alone(
     unwanted = set(re.findall(r"not (\w+)", pytestconfig.option.markexpr))
     is_fast = {"tensorflow", "multiprocess", "slow"} <= unwanted
     assert not (is_fast and "tensorflow" in sys.modules)
+
+
+# --- the size of classes and functions ------------------------------------------------
+
+# Most methods and attributes of a class, most parameters of a function.
+LIMITS: dict[type[ast.AST], tuple[int, ...]] = {
+    ast.ClassDef: (30, 16),
+    ast.FunctionDef: (8,),
+}
+RUN = "goes with decision 0027: Run, Directory and Save"
+# Larger ones, and why. The numbers may only fall.
+LARGER: dict[str, tuple[tuple[int, ...], str]] = {
+    "checkpoint/catalog.py:Entry": ((8, 17), RUN),
+    "checkpoint/remote/mirror.py:Mirror": ((40, 19), RUN),
+    "checkpoint/writer.py:make_saver": ((14,), RUN),
+    "cli/run/command.py:run": ((12,), "click: a parameter for each option"),
+    "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
+    "handler/admission.py:admit": ((10,), RUN),
+    "handler/commits.py:Commits": ((25, 17), RUN),
+    "handler/handler.py:PreemptionCheckpointHandler.__init__": ((10,), "public"),
+    "handler/member.py:Member": ((19, 23), RUN),
+    "handler/snapshots.py:Snapshots": ((23, 17), RUN),
+    "handler/start.py:Start": ((13, 18), RUN),
+    "keras/fit/keras3.py:Keras3Fit": ((19, 22), "what Keras' own loop holds"),
+    "keras/fit/tf_keras.py:TfKerasFit": ((22, 20), "what tf_keras' own loop holds"),
+    "keras/fit/training.py:Training": ((41, 20), "not looked at yet"),
+    "keras/interface.py:Fit": ((20, 23), "a protocol: all that a fit has"),
+    "platforms/config.py:TerminationConfig.__init__": ((9,), "public"),
+}
+
+
+def definitions() -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+    """Yields `file:name` or `file:Class.method`, and the statement."""
+    for file, node in nodes():
+        if isinstance(node, ast.ClassDef | ast.Module):
+            prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+            for each in node.body:
+                if isinstance(each, ast.ClassDef | ast.FunctionDef):
+                    yield f"{file}:{prefix}{each.name}", each
+
+
+def size_of(tree: ast.ClassDef | ast.FunctionDef) -> tuple[int, ...]:
+    """Returns the methods and attributes of a class, or a function's parameters."""
+    if isinstance(tree, ast.FunctionDef):
+        given = tree.args
+        parameters = (*given.posonlyargs, *given.args, *given.kwonlyargs)
+        return (len({each.arg for each in parameters} - {"self", "cls"}),)
+    methods = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+    fields = {
+        each.target.id
+        for each in tree.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        if not re.search("ClassVar|InitVar|KW_ONLY", ast.unparse(each.annotation))
+    }
+    assigned = {
+        each.attr
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        if is_name(each.value, "self")
+    }
+    return len(methods), len((fields | assigned) - methods)
+
+
+def test_no_class_and_no_function_is_larger_than_its_limit() -> None:
+    def is_over(size: tuple[int, ...], limit: tuple[int, ...]) -> bool:
+        return any(map(operator.gt, size, limit))
+
+    large = {
+        name: size_of(node)
+        for name, node in definitions()
+        if is_over(size_of(node), LIMITS[type(node)])
+    }
+    listed = {name: limit for name, (limit, _) in LARGER.items()}
+    assert listed.keys() <= large.keys(), "delete the entries that are not needed"
+    grown = {n: s for n, s in large.items() if is_over(s, listed.get(n, (0, 0)))}
+    assert grown == {}
