@@ -28,13 +28,13 @@ from tfpreempt.checkpoint.remote.place import StorePlace
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.verification import faults
 from tfpreempt.cli.doctor.slurm import ask_slurm
+from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report import view
-from tfpreempt.cli.report.records import take_records
-from tfpreempt.cli.report.story import make_story
+from tfpreempt.cli.report.run_report import build_report
 from tfpreempt.cli.status import metrics, text
-from tfpreempt.cli.status.follow import Follower
+from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.core.events import Commit, Decision, Exit, Notice, Outcome, Restored
-from tfpreempt.core.journal import Journal, JsonLines, read_files
+from tfpreempt.core.journal import Journal, JsonLines
 from tfpreempt.core.memory import VARIABLES, lent_memory
 from tfpreempt.handler.now import Doing, Now, now_path
 from tfpreempt.keras.callbacks import state as of_callbacks
@@ -139,14 +139,14 @@ def is_drawn(data: bytes) -> bool:
 
 def look(place: Path, *, draws: bool) -> None:
     """What a run is at, in all the ways that it is shown."""
-    picture = Follower(place).look(WALL + 30.0)
-    assert picture.is_fine in (True, False)
+    status = read_status(JournalTailer(place), WALL + 30.0)
+    assert status.is_fine in (True, False)
     if draws:
-        short = dataclasses.replace(picture, workers=picture.workers[:ROWS])
+        short = dataclasses.replace(status, workers=status.workers[:ROWS])
         Console(file=io.StringIO(), width=160).print(text.table(short))
-    text.one_line(picture)
-    json.dumps(text.to_json(picture))
-    generate_latest(metrics.registry("run", lambda: picture))
+    text.one_line(status)
+    json.dumps(text.to_json(status))
+    generate_latest(metrics.registry("run", lambda: status))
 
 
 def status(data: bytes, place: Path) -> None:
@@ -156,11 +156,13 @@ def status(data: bytes, place: Path) -> None:
 
 def report(data: bytes, place: Path) -> None:
     told_in(place, dict.fromkeys(RUN, data))
-    story = make_story(*take_records(read_files(place)))
-    if story is not None:
-        json.dumps(view.to_json(story))
+    journals = JournalTailer(place, keeps_all=True)
+    journals.read_on(WALL)
+    found = build_report(journals.workers, journals.supervisors, journals.warnings)
+    if found is not None:
+        json.dumps(view.to_json(found))
         if is_drawn(data):
-            view.show(Console(file=io.StringIO(), width=160), story)
+            view.show(Console(file=io.StringIO(), width=160), found)
 
 
 def read_word(data: bytes, place: Path) -> None:

@@ -101,8 +101,10 @@ def test_steps_of_a_run_are_read_from_its_journal(tmp_path: Path) -> None:
 
 def test_steps_that_others_wrote_are_no_steps(tmp_path: Path) -> None:
     journal = JsonLines(journal_directory(tmp_path) / "worker-0.jsonl", SystemClock())
+    commit = {"event": "commit", "worker": 0, "incarnation": "a", "step": 1}
+    commit |= {"save_seconds": 1.0, "bytes": 9, "because": "periodic"}
     for wrong in (45.0, "x", [1], 1e300, -3, {"x": 1}):
-        journal.append({"event": "commit", "step_seconds": wrong})
+        journal.append(commit | {"step_seconds": wrong})
     journal.close()
     value = told(tmp_path, "--size", "64KiB", "--grace", "30")
     assert value["step_seconds"] == 45.0

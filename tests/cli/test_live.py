@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.cli.run.console import Console, StatusLine, status_line
 from tfpreempt.cli.status import metrics
 from tfpreempt.cli.status.metrics import parse_address
-from tfpreempt.cli.status.picture import Picture, State, Worker
+from tfpreempt.cli.status.run_status import RunStatus, State, Worker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -43,8 +43,8 @@ def samples(text: str) -> Samples:
     return found
 
 
-def measured(picture: Picture) -> Samples:
-    return samples(generate_latest(metrics.registry("r", lambda: picture)).decode())
+def measured(status: RunStatus) -> Samples:
+    return samples(generate_latest(metrics.registry("r", lambda: status)).decode())
 
 
 # --- metrics --------------------------------------------------------------------------
@@ -56,8 +56,8 @@ def test_the_alarms_of_the_page_pass_over_what_is_finished() -> None:
     [block] = re.findall(r"```promql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     alarms = block.strip().split("\n\n")
     done = Worker(worker=0, state=State.FINISHED, step=1, stepped_at=1.0)
-    picture = Picture(at=9e9, workers=[done], commit_step=1, committed_at=1.0)
-    known = measured(picture)
+    status = RunStatus(at=9e9, workers=[done], commit_step=1, committed_at=1.0)
+    known = measured(status)
     for alarm in alarms:
         assert " unless on (instance, run" in alarm
         assert set(re.findall(r"tfpreempt_\w+", alarm)) <= {key[0] for key in known}
@@ -85,7 +85,7 @@ def test_what_a_run_is_at_in_numbers() -> None:
         Worker(worker=1, state=State.STARTING),
     ]
     found = measured(
-        Picture(
+        RunStatus(
             at=1000.0,
             workers=workers,
             commits=3,
@@ -122,7 +122,7 @@ def test_what_a_run_is_at_in_numbers() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    found = measured(Picture(at=1.0, workers=[]))
+    found = measured(RunStatus(at=1.0, workers=[]))
     assert {key[0] for key in found} == {
         "tfpreempt_commits_total",
         "tfpreempt_restarts_total",
@@ -131,9 +131,9 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_runs_of_one_machine_have_other_labels() -> None:
     """Else node_exporter takes none of them."""
-    picture = Picture(at=1.0, workers=[])
+    status = RunStatus(at=1.0, workers=[])
     texts = [
-        generate_latest(metrics.registry(name, lambda: picture)).decode()
+        generate_latest(metrics.registry(name, lambda: status)).decode()
         for name in ("/ckpt/a", "/ckpt/b")
     ]
     lines = [
@@ -160,12 +160,12 @@ def test_where_metrics_are_served(text: str, address: tuple[str, int] | None) ->
     assert parse_address(text) == address
 
 
-def empty() -> Picture:
-    return Picture(at=1.0, workers=[])
+def empty() -> RunStatus:
+    return RunStatus(at=1.0, workers=[])
 
 
 @contextlib.contextmanager
-def served(timeout: float, look: Callable[[], Picture] = empty) -> Iterator[int]:
+def served(timeout: float, look: Callable[[], RunStatus] = empty) -> Iterator[int]:
     """A context with the port that metrics are served at."""
     [port] = free_ports(1)
     made = metrics.registry("r", look)
@@ -194,7 +194,7 @@ def test_a_client_that_sends_nothing_is_not_waited_for() -> None:
 
 
 def test_an_error_of_the_metrics_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def look() -> Picture:
+    def look() -> RunStatus:
         raise ValueError("no such state")
 
     with served(timeout=60.0, look=look) as port, contextlib.suppress(OSError):

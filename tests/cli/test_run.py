@@ -315,6 +315,16 @@ def test_a_copy_of_hard_links_stops_no_start_and_stays(supervised: Run) -> None:
 
 
 _ELSEWHERE = "gs://bucket/run"
+RECORDS = """
+def record(event, worker):
+    times = {"wall": time.time(), "monotonic": time.monotonic()}
+    who = {"worker": worker, "incarnation": "a"}
+    values = {"step": restart, "save_seconds": 1.0, "bytes": 9, "because": "periodic"}
+    text = json.dumps({**times, **who, **values, "event": event})
+    path = pathlib.Path(os.environ["TFPREEMPT_JOURNAL_DIR"], f"worker-{worker}.jsonl")
+    with path.open("a") as file:
+        print(text, file=file)
+"""
 
 
 @pytest.mark.parametrize(
@@ -334,13 +344,13 @@ def test_commits_elsewhere_are_seen_in_the_chief_s_journal(
     environment: dict[str, str],
     status: int,
 ) -> None:
-    program = f"""
-journal = pathlib.Path(os.environ["TFPREEMPT_JOURNAL_DIR"], f"worker-{{me}}.jsonl")
-record = {{"wall": time.time(), "event": {event!r}, "step": restart}}
-with journal.open("a") as file:
-    file.write(json.dumps(record) + "\\n")
+    program = (
+        RECORDS
+        + f"""
+record({event!r}, worker=me)
 sys.exit(1 if restart < 3 else 0)
 """
+    )
     limits = ["--max-failures", "1", "--backoff-reset", "0"]
     options = ["--checkpoint-dir", directory, *limits]
     code, _, err = supervised.run(program, *options, environment=environment)
@@ -350,13 +360,13 @@ sys.exit(1 if restart < 3 else 0)
 def test_commits_of_a_chief_on_another_machine_are_seen_in_a_shared_journal(
     supervised: Run,
 ) -> None:
-    program = """
-journal = pathlib.Path(os.environ["TFPREEMPT_JOURNAL_DIR"], "worker-0.jsonl")
-record = {"wall": time.time(), "event": "commit", "step": restart}
-with journal.open("a") as file:
-    file.write(json.dumps(record) + "\\n")
+    program = (
+        RECORDS
+        + """
+record("commit", worker=0)
 sys.exit(1 if restart < 3 else 0)
 """
+    )
     code, _, err = supervised.run(
         program, "--max-failures", "1", environment={"TF_CONFIG": json.dumps(SECOND)}
     )

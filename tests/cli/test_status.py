@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.cli import main
-from tfpreempt.cli.status import follow
-from tfpreempt.cli.status.follow import Follower
-from tfpreempt.cli.status.picture import SILENT_AFTER, Picture, State
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.status import read_status as reading
+from tfpreempt.cli.status.read_status import read_status
+from tfpreempt.cli.status.run_status import SILENT_AFTER, RunStatus, State
 from tfpreempt.cli.status.text import age_text, one_line
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Commit, Exit, Notice, Outcome, Restored
@@ -23,6 +24,27 @@ from tfpreempt.handler.now import Doing, Now, _pack, now_path
 from tfpreempt.testing.clock import FakeClock
 
 pytestmark = pytest.mark.timeout(30)
+
+OF_WORKER = {"worker": 0, "incarnation": "a"}
+COMPLETE: dict[str, dict[str, Any]] = {
+    "commit": {
+        **OF_WORKER,
+        "event": "commit",
+        "step": 30,
+        "save_seconds": 1.0,
+        "bytes": 9,
+        "because": "periodic",
+    },
+    "notice": {
+        **OF_WORKER,
+        "event": "notice",
+        "source": "signal:SIGTERM",
+        "grace_seconds": 30.0,
+        "received_at": 1.0,
+    },
+    "exit": {**OF_WORKER, "event": "exit", "outcome": "lost", "step": 1, "code": 143},
+}
+"""Records of a worker as tfpreempt writes them, without their times."""
 
 
 class Run:
@@ -33,11 +55,11 @@ class Run:
         self.journal = directory / "journal"
         self.journal.mkdir(parents=True)
         self.clock = FakeClock()
-        self.follower = Follower(self.journal)
+        self.journals = JournalTailer(self.journal)
 
-    def look(self, later: float = 0.0) -> Picture:
+    def look(self, later: float = 0.0) -> RunStatus:
         self.clock.advance(later)
-        return self.follower.look(self.clock.wall())
+        return read_status(self.journals, self.clock.wall())
 
     def states(self, later: float = 0.0) -> list[State]:
         return [each.state for each in self.look(later).workers]
@@ -58,8 +80,15 @@ class Run:
         numbers = {"sequence": step, "world_size": 2, "save_seconds": 1.0, "bytes": 9}
         self.record(0, Commit(step=step, path=path, because="periodic", **numbers))
 
-    def left(self, worker: int, outcome: Outcome, step: int, code: int) -> None:
-        self.record(worker, Exit(outcome=outcome, code=code, step=step))
+    def left(
+        self,
+        worker: int,
+        outcome: Outcome,
+        step: int,
+        code: int,
+        incarnation: str = "a",
+    ) -> None:
+        self.record(worker, Exit(outcome=outcome, code=code, step=step), incarnation)
 
     def notice(self, worker: int, grace: float | None) -> None:
         received = self.clock.monotonic()
@@ -85,11 +114,12 @@ class Run:
         self.clock.advance(0.01)
         name = f"supervisor-{task}.jsonl" if task else "supervisor.jsonl"
         journal = JsonLines(self.journal / name, self.clock)
-        journal.append({"event": event, "supervisor": "s", **values})
+        record = {"event": event, "supervisor": "s", "incarnation": "a", **values}
+        journal.append(record)
         journal.close()
 
     def started(self, event: str = "started", workers: int = 2, **more: Any) -> None:
-        self.supervisor(event, workers=workers, incarnation="a", **more)
+        self.supervisor(event, workers=workers, **more)
 
     def ended(self, worker: int, returncode: int) -> None:
         self.supervisor("worker_ended", worker=worker, returncode=returncode)
@@ -111,7 +141,7 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     made = Run(tmp_path / "ckpt")
     monkeypatch.setattr(SystemClock, "wall", lambda: made.clock.wall())
-    monkeypatch.setattr(follow, "LOOKS_AGAIN", 0.0)
+    monkeypatch.setattr(reading, "LOOKS_AGAIN", 0.0)
     return made
 
 
@@ -129,22 +159,22 @@ def test_a_start_until_the_workers_are_heard(run: Run) -> None:
     run.started()
     assert run.states(5) == [State.STARTING] * 2
     run.restored(0, step=4)
-    picture = run.look()
-    assert [each.state for each in picture.workers] == [State.STARTING] * 2
-    assert [each.step for each in picture.workers] == [4, None]
-    assert picture.is_fine
+    status = run.look()
+    assert [each.state for each in status.workers] == [State.STARTING] * 2
+    assert [each.step for each in status.workers] == [4, None]
+    assert status.is_fine
     assert one_line(run.look(19)).startswith("starting for 24 s | step 4 | no commit")
 
 
 def test_steps_of_all_and_the_newest_commit(training: Run) -> None:
     training.commit(8)
     training.says(1, 9, doing=Doing.SAVING)
-    picture = training.look(30 - 0.5)
-    assert [each.state for each in picture.workers] == [State.TRAINING, State.SAVING]
-    assert picture.step == 9
-    assert (picture.commits, picture.commit_step) == (1, 8)
-    assert picture.committed_at is not None
-    assert picture.at - picture.committed_at == pytest.approx(29.51)
+    status = training.look(30 - 0.5)
+    assert [each.state for each in status.workers] == [State.TRAINING, State.SAVING]
+    assert status.step == 9
+    assert (status.commits, status.commit_step) == (1, 8)
+    assert status.committed_at is not None
+    assert status.at - status.committed_at == pytest.approx(29.51)
 
 
 def test_no_step_lags_behind_a_commit(training: Run) -> None:
@@ -177,9 +207,9 @@ def test_before_the_first_word_the_step_is_of_the_commit(run: Run) -> None:
 def test_who_is_not_heard_any_more_is_silent(training: Run) -> None:
     training.clock.advance(SILENT_AFTER)
     training.says(0, 99)
-    picture = training.look(1)
-    assert [each.state for each in picture.workers] == [State.TRAINING, State.SILENT]
-    assert not picture.is_fine
+    status = training.look(1)
+    assert [each.state for each in status.workers] == [State.TRAINING, State.SILENT]
+    assert not status.is_fine
     assert "nothing heard for 31 s, since 20" in training.status().output
 
 
@@ -227,17 +257,17 @@ def test_who_has_left_is_down_and_is_started_again(training: Run) -> None:
     training.ended(0, 143)
     training.ended(1, 143)
     training.decided("preemption")
-    picture = training.look()
-    assert [each.state for each in picture.workers] == [State.DOWN] * 2
-    assert [each.why for each in picture.workers] == [
+    status = training.look()
+    assert [each.state for each in status.workers] == [State.DOWN] * 2
+    assert [each.why for each in status.workers] == [
         "committed at step 12, exit code 143"
     ] * 2
-    assert picture.is_fine
+    assert status.is_fine
     assert not training.look(1000).is_fine  # its supervisor has gone
     training.started("restarted")
-    picture = training.look()
-    assert [each.state for each in picture.workers] == [State.STARTING] * 2
-    assert picture.restarts == {"preemption": 1}
+    status = training.look()
+    assert [each.state for each in status.workers] == [State.STARTING] * 2
+    assert status.restarts == {"preemption": 1}
 
 
 def test_restarts_by_what_they_were_for(training: Run) -> None:
@@ -275,9 +305,9 @@ def test_a_stop_in_the_pause_is_no_restart(training: Run) -> None:
 
 def test_a_killed_worker_is_named_by_its_signal(training: Run) -> None:
     training.ended(1, -9)
-    picture = training.look()
-    assert [each.state for each in picture.workers] == [State.TRAINING, State.DOWN]
-    assert picture.workers[1].why == "killed by SIGKILL"
+    status = training.look()
+    assert [each.state for each in status.workers] == [State.TRAINING, State.DOWN]
+    assert status.workers[1].why == "killed by SIGKILL"
 
 
 @pytest.mark.parametrize(
@@ -304,9 +334,9 @@ def test_a_supervisor_that_a_signal_ended(training: Run) -> None:
     for worker in range(2):
         training.left(worker, Outcome.COMMITTED, 12, 143)
     training.supervisor("supervisor_died")
-    picture = training.look(1e6)
-    assert picture.ended == "a signal or an error ended the supervisor"
-    assert not picture.is_fine
+    status = training.look(1e6)
+    assert status.ended == "a signal or an error ended the supervisor"
+    assert not status.is_fine
     training.started()
     assert training.look().ended == ""
     assert training.look().restarts == {"lost": 1}
@@ -333,15 +363,15 @@ def test_without_a_supervisor(run: Run) -> None:
             run.says(worker, 5)
             if incarnation == "a":
                 run.left(worker, Outcome.COMMITTED, 5, 143)
-    picture = run.look()
-    assert [each.state for each in picture.workers] == [State.TRAINING] * 2
-    assert picture.restarts == {"preemption": 1, "failure": 1}  # b left no word
+    status = run.look()
+    assert [each.state for each in status.workers] == [State.TRAINING] * 2
+    assert status.restarts == {"preemption": 1, "failure": 1}  # b left no word
     for worker in range(2):
         run.record(worker, Exit(outcome=Outcome.FINISHED, code=0, step=9), "c")
-    picture = run.look(20)
-    assert [each.state for each in picture.workers] == [State.FINISHED] * 2
-    assert picture.is_fine
-    assert picture.ended == "finished at step 9, exit code 0"
+    status = run.look(20)
+    assert [each.state for each in status.workers] == [State.FINISHED] * 2
+    assert status.is_fine
+    assert status.ended == "finished at step 9, exit code 0"
 
 
 def test_an_error_without_a_supervisor(run: Run) -> None:
@@ -349,10 +379,10 @@ def test_an_error_without_a_supervisor(run: Run) -> None:
     run.says(0, 5)
     error = "ValueError: of the \x1b[1mprogram"
     run.record(0, Exit(outcome=Outcome.FAILED, code=None, step=7, detail=error))
-    picture = run.look(20)
-    assert [each.state for each in picture.workers] == [State.DOWN]
-    assert not picture.is_fine
-    assert picture.ended == f"failed at step 7: {error}"
+    status = run.look(20)
+    assert [each.state for each in status.workers] == [State.DOWN]
+    assert not status.is_fine
+    assert status.ended == f"failed at step 7: {error}"
     shown = run.status()
     assert shown.exit_code == 1
     assert "failed at step 7: ValueError" in shown.output
@@ -365,7 +395,7 @@ def test_restarts_are_counted_in_words(run: Run) -> None:
     for incarnation in ("a", "b", "c", "d"):
         run.restored(0, incarnation=incarnation)
         if incarnation != "c":
-            run.left(0, Outcome.COMMITTED, 5, 143)
+            run.left(0, Outcome.COMMITTED, 5, 143, incarnation)
     assert one_line(run.look()).endswith("restarts: 1 failure, 2 preemptions")
 
 
@@ -395,10 +425,10 @@ def test_machines_that_are_gone_are_no_part_of_a_smaller_run(run: Run) -> None:
     run.supervisor("restarted", "worker-0", workers=1, first_worker=0)
     run.restored(0, incarnation="b")
     run.says(0, 6, world=1)
-    picture = run.look(SILENT_AFTER + 1)
+    status = run.look(SILENT_AFTER + 1)
     run.says(0, 90, world=1)
-    picture = run.look()
-    assert [(w.worker, w.state) for w in picture.workers] == [(0, State.TRAINING)]
+    status = run.look()
+    assert [(w.worker, w.state) for w in status.workers] == [(0, State.TRAINING)]
     run.supervisor("started", "worker-1", workers=1, first_worker=1)
     assert [each.worker for each in run.look().workers] == [0, 1]
 
@@ -410,11 +440,12 @@ def test_a_supervisor_on_each_machine(run: Run) -> None:
     run.supervisor("started", "chief-0", workers=1, first_worker=0)
     run.supervisor("started", "evaluator-0", workers=1, first_worker=None)
     run.supervisor("worker_ended", "worker-1", worker=0, returncode=1)
-    picture = run.look()
-    assert [each.worker for each in picture.workers] == [0, 1, 2]
-    assert [each.state for each in picture.workers][1:] == [State.STARTING, State.DOWN]
-    own = Follower(run.journal, {2}, "supervisor-worker-1.jsonl")
-    assert [each.worker for each in own.look(run.clock.wall()).workers] == [2]
+    status = run.look()
+    assert [each.worker for each in status.workers] == [0, 1, 2]
+    assert [each.state for each in status.workers][1:] == [State.STARTING, State.DOWN]
+    own = JournalTailer(run.journal, {2}, "supervisor-worker-1.jsonl")
+    found = read_status(own, run.clock.wall())
+    assert [each.worker for each in found.workers] == [2]
 
 
 def test_a_supervisor_of_before_says_nothing_of_a_start_without_one(
@@ -426,9 +457,9 @@ def test_a_supervisor_of_before_says_nothing_of_a_start_without_one(
     for worker in range(2):
         training.restored(worker, 10, incarnation="b")
         training.says(worker, 11)
-    picture = training.look()
-    assert [each.state for each in picture.workers] == [State.TRAINING] * 2
-    assert picture.ended == ""
+    status = training.look()
+    assert [each.state for each in status.workers] == [State.TRAINING] * 2
+    assert status.ended == ""
 
 
 def test_the_report_of_a_run_that_has_not_ended_is_as_of_now(training: Run) -> None:
@@ -557,11 +588,12 @@ def test_where_nothing_is_told(run: Run, tmp_path: Path) -> None:
 def test_journals_are_read_on_as_they_grow(training: Run) -> None:
     path = training.journal / "worker-0.jsonl"
     training.look()
+    commit = json.dumps({"wall": 5, "monotonic": 5, **COMPLETE["commit"]}).encode()
     with path.open("ab") as file:
-        file.write(b'{"wall": 5, "event": "comm')
+        file.write(commit[:30])
     assert training.look().commits == 0
     with path.open("ab") as file:
-        file.write(b'it", "step": 3}\n')
+        file.write(commit[30:] + b"\n")
     assert training.look().commits == 1
     assert training.look().commits == 1
     text = path.read_bytes()
@@ -608,26 +640,31 @@ def test_what_no_supervisor_writes_is_passed_over(
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("event", "values", "is_shown"),
     [
-        {"event": "commit", "step": 10**400},
-        {"event": "commit", "step": -1},
-        {"event": "notice", "grace_seconds": 1e300},
-        {"event": "notice", "grace_seconds": float("inf")},
-        {"event": "notice", "grace_seconds": 30.0, "wall": 1e18},
-        {"event": "exit", "outcome": "lost", "step": 1, "code": 10**400},
+        ("commit", {"step": 10**400}, False),
+        ("commit", {"step": -1}, False),
+        ("commit", {"worker": 1}, False),
+        ("commit", {}, True),
+        ("notice", {"grace_seconds": 1e300}, False),
+        ("notice", {"grace_seconds": float("inf")}, False),
+        ("notice", {"wall": 1e18}, False),
+        ("notice", {}, True),
+        ("exit", {"code": 10**400}, False),
+        ("exit", {}, True),
     ],
     ids=lambda value: str(value)[:60],
 )
 def test_what_no_worker_writes_is_passed_over(
-    training: Run, values: dict[str, Any]
+    training: Run, event: str, values: dict[str, Any], is_shown: bool
 ) -> None:
     training.clock.advance(0.01)
     before = dataclasses.replace(training.look(), at=0.0)
-    journal = JsonLines(training.journal / "worker-1.jsonl", training.clock)
-    journal.append(values)
+    journal = JsonLines(training.journal / "worker-0.jsonl", training.clock)
+    journal.append(COMPLETE[event] | values)
     journal.close()
-    assert dataclasses.replace(training.look(), at=0.0) == before
+    after = dataclasses.replace(training.look(), at=0.0)
+    assert (after != before) is is_shown
     assert training.status().exit_code == 0
 
 

@@ -26,8 +26,8 @@ from tests.multiprocess.harness import (
     worker_environment,
 )
 from tests.ports import free_ports
-from tfpreempt.cli.status.follow import Follower
-from tfpreempt.cli.status.picture import Picture
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import journal_directory
 
@@ -94,19 +94,19 @@ def test_two_preemptions_under_the_supervisor(
     """
     here.hold()
     [port] = free_ports(1)
-    follower = Follower(journal_directory(here.checkpoints))
+    journals = JournalTailer(journal_directory(here.checkpoints))
 
     def wait_seen(step: int, *, is_noticed: bool) -> None:
         """Until all workers tell so."""
 
-        def is_seen(picture: Picture) -> bool:
+        def is_seen() -> bool:
+            status = read_status(journals, SystemClock.wall())
             return all(
                 (each.step, each.noticed_at is not None) == (step, is_noticed)
-                for each in picture.workers
+                for each in status.workers
             )
 
-        look = SystemClock.wall
-        wait_until(lambda: is_seen(follower.look(look())), f"step {step} to be seen")
+        wait_until(is_seen, f"step {step} to be seen")
 
     # A notice that comes in the round of a snapshot is the others' after that.
     options = ("--snapshots", "off", "--metrics-port", f"127.0.0.1:{port}")

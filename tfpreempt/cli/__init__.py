@@ -1,17 +1,17 @@
 """The command `tfpreempt`: a group that imports a subcommand only when it is used.
 
-demo/     `tfpreempt demo`: a small model survives real preemptions
-doctor/   `tfpreempt doctor`: would a preemption lose work here?
-inspect/  `tfpreempt inspect` and `verify`: which checkpoints lie here, are they whole?
-notify/   `tfpreempt notify`: fakes a notice for a running job
-report/   `tfpreempt report`: the story of a run, from its journals
-run/      `tfpreempt run`: training under supervision, through preemptions
-status/   `tfpreempt status`: what is a running job at?
-journals  where the journal lies of a run that is named
-signals   signals that are waited for instead of handled
-sizes     sizes and seconds: as people read them, and write them in an option
-tables    a rich console whose texts cannot steer the terminal
-terminal  printing: no text that a command prints can steer a terminal
+demo/      `tfpreempt demo`: a small model survives real preemptions
+doctor/    `tfpreempt doctor`: would a preemption lose work here?
+inspect/   `tfpreempt inspect` and `verify`: which checkpoints are intact?
+journals/  reads the journals of a run, for the commands that show runs
+notify/    `tfpreempt notify`: fakes a notice for a running job
+report/    `tfpreempt report`: what happened to a run, by its journals
+run/       `tfpreempt run`: training under supervision, through preemptions
+status/    `tfpreempt status`: the present state of a running job
+signals    signals that are waited for instead of handled
+sizes      sizes and seconds: as people read them, and write them in an option
+tables     a rich console whose texts cannot steer the terminal
+terminal   printing: no text that a command prints can steer a terminal
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMMANDS = {
     "doctor": ("doctor", "Look whether a preemption would lose work here."),
     "inspect": ("inspect", "List the checkpoints in a directory or a bucket."),
     "verify": ("inspect", "Read every byte of the checkpoints, and compare."),
-    "report": ("report", "Tell the story of a run: where the time went."),
+    "report": ("report", "Report on a run: where the time went."),
     "notify": ("notify", "Fake a notice for a running job, to rehearse one."),
 }
 

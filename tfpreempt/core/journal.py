@@ -208,42 +208,6 @@ def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
         OSError: a file of the journal cannot be read.
     """
     records: list[dict[str, Any]] = []
-    for file in read_files(directory):
-        records += file.records
-        if file.damaged:
-            text = (
-                "Skipped %d damaged line(s) of the journal %s, such as a process "
-                "leaves that is killed while it writes. No commit is concerned."
-            )
-            _log.warning(text, file.damaged, file.path)
-    return sorted(records, key=lambda record: float(record["wall"]))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class JournalFile:
-    """What one file of a journal holds.
-
-    Attributes:
-        path: of the file.
-        records: in the order in which they were written.
-        damaged: lines that are not a whole record.
-    """
-
-    path: Path
-    records: tuple[dict[str, Any], ...]
-    damaged: int
-
-
-def read_files(directory: str | os.PathLike[str]) -> list[JournalFile]:
-    """The files of a run's journal, one of each worker and supervisor.
-
-    Args:
-        directory: see `read_journal`.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    files = []
     for path in sorted(Path(directory).glob("*.jsonl")):
         if path.is_symlink() or not path.is_file():
             continue
@@ -254,10 +218,15 @@ def read_files(directory: str | os.PathLike[str]) -> list[JournalFile]:
             os.close(descriptor)
         lines += [reader.rest] if reader.rest.strip() else []
         parsed = [parse_record(line) for line in lines]
-        whole = tuple(record for record in parsed if record is not None)
-        damaged = len(lines) - len(whole)
-        files.append(JournalFile(path=path, records=whole, damaged=damaged))
-    return files
+        intact = [record for record in parsed if record is not None]
+        records += intact
+        if damaged := len(lines) - len(intact):
+            text = (
+                "Skipped %d damaged line(s) of the journal %s, such as a process "
+                "leaves that is killed while it writes. No commit is concerned."
+            )
+            _log.warning(text, damaged, path)
+    return sorted(records, key=lambda record: float(record["wall"]))
 
 
 class LineReader:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
+from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report.goodput import Badput
+from tfpreempt.cli.report.run_report import RunReport, build_report
 from tfpreempt.core.events import (
     Commit,
     Decision,
@@ -187,7 +192,7 @@ class Scripted:
 
     def kill(self) -> None:
         """SIGKILL to all: nobody writes anything any more."""
-        self._end(137, "failure")
+        self._end(-signal.SIGKILL, "failure")
 
     def fail(self) -> None:
         """The program breaks off by an error."""
@@ -198,7 +203,7 @@ class Scripted:
         hung = [{"worker": worker} for worker in range(self.workers)]
         name = f"ab-{self.starts - 1}"
         self._supervisor("hang", incarnation=name, workers=hung)
-        self._end(137, "hang")
+        self._end(-signal.SIGKILL, "hang")
 
     def lose_supervisor(self, *, is_noticed: bool) -> None:
         """The supervisor is killed; its guard sends SIGTERM to the workers."""
@@ -222,6 +227,10 @@ class Scripted:
         self._pass(seconds, Badput.RECOVERY)
 
     # --- what is read ----------------------------------------------------------------
+
+    def report(self) -> RunReport:
+        """The report of the run."""
+        return report_of(self.lines)
 
     def write(self, directory: Path) -> Path:
         """Writes the journals; returns the directory."""
@@ -257,11 +266,12 @@ class Scripted:
             self._pass(1.0, Badput.OTHER)
         self._end(1 if code is None else code, cause)
 
-    def _end(self, code: int, cause: str) -> None:
+    def _end(self, returncode: int, cause: str) -> None:
         name = f"ab-{self.starts - 1}"
         for worker in range(self.workers):
-            self._supervisor("worker_ended", incarnation=name, worker=worker, code=code)
-        self._supervisor("budget", cause=cause)
+            ended = {"worker": worker, "returncode": returncode}
+            self._supervisor("worker_ended", incarnation=name, **ended)
+        self._supervisor("budget", cause=cause, is_used_up=False)
 
     def _pass(self, seconds: float, what: Any) -> None:
         self.now += seconds
@@ -285,6 +295,35 @@ class Scripted:
         monotonic = 5000.0 + self.now
         times = {"wall": wall, "monotonic": monotonic}
         self.lines[file].append(json.dumps({**times, **values}))
+
+
+def report_of(lines: Mapping[str, Iterable[str]]) -> RunReport:
+    """The report of a run with these lines in its journals, by file."""
+    workers: dict[int, WorkerJournal] = {}
+    supervisors: list[SupervisorJournal] = []
+    for name, of_file in lines.items():
+        journal: WorkerJournal | SupervisorJournal
+        if name.startswith("worker-"):
+            index = int(name[len("worker-") : -len(".jsonl")])
+            journal = workers[index] = WorkerJournal(index, keeps_all=True)
+        else:
+            journal = SupervisorJournal(name, keeps_all=True)
+            supervisors.append(journal)
+        for line in of_file:
+            journal.add_line(line.encode())
+    report = build_report(workers, supervisors)
+    assert report is not None
+    return report
+
+
+def read(directory: Path) -> RunReport:
+    """The report of the journals in a directory."""
+    journals = JournalTailer(directory, keeps_all=True)
+    journals.read_on(0.0)
+    warnings = journals.warnings
+    report = build_report(journals.workers, journals.supervisors, warnings)
+    assert report is not None
+    return report
 
 
 def a_run(workers: int = 3) -> Scripted:

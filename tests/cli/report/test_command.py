@@ -147,7 +147,7 @@ def test_a_bucket_that_cannot_be_asked_for_a_copy(
         raise CheckpointError("no permission")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tfpreempt.cli.journals.open_store", refuse)
+    monkeypatch.setattr("tfpreempt.cli.journals.locate.open_store", refuse)
     done = call("gs://bucket/run")
     assert done.exit_code == 2
     said = " ".join(done.stderr.split())

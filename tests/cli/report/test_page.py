@@ -15,20 +15,15 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from tests.cli.report.scripted import Scripted, a_run
+from tests.cli.report.scripted import Scripted, a_run, read
 from tfpreempt.cli.report.page import make_page
-from tfpreempt.cli.report.records import take_records
-from tfpreempt.cli.report.story import make_story
-from tfpreempt.core.journal import read_files
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 def page_of(run: Scripted, directory: Path, place: str = "/runs/<digits>") -> str:
     run.write(directory)
-    story = make_story(*take_records(read_files(directory)))
-    assert story is not None
-    return make_page(story, place)
+    return make_page(read(directory), place)
 
 
 def test_the_page_has_no_script_and_asks_for_nothing(tmp_path: Path) -> None:
@@ -92,9 +87,7 @@ def test_times_that_no_calendar_has_break_no_page(
         each for each in map(json.loads, lines) if each["event"] == "restored"
     )
     path.write_text("\n".join([json.dumps(restored | times), *lines]), "utf-8")
-    story = make_story(*take_records(read_files(tmp_path)))
-    assert story is not None
-    assert "at step 286" in make_page(story, "/runs")
+    assert "at step 286" in make_page(read(tmp_path), "/runs")
 
 
 @pytest.fixture(scope="module")

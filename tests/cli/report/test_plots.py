@@ -1,4 +1,4 @@
-"""What is drawn is what the story says."""
+"""What is drawn is what the report says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.cli.report.scripted import Scripted
-from tests.cli.report.test_story import one_of_each, tell
+from tests.cli.report.test_run_report import one_of_each
 from tfpreempt.cli.report import plots
-from tfpreempt.cli.report.story import Story
+from tfpreempt.cli.report.run_report import RunReport
 
 POINT = re.compile(r"([ML]) ([-\d.]+) ([-\d.]+)|z")
 
@@ -29,9 +29,9 @@ def area(path: str) -> float:
     return abs(total)
 
 
-def painted(story: Story, row: int = 0) -> dict[str, float]:
+def painted(report: RunReport, row: int = 0) -> dict[str, float]:
     """The share of a worker's lane that each phase has on the timeline."""
-    svg = plots.timeline(story, story.begin, story.end)
+    svg = plots.timeline(report, report.begin, report.end)
     found = re.findall(rf'id="[^"]*span-{row}-(\w+)">.*?<path d="([^"]*)"', svg, re.S)
     corners = [each for _, path in found for each in POINT.findall(path) if each[0]]
     xs, ys = ([float(each[at]) for each in corners] for at in (1, 2))
@@ -39,9 +39,9 @@ def painted(story: Story, row: int = 0) -> dict[str, float]:
     return {phase: area(path) / lane for phase, path in found}
 
 
-def shares(story: Story, row: int = 0) -> dict[str, float]:
+def shares(report: RunReport, row: int = 0) -> dict[str, float]:
     """The share of a worker's time that each phase has."""
-    spans = story.workers[row].spans
+    spans = report.workers[row].spans
     total = sum(span.seconds for span in spans)
     found: dict[str, float] = {}
     for span in spans:
@@ -83,8 +83,8 @@ def many_restarts(count: int = 100) -> Scripted:
 
 @pytest.mark.parametrize("run", [one_of_each, a_day, many_restarts])
 def test_each_phase_has_the_area_of_its_seconds(run: type[Scripted]) -> None:
-    story = tell(run())
-    assert painted(story) == pytest.approx(shares(story), abs=0.002)
+    report = run().report()
+    assert painted(report) == pytest.approx(shares(report), abs=0.002)
 
 
 def marks(svg: str) -> list[float]:
@@ -95,22 +95,22 @@ def marks(svg: str) -> list[float]:
 
 
 def test_a_curve_of_the_journal_marks_the_step_of_an_interruption() -> None:
-    story = tell(many_restarts(3))
-    points = story.metrics["loss"]
-    steps = np.array([each.step for each in story.interruptions], float)
-    drawn = np.array(marks(plots.curve(story, "loss", points, by_step=True)))
+    report = many_restarts(3).report()
+    points = report.metrics["loss"]
+    steps = np.array([each.step for each in report.interruptions], float)
+    drawn = np.array(marks(plots.curve(report, "loss", points, by_step=True)))
     assert np.diff(drawn)[1] / np.diff(drawn)[0] == pytest.approx(
         np.diff(steps)[1] / np.diff(steps)[0], rel=0.01
     )
 
 
 def test_a_curve_over_time_is_marked_where_the_timeline_is() -> None:
-    story = tell(many_restarts(3))
-    points = story.metrics["loss"]
-    begin, end = story.begin, story.end
-    ats = [(each.at - begin) / (end - begin) for each in story.interruptions]
-    drawn = marks(plots.curve(story, "loss", points, by_step=False))
-    lane = marks(plots.timeline(story, begin, end))
+    report = many_restarts(3).report()
+    points = report.metrics["loss"]
+    begin, end = report.begin, report.end
+    ats = [(each.at - begin) / (end - begin) for each in report.interruptions]
+    drawn = marks(plots.curve(report, "loss", points, by_step=False))
+    lane = marks(plots.timeline(report, begin, end))
     for row in (drawn, lane):
         share = (row[2] - row[0]) / (row[1] - row[0])
         assert share == pytest.approx((ats[2] - ats[0]) / (ats[1] - ats[0]), rel=0.01)
@@ -122,6 +122,6 @@ def test_very_many_times_are_counted_and_not_drawn_one_by_one() -> None:
 
 
 def test_points_between_two_interruptions_each_are_seen() -> None:
-    story = tell(many_restarts(100))
-    svg = plots.curve(story, "loss", story.metrics["loss"], by_step=False)
+    report = many_restarts(100).report()
+    svg = plots.curve(report, "loss", report.metrics["loss"], by_step=False)
     assert len(re.findall(r"<use [^>]*fill: var\(--good\)|<use [^>]*good", svg)) >= 100

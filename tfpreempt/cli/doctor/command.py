@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,11 +18,12 @@ from tfpreempt.cli.doctor.slurm import Requeue, ask_slurm
 from tfpreempt.cli.doctor.sources import probe_sources
 from tfpreempt.cli.doctor.storage import try_save
 from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
+from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
-from tfpreempt.core.fields import is_kind
-from tfpreempt.core.journal import journal_directory, read_journal
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.platforms.detect import VARIABLE, VARIANTS, detect_platform
 from tfpreempt.storage import paths
@@ -108,11 +110,12 @@ def _gather(
 
 
 def _step_seconds(directory: str) -> float | None:
-    """How long a step of the newest run there took, by its journal."""
-    records = read_journal(journal_directory(directory))
-    told = [record.get("step_seconds") for record in records]
-    known = (each for each in reversed(told) if each and is_kind(each, "seconds"))
-    return next(known, None)
+    """Returns the mean step time of the newest run in a directory, by its journal."""
+    journals = JournalTailer(journal_directory(directory), keeps_all=True)
+    with contextlib.suppress(OSError):  # there is none, or no directory
+        journals.read_on(SystemClock.wall())
+    known = [each["step_seconds"] for each in journals.records("commit")]
+    return next((seconds for seconds in reversed(known) if seconds), None)
 
 
 def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:

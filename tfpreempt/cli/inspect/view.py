@@ -13,7 +13,7 @@ from rich.table import Table
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
 from tfpreempt.cli.inspect.rows import Row
-from tfpreempt.cli.journals import hint
+from tfpreempt.cli.journals.locate import hint
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain

@@ -1,13 +1,11 @@
-"""`tfpreempt report`: the story of a run, told from its journals.
+"""`tfpreempt report`: what happened to a run, by its journals.
 
-command     the command
-records     what the story takes of a journal's records, checked
-lives       each process's life, put in order by the clocks of its machine
-spans       a life's phases: what a worker did in each moment of it
-goodput     where the time went, in the words of Google's ml-goodput-measurement
-story       the run as a whole: interruptions, commits, restores, metrics
-scalars     curves from TensorBoard's event files
-view        how a story looks: tables for people, an object for programs
-plots       its plots, as SVG whose colours follow the page
-page        its page: one file, without a script
+command        the command
+goodput        where the time went, in the words of Google's ml-goodput-measurement
+page           the report as a page: one file, without a script
+plots          plots of the report, as SVG whose colours follow the page
+process_spans  lifetimes of processes and their phases, on one clock
+run_report     the run as a whole: interruptions, commits, restores, metrics
+scalars        curves from TensorBoard's event files
+view           the report for people, in tables; and for programs, as an object
 """

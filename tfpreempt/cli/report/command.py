@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
-from tfpreempt.cli.journals import (
+from tfpreempt.cli.journals.locate import (
     fetched_journal,
     find_journal,
     has_journal,
     hint,
 )
-from tfpreempt.cli.report.records import take_records
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.report.run_report import RunReport, build_report
 from tfpreempt.cli.report.scalars import read_scalars
-from tfpreempt.cli.report.story import Story, make_story
 from tfpreempt.cli.report.view import show, to_json
-from tfpreempt.cli.status.follow import Follower
-from tfpreempt.cli.status.picture import State
+from tfpreempt.cli.status.read_status import read_status_now
+from tfpreempt.cli.status.run_status import State
 from tfpreempt.cli.status.text import age_text
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo, plain
-from tfpreempt.core.fields import is_kind
-from tfpreempt.core.journal import JournalFile, read_files
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import CheckpointError, TfpreemptError
 
 
@@ -46,7 +45,7 @@ from tfpreempt.errors import CheckpointError, TfpreemptError
 def report(
     place: str, html: Path | None, tensorboard: Path | None, as_json: bool
 ) -> None:
-    """Tell the story of a run: what happened, and where the time went.
+    """Report on a run: what happened, and where the time went.
 
     DIR is the checkpoint directory, or the journal's. URI is the mirror
     (--remote-checkpoint-dir, gs://, s3:// or file://), which has a copy of the journal,
@@ -72,95 +71,92 @@ def report(
             f"{str(html.parent)!r}. Make it first, or name another file."
         )
     try:
-        story = _read(place, tensorboard)
+        report = _read(place, tensorboard)
         if html is not None:
             from tfpreempt.cli.report.page import make_page
 
-            page = make_page(story, place)
+            page = make_page(report, place)
             html.write_text(page, encoding="utf-8", errors="backslashreplace")
     except (OSError, TfpreemptError) as error:
         raise click.UsageError(str(error)) from error
     if as_json:
-        echo(json.dumps(to_json(story), indent=1))
+        echo(json.dumps(to_json(report), indent=1))
         return
-    for warning in story.warnings:
+    for warning in report.warnings:
         echo(f"warning: {plain(warning)}", err=True)
-    show(Console(), story)
+    show(Console(), report)
     if html is not None:
         echo(f"written: {html}", err=True)
 
 
-def _read(place: str, tensorboard: Path | None) -> Story:
+def _read(place: str, tensorboard: Path | None) -> RunReport:
     found = find_journal(place)
     if has_journal(found):
-        story = _as_of_now(_tell(place, read_files(found)), found)
+        journals = JournalTailer(found, keeps_all=True)
+        report = _as_of_now(_tell(place, journals), journals)
     else:
         try:
             with fetched_journal(place) as copy:
-                files = read_files(copy)
+                journals = JournalTailer(copy, keeps_all=True)
+                if not has_journal(copy):
+                    raise _nothing_there(place, found)
+                report = _tell(place, journals, is_copy=True)
         except CheckpointError as error:
             raise CheckpointError(
                 f"{place!r} has no journal in {found}, nor can a copy of one be "
                 f"fetched: {error}"
             ) from error
-        if not files:
-            raise _nothing_there(place, found)
-        story = _tell(place, files, list(_warnings_of_copy(place, files)))
     if tensorboard is None:
-        return story
+        return report
     curves, warnings = read_scalars(tensorboard)
     return dataclasses.replace(
-        story,
-        metrics={**story.metrics, **curves},
-        own_metrics=story.own_metrics - curves.keys(),
-        warnings=(*story.warnings, *warnings),
+        report,
+        metrics={**report.metrics, **curves},
+        own_metrics=report.own_metrics - curves.keys(),
+        warnings=(*report.warnings, *warnings),
     )
 
 
-def _tell(
-    place: str, files: Sequence[JournalFile], warnings: Sequence[str] = ()
-) -> Story:
-    records, damaged = take_records(files)
-    story = make_story(records, (*warnings, *damaged))
-    if story is None:
+def _tell(place: str, journals: JournalTailer, *, is_copy: bool = False) -> RunReport:
+    journals.read_on(SystemClock.wall())
+    warnings = [*_warnings_of_copy(place, journals)] if is_copy else []
+    warnings += journals.warnings
+    report = build_report(journals.workers, journals.supervisors, warnings)
+    if report is None:
         raise click.UsageError(f"the journal of {place!r} tells of no worker")
-    return story
+    return report
 
 
-def _as_of_now(story: Story, journal: Path) -> Story:
-    """With what the workers of a run that has not ended say of themselves."""
-    if story.outcome != "running":
-        return story
-    picture = Follower(journal).look_now()
-    steps = [each for each in (story.step, picture.step) if each is not None]
-    story = dataclasses.replace(story, step=max(steps, default=None))
-    silent = [each for each in picture.workers if each.state is State.SILENT]
+def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
+    """Adds the present state of a run that has not ended."""
+    if report.outcome != "running":
+        return report
+    status = read_status_now(journals)
+    steps = [each for each in (report.step, status.step) if each is not None]
+    report = dataclasses.replace(report, step=max(steps, default=None))
+    silent = [each for each in status.workers if each.state is State.SILENT]
     if not silent:
-        return story
-    age = age_text(picture.at - max(each.since or 0.0 for each in silent))
-    committed = "no commit" if picture.commit_step is None else picture.commit_step
+        return report
+    age = age_text(status.at - max(each.since or 0.0 for each in silent))
+    committed = "no commit" if status.commit_step is None else status.commit_step
     warning = (
         f"nothing was heard of {len(silent)} worker(s) for {age}, and no record says "
         "how they ended: if they were killed, what came after the newest commit "
         f"({committed}) is lost, and not counted here"
     )
     return dataclasses.replace(
-        story, outcome="silent", warnings=(*story.warnings, warning)
+        report, outcome="silent", warnings=(*report.warnings, warning)
     )
 
 
-def _warnings_of_copy(place: str, files: Sequence[JournalFile]) -> Iterable[str]:
-    """What is not in the copy of a journal."""
+def _warnings_of_copy(place: str, journals: JournalTailer) -> Iterable[str]:
+    """Returns what is missing in the mirror's copy of a journal."""
     yield (
         f"this is the copy of the journal in {place}: what was recorded after it was "
         "copied last, at most seconds before the end, is missing"
     )
-    starts = [r for f in files for r in f.records if r.get("event") == "restored"]
-    worlds = [r["world_size"] for r in starts if is_kind(r.get("world_size"), "count")]
-    known = {file.path.stem for file in files}
-    if len([name for name in known if name.startswith("worker-")]) < max(
-        worlds, default=0
-    ):
+    worlds = [each["world_size"] or 0 for each in journals.records("restored")]
+    if len(journals.workers) < max(worlds, default=0):
         yield (
             "of workers that do not share the chief's disk the journals are on their "
             "own machines only, and missing here"

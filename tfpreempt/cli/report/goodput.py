@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
 
-from tfpreempt.cli.report.lives import Phase, Span
+from tfpreempt.cli.report.process_spans import Phase, Span
 
 
 class Badput(enum.Enum):
@@ -67,7 +67,7 @@ CLASS_OF = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class GoodputBreakdown:
     """Seconds of all workers.
 
     Attributes:
@@ -93,7 +93,7 @@ class Account:
         return f"{seconds / self.total:.1%}" if self.total else "-"
 
 
-def make_account(spans: Iterable[Span]) -> Account:
+def break_down(spans: Iterable[Span]) -> GoodputBreakdown:
     """Adds up the spans of all workers."""
     good, bad = 0.0, dict.fromkeys(Badput, 0.0)
     for span in spans:
@@ -102,4 +102,4 @@ def make_account(spans: Iterable[Span]) -> Account:
             good += span.seconds
         else:
             bad[kind] += span.seconds
-    return Account(good=good, bad=bad)
+    return GoodputBreakdown(good=good, bad=bad)

@@ -1,4 +1,4 @@
-"""The plots of a story, as SVG by matplotlib whose colours follow the page.
+"""The plots of a report, as SVG by matplotlib whose colours follow the page.
 
 Each is drawn with colours that stand for names, and in the SVG these become variables
 of the page's style: so one plot serves light and dark.
@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from tfpreempt.cli.report.goodput import PLAINLY, Account, Badput
-from tfpreempt.cli.report.lives import Phase, Span
-from tfpreempt.cli.report.story import Point, Story, Worker
+from tfpreempt.cli.report.goodput import PLAINLY, Badput, GoodputBreakdown
+from tfpreempt.cli.report.process_spans import Phase, Span
+from tfpreempt.cli.report.run_report import Point, RunReport, Worker
 from tfpreempt.cli.sizes import seconds_text
 from tfpreempt.cli.terminal import plain
 
@@ -76,20 +76,20 @@ class _Axis:
     name: str
 
     @classmethod
-    def of(cls, story: Story, seconds: float) -> _Axis:
+    def of(cls, report: RunReport, seconds: float) -> _Axis:
         """For a plot that shows so many seconds of it."""
         unit, name = next((u, n) for least, u, n in _UNITS if seconds >= least)
-        return cls(begin=story.begin, unit=unit, name=name)
+        return cls(begin=report.begin, unit=unit, name=name)
 
     def at(self, time: float) -> float:
         """A time on the axis."""
         return (time - self.begin) / self.unit
 
 
-def timeline(story: Story, begin: float, end: float) -> str:
+def timeline(report: RunReport, begin: float, end: float) -> str:
     """What each worker did, from one time to another; interruptions are marked."""
-    workers = story.workers[:WORKERS]
-    axis, titles = _Axis.of(story, end - begin), {}
+    workers = report.workers[:WORKERS]
+    axis, titles = _Axis.of(report, end - begin), {}
     width = (end - begin) / min(_CELLS, _CELLS_OF_ALL // len(workers))
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(0.62 + _LANE * len(workers), above=0.08)
@@ -106,7 +106,7 @@ def timeline(story: Story, begin: float, end: float) -> str:
                 took = seconds_text(sum(each.seconds for each in spans))
                 often = f" in {len(spans)} times" if len(spans) > 1 else ""
                 titles[name] = f"worker {worker.index}, {phase.value}: {took}{often}"
-        marks = [each.at for each in story.interruptions if begin <= each.at <= end]
+        marks = [each.at for each in report.interruptions if begin <= each.at <= end]
         _mark(axes, [axis.at(each) for each in marks], "-")
         axes.set_yticks(
             range(len(workers)), [f"worker {worker.index}" for worker in workers]
@@ -119,7 +119,7 @@ def timeline(story: Story, begin: float, end: float) -> str:
         return _to_svg(figure, titles)
 
 
-def account(told: Account) -> str:
+def account(told: GoodputBreakdown) -> str:
     """Goodput and badput as one bar."""
     shares = {"good": ("steps that were kept", told.good)}
     shares |= {
@@ -143,17 +143,19 @@ def account(told: Account) -> str:
         return _to_svg(figure, titles)
 
 
-def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) -> str:
+def curve(
+    report: RunReport, name: str, points: Sequence[Point], *, by_step: bool
+) -> str:
     """A metric over its steps or over time, with the interruptions marked."""
-    axis = _Axis.of(story, story.seconds)
+    axis = _Axis.of(report, report.seconds)
     times, steps, values = np.array(points).T
     if len(times) > _POINTS:
         chosen = np.linspace(0, len(times) - 1, _POINTS).astype(int)
         times, steps, values = times[chosen], steps[chosen], values[chosen]
-    marks = [each.at for each in story.interruptions]
+    marks = [each.at for each in report.interruptions]
     cuts = np.searchsorted(times, marks)  # nothing was logged between the two
     if by_step:
-        x, at = steps, _steps_at(story, name, steps, cuts)
+        x, at = steps, _steps_at(report, name, steps, cuts)
         label = "step that it was logged with"
     else:
         x, at = (times - axis.begin) / axis.unit, [axis.at(each) for each in marks]
@@ -168,7 +170,7 @@ def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) ->
         lone = x[is_alone], values[is_alone]
         axes.plot(*lone, "o", color=_COLOURS["good"], ms=3 if few else 1.5)
         if not by_step:  # as the timeline, and further where more was logged
-            least, most = min(0.0, np.nanmin(x)), max(axis.at(story.end), np.nanmax(x))
+            least, most = min(0.0, np.nanmin(x)), max(axis.at(report.end), np.nanmax(x))
             if most > least:
                 axes.set_xlim(least, most)
         _mark(axes, at, (0, (4, 3)))
@@ -179,7 +181,7 @@ def curve(story: Story, name: str, points: Sequence[Point], *, by_step: bool) ->
 
 
 def _steps_at(
-    story: Story, name: str, steps: np.ndarray, cuts: np.ndarray
+    report: RunReport, name: str, steps: np.ndarray, cuts: np.ndarray
 ) -> list[float]:
     """At which step of a curve each interruption is marked.
 
@@ -187,8 +189,8 @@ def _steps_at(
     may be others, such as epochs: between the last point before and the first after.
     """
     at: list[float] = []
-    for each, cut in zip(story.interruptions, cuts, strict=True):
-        if name in story.own_metrics and each.step is not None:
+    for each, cut in zip(report.interruptions, cuts, strict=True):
+        if name in report.own_metrics and each.step is not None:
             at.append(each.step)
         elif cut:
             after = steps[min(cut, len(steps) - 1)]
@@ -216,7 +218,7 @@ def durations(measured: Mapping[str, Sequence[float]]) -> str:
             if len(values) > _DOTS:
                 _draw_counts(axes, row, values, is_log=is_log)
                 continue
-            # Spread within the row, so that equal ones are seen.
+            # Distribution within the row, so that equal ones are seen.
             spread = [row + 0.22 * ((7 * n) % 11 - 5) / 5 for n in range(len(values))]
             axes.plot(values, spread, "o", color=_COLOURS["good"], ms=4, alpha=0.55)
         for row, values in enumerate(rows.values()):

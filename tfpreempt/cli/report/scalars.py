@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpreempt.cli.report.story import Point
+from tfpreempt.cli.report.run_report import Point
 from tfpreempt.core.loading import to_install
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import reading

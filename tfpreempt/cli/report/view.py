@@ -1,4 +1,4 @@
-"""How a story looks: tables for people, an object for programs."""
+"""How a report looks: tables for people, an object for programs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from tfpreempt.cli.journals.records import Record
 from tfpreempt.cli.report.goodput import PLAINLY
-from tfpreempt.cli.report.story import Interruption, Story
+from tfpreempt.cli.report.run_report import Interruption, RunReport
 from tfpreempt.cli.sizes import seconds_text, size_text
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain
@@ -21,38 +22,38 @@ SHOWN = 20
 """Interruptions that the terminal shows; the page and --json have all."""
 
 
-def show(console: Console, story: Story) -> None:
-    """Prints the story."""
-    console.print(headline(story), markup=False, soft_wrap=True)
-    _show_account(console, story)
-    if story.interruptions:
-        _show_interruptions(console, story)
-    _show_durations(console, story)
-    console.print(f"\n{written(story)}", markup=False)
-    for text, count in list(story.faults.items())[:SHOWN]:
+def show(console: Console, report: RunReport) -> None:
+    """Prints the report."""
+    console.print(headline(report), markup=False, soft_wrap=True)
+    _show_account(console, report)
+    if report.interruptions:
+        _show_interruptions(console, report)
+    _show_durations(console, report)
+    console.print(f"\n{written(report)}", markup=False)
+    for text, count in list(report.faults.items())[:SHOWN]:
         console.print(f"{count} x {plain(text)}", markup=False, soft_wrap=True)
 
 
-def headline(story: Story) -> str:
+def headline(report: RunReport) -> str:
     """The run in a line."""
-    share = "" if story.goodput is None else f", goodput {story.goodput:.1%}"
+    share = "" if report.goodput is None else f", goodput {report.goodput:.1%}"
     return (
-        f"{story.outcome} at {_step(story)}, {seconds_text(story.seconds)}, "
-        f"{len(story.workers)} worker(s), {len(story.interruptions)} interruption(s), "
-        f"{story.steps_lost} step(s) lost{share}"
+        f"{report.outcome} at {_step(report)}, {seconds_text(report.seconds)}, "
+        f"{len(report.workers)} worker(s), {len(report.interruptions)} "
+        f"interruption(s), {report.steps_lost} step(s) lost{share}"
     )
 
 
-def _step(story: Story) -> str:
-    return "an unknown step" if story.step is None else f"step {story.step}"
+def _step(report: RunReport) -> str:
+    return "an unknown step" if report.step is None else f"step {report.step}"
 
 
-def written(story: Story) -> str:
+def written(report: RunReport) -> str:
     """What was written, and from where it was read."""
-    size = size_text(story.bytes_written)
-    tiers = Counter(plain(each.tier or "unknown") for each in story.restores)
+    size = size_text(report.bytes_written)
+    tiers = Counter(plain(each["tier"] or "unknown") for each in report.restores)
     found = ", ".join(f"{count} from {tier}" for tier, count in tiers.items())
-    return f"{len(story.commits)} commit(s), {size}; restores: {found or 'none'}"
+    return f"{len(report.commits)} commit(s), {size}; restores: {found or 'none'}"
 
 
 COLUMNS = (*("after", "why", "step", "commit in", "restored", "lost", "down", "away"),)
@@ -82,7 +83,7 @@ def cells(each: Interruption, begin: float) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Distribution:
     """A distribution, in seconds."""
 
     count: int
@@ -92,13 +93,13 @@ class Spread:
     most: float
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def distribution(values: Sequence[float]) -> Distribution | None:
     """Of some values; None of none."""
     if not values:
         return None
     row = sorted(values)
     rank = max(0, -(-95 * len(row) // 100) - 1)
-    return Spread(
+    return Distribution(
         count=len(row),
         least=row[0],
         median=statistics.median(row),
@@ -107,27 +108,37 @@ def spread(values: Sequence[float]) -> Spread | None:
     )
 
 
-def to_json(story: Story) -> dict[str, Any]:
-    """A story as values that JSON has; the keys are always the same."""
+_SECONDS = ("save_seconds", "blocked_seconds", "notice_to_commit_seconds")
+_COMMIT = ("step", "because", "bytes", *_SECONDS)
+_RESTORE = ("worker", "step", "tier", "seconds")
+
+
+def _row(record: Record, fields: Sequence[str]) -> dict[str, Any]:
+    return {"at": record.at, **{name: record[name] for name in fields}}
+
+
+def to_json(report: RunReport) -> dict[str, Any]:
+    """A report as values that JSON has; the keys are always the same."""
     told = {
-        field.name: getattr(story, field.name)
-        for field in dataclasses.fields(story)
+        field.name: getattr(report, field.name)
+        for field in dataclasses.fields(report)
         if field.name not in ("account", "workers", "metrics", "own_metrics", "faults")
     }
-    rows = ("interruptions", "commits", "restores")
     return {
         **told,
-        **{name: [dataclasses.asdict(each) for each in told[name]] for name in rows},
-        "seconds": story.seconds,
-        "steps_lost": story.steps_lost,
-        "bytes_written": story.bytes_written,
-        "goodput": story.goodput,
-        "good_seconds": story.account.good,
-        "badput_seconds": {k.value: s for k, s in story.account.bad.items()},
+        "interruptions": [dataclasses.asdict(each) for each in report.interruptions],
+        "commits": [_row(each, _COMMIT) for each in report.commits],
+        "restores": [_row(each, _RESTORE) for each in report.restores],
+        "seconds": report.seconds,
+        "steps_lost": report.steps_lost,
+        "bytes_written": report.bytes_written,
+        "goodput": report.goodput,
+        "good_seconds": report.account.good,
+        "badput_seconds": {k.value: s for k, s in report.account.bad.items()},
         "durations": {
             name: found and dataclasses.asdict(found)
-            for name, values in story.durations.items()
-            for found in [spread(values)]
+            for name, values in report.durations.items()
+            for found in [distribution(values)]
         },
         "workers": [
             {
@@ -137,15 +148,15 @@ def to_json(story: Story) -> dict[str, Any]:
                     for s in worker.spans
                 ],
             }
-            for worker in story.workers
+            for worker in report.workers
         ],
-        "metrics": {name: list(points) for name, points in story.metrics.items()},
-        "faults": dict(story.faults),
+        "metrics": {name: list(points) for name, points in report.metrics.items()},
+        "faults": dict(report.faults),
     }
 
 
-def _show_account(console: Console, story: Story) -> None:
-    account = story.account
+def _show_account(console: Console, report: RunReport) -> None:
+    account = report.account
     table = _table("where the time of all workers went", "", "seconds", "share", "")
     table.columns[-1].justify = "left"
     rows = [("steps that were kept", account.good, "goodput")]
@@ -155,23 +166,23 @@ def _show_account(console: Console, story: Story) -> None:
     console.print(table)
 
 
-def _show_interruptions(console: Console, story: Story) -> None:
-    found = story.interruptions
+def _show_interruptions(console: Console, report: RunReport) -> None:
+    found = report.interruptions
     title = "interruptions (why: who heard it; away: until training went on)"
     table = _table(title, "#", *COLUMNS)
     before = max(0, len(found) - SHOWN)
     if before:
         console.print(f"the newest {SHOWN} interruptions; --html and --json have all")
     for number, each in enumerate(found[before:], start=before + 1):
-        row = cells(each, story.begin)
+        row = cells(each, report.begin)
         table.add_row(str(number), *(escape(cell) for cell in row))
     console.print(table)
 
 
-def _show_durations(console: Console, story: Story) -> None:
+def _show_durations(console: Console, report: RunReport) -> None:
     table = _table("how long it took", "", "times", "median", "95th percentile", "most")
-    for name, values in story.durations.items():
-        if found := spread(values):
+    for name, values in report.durations.items():
+        if found := distribution(values):
             times = found.median, found.p95, found.most
             table.add_row(name, str(found.count), *map(seconds_text, times))
     if table.row_count:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.run.console import StatusLine
 from tfpreempt.cli.run.options import RunOptions
 from tfpreempt.cli.status import metrics
-from tfpreempt.cli.status.follow import Follower
-from tfpreempt.cli.status.picture import Picture
+from tfpreempt.cli.status.read_status import read_status
+from tfpreempt.cli.status.run_status import RunStatus
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
@@ -28,11 +29,11 @@ _WRITES_EVERY = 10.0
 _JOIN_SECONDS = 5.0  # for a disk that hangs
 
 
-def _own_follower(options: RunOptions) -> Follower:
-    """Reads what this supervisor and its own workers record."""
+def _own_journals(options: RunOptions) -> JournalTailer:
+    """Returns the journals of this supervisor and of its own workers."""
     first = options.first_worker
     mine = () if first is None else range(first, first + options.workers)
-    return Follower(options.journal_dir, mine, options.journal_path.name)
+    return JournalTailer(options.journal_dir, mine, options.journal_path.name)
 
 
 @contextlib.contextmanager
@@ -53,13 +54,13 @@ def shown(
     Raises:
         ConfigurationError: the metrics cannot be served or written.
     """
-    follower = _own_follower(options)
+    journals = _own_journals(options)
 
-    def look() -> Picture:
+    def look() -> RunStatus:
         try:
-            return follower.look(clock.wall())
+            return read_status(journals, clock.wall())
         except OSError:
-            return Picture(at=clock.wall(), workers=())
+            return RunStatus(at=clock.wall(), workers=())
 
     with contextlib.ExitStack() as ends:
         if options.metrics_address is not None or options.metrics_file is not None:
@@ -99,14 +100,14 @@ def _written(
 
 
 @contextlib.contextmanager
-def _drawn(line: StatusLine, look: Callable[[], Picture]) -> Iterator[None]:
+def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
     """Shows it in a line that goes at the end."""
     from tfpreempt.cli.status.text import one_line
 
     def draw() -> None:
-        picture = look()
-        if picture.workers:
-            line.show(one_line(picture))
+        status = look()
+        if status.workers:
+            line.show(one_line(status))
 
     def erase() -> None:
         line.show("")

@@ -44,6 +44,19 @@ class Cause(enum.Enum):
     STOPPED = "stopped"  # the supervisor itself was told to leave
 
 
+OUTCOMES = {
+    Cause.FINISHED: "training is finished",
+    Cause.PREEMPTION: "the preemption budget is used up",
+    Cause.FAILURE: "the failure budget is used up",
+    Cause.HANG: "the failure budget is used up by hangs",
+    Cause.NO_PROGRESS: "preempted again and again without progress",
+    Cause.FAILURE_RATE: "too many failures within an hour",
+    Cause.MOVED: "the checkpoint directory is not the one of the start",
+    Cause.STOPPED: "told to stop, and to be started again by the platform",
+}
+"""How a supervisor ended, by the cause with which it left."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the user allows; times in seconds, None is without limit."""

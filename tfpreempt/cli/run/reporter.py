@@ -9,21 +9,19 @@ from typing import Any
 
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.hangs import Hang
-from tfpreempt.cli.run.policy import Cause, Leave, Limits, Restart, Spent, WorkerExit
+from tfpreempt.cli.run.policy import (
+    OUTCOMES,
+    Cause,
+    Leave,
+    Limits,
+    Restart,
+    Spent,
+    WorkerExit,
+)
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.core.life import Stage
 
-_CAUSES = {
-    Cause.FINISHED: "training is finished",
-    Cause.PREEMPTION: "the preemption budget is used up",
-    Cause.FAILURE: "the failure budget is used up",
-    Cause.HANG: "the failure budget is used up by hangs",
-    Cause.NO_PROGRESS: "preempted again and again without progress",
-    Cause.FAILURE_RATE: "too many failures within an hour",
-    Cause.MOVED: "the checkpoint directory is not the one of the start",
-    Cause.STOPPED: "told to stop; the platform is expected to start the run again",
-}
 _NEWEST_LINES, _SHOWN_LINES = 3, 12  # of a stack; the newest call comes first
 _LIBRARIES = "/site-packages/"  # whose lines, but for the newest, say less
 
@@ -197,7 +195,7 @@ class Reporter:
                 "callback, with the directory that it finds in TFPREEMPT_CHECKPOINT_DIR"
             )
         self._say(
-            f"outcome: {_CAUSES[verdict.cause]}, exit code: {verdict.code}, "
+            f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
             f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "
             f"failures: {spent.failures}, time: {seconds:.1f} s"
             + (f"; the last failure: {why}" if why else "")

@@ -18,6 +18,7 @@ from typing import Any
 
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.home import Home
+from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.run import live, memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports
 from tfpreempt.cli.run.console import Console, status_line, unbuffered
@@ -28,7 +29,6 @@ from tfpreempt.cli.run.policy import Leave, Restart, ReturnCode, Situation, Work
 from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.signals import NOTICES, Wait, held_signals
-from tfpreempt.cli.status.follow import Follower
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
@@ -120,7 +120,7 @@ class Supervisor:
     """What the next decision depends on."""
 
     def __post_init__(self) -> None:
-        self._follower = Follower(
+        self._journals = JournalTailer(
             self.options.journal_dir, {0}, self.options.journal_path.name
         )
 
@@ -370,7 +370,10 @@ class Supervisor:
                 committed = (each.step for each in found if each.is_committed)
                 in_directory = next(committed, None)
         with contextlib.suppress(OSError):
-            in_journal = self._follower.look(self.clock.wall()).commit_step
+            self._journals.read_on(self.clock.wall())
+            chief = self._journals.workers.get(0)
+            if chief is not None and chief.commit is not None:
+                in_journal = chief.commit["step"]
         return in_directory, in_journal
 
 

@@ -7,8 +7,9 @@ import sys
 
 import click
 
-from tfpreempt.cli.journals import find_journal, hint
-from tfpreempt.cli.status.follow import Follower
+from tfpreempt.cli.journals.locate import find_journal, hint
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.status.read_status import read_status_now
 from tfpreempt.cli.status.text import table, to_json
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
@@ -57,7 +58,7 @@ def status(place: str, as_json: bool) -> None:
     Times are seconds since 1970; null where unknown.
     """
     try:
-        picture = Follower(find_journal(place)).look_now()
+        found = read_status_now(JournalTailer(find_journal(place)))
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
@@ -71,15 +72,15 @@ def status(place: str, as_json: bool) -> None:
             f"{place!r} has no journal that can be read ({error.strerror}). Expected "
             f"the checkpoint directory of a run, or the journal in it.{advice}"
         ) from error
-    if not picture.workers:
+    if not found.workers:
         raise click.UsageError(
             f"Nothing is told in {place!r}: no worker has begun there. Expected the "
             "checkpoint directory of a run, or the journal in it."
         )
     if as_json:
-        echo(json.dumps(to_json(picture), indent=1))
+        echo(json.dumps(to_json(found), indent=1))
     else:
         # A terminal folds what is too long; in a pipe a row is one line.
         width = None if sys.stdout.isatty() else _UNFOLDED
-        Console(width=width).print(table(picture))
-    raise SystemExit(0 if picture.is_fine else 1)
+        Console(width=width).print(table(found))
+    raise SystemExit(0 if found.is_fine else 1)

@@ -1,4 +1,4 @@
-"""A picture of a run as metrics for Prometheus: scraped, or in a file.
+"""The state of a run as metrics for Prometheus: scraped, or in a file.
 
 prometheus_client is an extra, and imported when it is asked for.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfpreempt.cli.status.picture import Picture, State
+from tfpreempt.cli.status.run_status import RunStatus, State
 from tfpreempt.core.loading import to_install
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
@@ -63,7 +63,7 @@ _OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
 class _Run:
     """What is known of a run, collected when it is asked for."""
 
-    def __init__(self, name: str, look: Callable[[], Picture]) -> None:
+    def __init__(self, name: str, look: Callable[[], RunStatus]) -> None:
         self._name = name
         self._look = look
 
@@ -78,35 +78,35 @@ class _Run:
             labels = ("run", *labels)
             return CounterMetricFamily(f"tfpreempt_{name}", text, labels=labels)
 
-        picture = self._look()
+        status = self._look()
         for name, (text, value) in _OF_WORKERS.items():
             family = gauge(name, text, "worker")
-            for worker in picture.workers:
+            for worker in status.workers:
                 if (number := value(worker)) is not None:
                     family.add_metric([self._name, str(worker.worker)], number)
             yield family
         states = gauge("worker_state", "1 for the state it is in.", "worker", "state")
-        for worker in picture.workers:
+        for worker in status.workers:
             for state in State:
                 labels = [self._name, str(worker.worker), state.value]
                 states.add_metric(labels, float(worker.state is state))
         yield states
         commits = counter("commits", "Commits of the run.")
-        commits.add_metric([self._name], picture.commits)
+        commits.add_metric([self._name], status.commits)
         yield commits
-        if picture.committed_at is not None and picture.commit_step is not None:
+        if status.committed_at is not None and status.commit_step is not None:
             newest = gauge("last_commit_timestamp_seconds", "When the newest was made.")
-            newest.add_metric([self._name], picture.committed_at)
+            newest.add_metric([self._name], status.committed_at)
             yield newest
             step = gauge("last_commit_step", "Of the newest commit.")
-            step.add_metric([self._name], picture.commit_step)
+            step.add_metric([self._name], status.commit_step)
             yield step
         restarts = counter("restarts", "Restarts, by what they were for.", "reason")
-        for reason in sorted({*_REASONS, *picture.restarts}):
-            count = picture.restarts.get(reason, 0)
+        for reason in sorted({*_REASONS, *status.restarts}):
+            count = status.restarts.get(reason, 0)
             restarts.add_metric([self._name, reason], count)
         yield restarts
-        if (upload := picture.upload) is not None:
+        if (upload := status.upload) is not None:
             for name, (text, value) in _OF_UPLOADS.items():
                 if (number := value(upload)) is not None:
                     family = gauge(name, text)
@@ -117,7 +117,7 @@ class _Run:
             yield faults
 
 
-def registry(name: str, look: Callable[[], Picture]) -> CollectorRegistry:
+def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:
     """The metrics of a run.
 
     Args:

@@ -1,4 +1,4 @@
-"""A picture of a run for people, in a table or in one line; and for programs."""
+"""The state of a run for people, in a table or in one line; and for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.cli.sizes import size_text
-from tfpreempt.cli.status.picture import Picture, State, Worker
+from tfpreempt.cli.status.run_status import RunStatus, State, Worker
 from tfpreempt.cli.terminal import plain
 
 _STYLES = {
@@ -38,12 +38,12 @@ def age_text(seconds: float) -> str:
     return " ".join([*words, f"{left} s"][:2])
 
 
-def one_line(picture: Picture) -> str:
+def one_line(status: RunStatus) -> str:
     """What matters most in one line, the most urgent first."""
-    return " | ".join(_parts(picture))
+    return " | ".join(_parts(status))
 
 
-def table(picture: Picture) -> RenderableType:
+def table(status: RunStatus) -> RenderableType:
     """A line for each worker, and what concerns all of them."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("worker", justify="right", no_wrap=True)
@@ -52,7 +52,7 @@ def table(picture: Picture) -> RenderableType:
     shown.add_column("steps/s", justify="right", no_wrap=True)
     shown.add_column("process", overflow="fold")
     shown.add_column("")
-    for each in picture.workers:
+    for each in status.workers:
         process = "" if each.host is None else f"{plain(each.host)}:{each.pid}"
         shown.add_row(
             str(each.worker),
@@ -60,37 +60,37 @@ def table(picture: Picture) -> RenderableType:
             "" if each.step is None else str(each.step),
             _rate(each.steps_per_second),
             escape(process),
-            escape(_remark(picture, each)),
+            escape(_remark(status, each)),
         )
-    below = [line[:1].upper() + line[1:] for line in _below(picture)]
+    below = [line[:1].upper() + line[1:] for line in _below(status)]
     return Group(shown, *(Text(line) for line in below))
 
 
-def to_json(picture: Picture) -> dict[str, Any]:
-    """The picture as values that JSON has."""
-    return {**dataclasses.asdict(picture), "is_fine": picture.is_fine}
+def to_json(status: RunStatus) -> dict[str, Any]:
+    """The state of a run as values that JSON has."""
+    return {**dataclasses.asdict(status), "is_fine": status.is_fine}
 
 
-def _parts(picture: Picture) -> Iterable[str]:
-    if (noticed := picture.noticed) is not None:
-        yield f"NOTICE on worker {noticed.worker}: {_time_left(picture, noticed)}"
-    states = [each.state for each in picture.workers]
+def _parts(status: RunStatus) -> Iterable[str]:
+    if (noticed := status.noticed) is not None:
+        yield f"NOTICE on worker {noticed.worker}: {_time_left(status, noticed)}"
+    states = [each.state for each in status.workers]
     if set(states) == {State.TRAINING}:
-        yield f"step {picture.step}"
+        yield f"step {status.step}"
     else:
         for state in dict.fromkeys(states):
-            those = [each for each in picture.workers if each.state is state]
+            those = [each for each in status.workers if each.state is state]
             who = ",".join(str(each.worker) for each in those)
             whom = "" if len(those) == len(states) else f" {who}"
-            yield f"{state}{whom}{_since_start(picture.at, those)}"
-        if picture.step is not None:
-            yield f"step {picture.step}"
-    rates = [w.steps_per_second for w in picture.workers if w.steps_per_second]
+            yield f"{state}{whom}{_since_start(status.at, those)}"
+        if status.step is not None:
+            yield f"step {status.step}"
+    rates = [w.steps_per_second for w in status.workers if w.steps_per_second]
     if rates:
         yield f"{_rate(min(rates))} steps/s"
-    if still := _still(picture.at, picture.stepped_at):
+    if still := _still(status.at, status.stepped_at):
         yield still
-    yield from _of_all(picture)
+    yield from _of_all(status)
 
 
 def _since_start(at: float, workers: Sequence[Worker]) -> str:
@@ -99,22 +99,22 @@ def _since_start(at: float, workers: Sequence[Worker]) -> str:
     return f" for {age_text(at - min(began))}" if began else ""
 
 
-def _below(picture: Picture) -> Iterable[str]:
-    if picture.ended:
-        yield f"ended: {plain(picture.ended)}"
-    yield from _of_all(picture)
+def _below(status: RunStatus) -> Iterable[str]:
+    if status.ended:
+        yield f"ended: {plain(status.ended)}"
+    yield from _of_all(status)
 
 
-def _of_all(picture: Picture) -> Iterable[str]:
-    if picture.committed_at is None:
+def _of_all(status: RunStatus) -> Iterable[str]:
+    if status.committed_at is None:
         yield "no commit yet"
     else:
-        age = age_text(picture.at - picture.committed_at)
-        yield f"committed {picture.commit_step}, {age} ago"
-    if picture.restarts:
-        yield _restarts(picture.restarts)
-    if picture.upload is not None:
-        yield _upload(picture.upload)
+        age = age_text(status.at - status.committed_at)
+        yield f"committed {status.commit_step}, {age} ago"
+    if status.restarts:
+        yield _restarts(status.restarts)
+    if status.upload is not None:
+        yield _upload(status.upload)
 
 
 def _restarts(restarts: Mapping[str, int]) -> str:
@@ -136,22 +136,22 @@ def _upload(upload: MirrorStatus) -> str:
     return text + (f" (failing: {plain(upload.fault)})" if upload.fault else "")
 
 
-def _remark(picture: Picture, worker: Worker) -> str:
+def _remark(status: RunStatus, worker: Worker) -> str:
     """What is to be said of one worker beside its step."""
     if worker.why:
-        is_told_below = worker.why in picture.ended
+        is_told_below = worker.why in status.ended
         told = [] if is_told_below else [plain(worker.why)]
         told += [] if worker.since is None else [_clock(worker.since)]
         return ", ".join(told)
     said = []
     if worker.noticed_at is not None:
-        said.append(f"noticed: {_time_left(picture, worker)}")
+        said.append(f"noticed: {_time_left(status, worker)}")
     if worker.state is State.SILENT and worker.since is not None:
-        age = age_text(picture.at - worker.since)
+        age = age_text(status.at - worker.since)
         said.append(f"nothing heard for {age}, since {_clock(worker.since)}")
-    elif age := _since_start(picture.at, [worker]):
+    elif age := _since_start(status.at, [worker]):
         said.append(age.lstrip())
-    elif still := _still(picture.at, worker.stepped_at):
+    elif still := _still(status.at, worker.stepped_at):
         said.append(still)
     return "; ".join(said)
 
@@ -162,10 +162,10 @@ def _still(at: float, stepped_at: float | None) -> str:
     return f"no step for {age_text(seconds)}" if seconds > _LONG_STEP else ""
 
 
-def _time_left(picture: Picture, worker: Worker) -> str:
+def _time_left(status: RunStatus, worker: Worker) -> str:
     if worker.deadline is None:
         return "time left unknown"
-    return f"{age_text(worker.deadline - picture.at)} left"
+    return f"{age_text(worker.deadline - status.at)} left"
 
 
 def _clock(wall: float) -> str:

@@ -1,4 +1,4 @@
-"""The story of a run: what happened, when, and what it cost. No I/O, no clock."""
+"""The report of a run: what happened, when, and what it cost. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import bisect
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from tfpreempt.cli.report.goodput import Account, make_account
-from tfpreempt.cli.report.lives import Event, Life, Phase, Span, make_lives
-from tfpreempt.cli.report.records import Record
-from tfpreempt.cli.report.spans import lose, make_spans, trained
+from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
+from tfpreempt.cli.journals.records import Record
+from tfpreempt.cli.report.goodput import GoodputBreakdown, break_down
+from tfpreempt.cli.report.process_spans import (
+    Phase,
+    ProcessLifetime,
+    Span,
+    build_lifetimes,
+    lose,
+    make_spans,
+    trained,
+)
 from tfpreempt.core.fields import is_number
 from tfpreempt.handler.now import TOLD_EVERY
 
@@ -41,38 +49,6 @@ class Worker:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """A commit; times in seconds, `at` since the epoch."""
-
-    at: float
-    step: int
-    because: str
-    bytes: int
-    save_seconds: float
-    blocked_seconds: float
-    notice_to_commit_seconds: float | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
-    """A worker went on from a commit, or a snapshot.
-
-    Attributes:
-        at: seconds since the epoch at which it was done.
-        worker: which one.
-        step: that it goes on from.
-        tier: "memory", "disk" or "bucket"; None where nobody said.
-        seconds: it took, with agreeing on it; None where nobody said.
-    """
-
-    at: float
-    worker: int
-    step: int
-    tier: str | None
-    seconds: float | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
     """Training ended before it was over; as its first worker saw it.
 
@@ -87,7 +63,7 @@ class Interruption:
         saved_step: of the commit that was made for it; None: there was none.
         notice_to_commit_seconds: of that commit.
         restored_step: that the next start went on from; None: there was none.
-        tier: see `Restore`.
+        tier: of that start: "memory", "disk" or "bucket"; None where no record says.
         steps_lost: that had to be made again; before the next start, those after the
             newest commit. None where the commits are not known.
         down_seconds: without a process; None where there was no next start.
@@ -109,7 +85,7 @@ class Interruption:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class RunReport:
     """A run.
 
     Attributes:
@@ -121,8 +97,8 @@ class Story:
         step_seconds: the mean of its steps; None where unknown.
         workers: in the order of their indices.
         interruptions: in their order.
-        commits: likewise.
-        restores: likewise.
+        commits: records of commits, in their order.
+        restores: records of starts from a commit or a snapshot, in their order.
         metrics: curves by name.
         own_metrics: names of those in the journal, which count the run's steps.
         faults: what went wrong and was survived, by "where: error", and how often.
@@ -137,12 +113,12 @@ class Story:
     step_seconds: float | None
     workers: tuple[Worker, ...]
     interruptions: tuple[Interruption, ...]
-    commits: tuple[Commit, ...]
-    restores: tuple[Restore, ...]
+    commits: tuple[Record, ...]
+    restores: tuple[Record, ...]
     metrics: Mapping[str, tuple[Point, ...]]
     own_metrics: frozenset[str]
     faults: Mapping[str, int]
-    account: Account
+    account: GoodputBreakdown
     warnings: tuple[str, ...]
 
     @property
@@ -153,13 +129,13 @@ class Story:
     @property
     def durations(self) -> dict[str, list[float]]:
         """Seconds of what is measured each time, by what it is."""
-        to_commit = [each.notice_to_commit_seconds for each in self.commits]
+        to_commit = [each["notice_to_commit_seconds"] for each in self.commits]
         away = [each.away_seconds for each in self.interruptions]
-        restores = [each.seconds for each in self.restores]
+        restores = [each["seconds"] for each in self.restores]
         return {
             "notice to commit": [each for each in to_commit if each is not None],
-            "save": [each.save_seconds for each in self.commits],
-            "training stood still": [each.blocked_seconds for each in self.commits],
+            "save": [each["save_seconds"] for each in self.commits],
+            "training stood still": [each["blocked_seconds"] for each in self.commits],
             "restore": [each for each in restores if each is not None],
             "away": [each for each in away if each is not None],
         }
@@ -177,24 +153,29 @@ class Story:
     @property
     def bytes_written(self) -> int:
         """Of all commits."""
-        return sum(each.bytes for each in self.commits)
+        return sum(each["bytes"] for each in self.commits)
 
 
-def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story | None:
-    """Tells the story of a run; None where no process has left a record.
+def build_report(
+    workers: Mapping[int, WorkerJournal],
+    supervisors: Iterable[SupervisorJournal],
+    warnings: Sequence[str] = (),
+) -> RunReport | None:
+    """Returns the report of a run; None if no process has left a record.
 
     Args:
-        records: those of each file in the order in which they were written.
-        warnings: of whoever read them.
+        workers: journals of the workers, by index, with all records.
+        supervisors: journals of the supervisors, with all records.
+        warnings: warnings of the reader of the journals.
     """
-    lives = make_lives(records)
+    lives = build_lifetimes(workers, supervisors)
     if not lives.of_worker:
         return None
     events = sorted(
-        (e for mine in lives.of_worker.values() for life in mine for e in life.events),
+        (e for mine in lives.of_worker.values() for life in mine for e in life.records),
         key=lambda event: event.at,
     )
-    commits = [each for each in events if each.record.event == "commit"]
+    commits = [each for each in events if each.event == "commit"]
     of_worker = {
         index: _with_ends(_stretched(mine, events, commits), commits)
         for index, mine in lives.of_worker.items()
@@ -203,42 +184,31 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
     first = min(of_worker, key=lambda index: (not _is_told(of_worker[index]), index))
     lead = of_worker[first]
     standing = _standing(lead, commits)
-    workers = tuple(
+    timelines = tuple(
         Worker(index=index, spans=tuple(_spans(mine, commits, standing)))
         for index, mine in of_worker.items()
     )
-    spans = next(worker.spans for worker in workers if worker.index == first)
-    restores = [
-        Restore(
-            at=each.at,
-            worker=each.record["worker"],
-            step=each.record["step"],
-            tier=each.record["tier"],
-            seconds=each.record["seconds"],
-        )
-        for each in events
-        if each.record.event == "restored" and each.record["path"] is not None
-    ]
+    spans = next(worker.spans for worker in timelines if worker.index == first)
     told = [
         *warnings,
         *lives.warnings,
-        *_missing(of_worker, workers),
+        *_missing(of_worker, timelines),
         *_skew(every, commits),
     ]
-    return Story(
+    return RunReport(
         begin=min(life.begin for life in every),
         end=max(life.end for life in every),
         outcome=_outcome(lead),
         step=_reached(lead[-1], commits)[0] if _is_told(lead) else None,
         step_seconds=_step_seconds(commits),
-        workers=workers,
+        workers=timelines,
         interruptions=tuple(_interruptions(lead, spans, events, commits, standing)),
-        commits=tuple(_commit(each) for each in commits),
-        restores=tuple(restores),
+        commits=tuple(commits),
+        restores=tuple(e for e in events if e.event == "restored" and e["path"]),
         metrics=(metrics := _metrics(events)),
         own_metrics=frozenset(metrics),
         faults=_faults(events),
-        account=make_account(span for each in workers for span in each.spans),
+        account=break_down(span for each in timelines for span in each.spans),
         warnings=tuple(told),
     )
 
@@ -247,8 +217,10 @@ def make_story(records: Sequence[Record], warnings: Sequence[str] = ()) -> Story
 
 
 def _stretched(
-    lives: Sequence[Life], events: Sequence[Event], commits: Sequence[Event]
-) -> list[Life]:
+    lives: Sequence[ProcessLifetime],
+    events: Sequence[Record],
+    commits: Sequence[Record],
+) -> list[ProcessLifetime]:
     """Lives of which no record tells the end last as long as is known of.
 
     All workers have part in a commit, which the chief alone records; and they train as
@@ -266,7 +238,9 @@ def _stretched(
     return stretched
 
 
-def _with_ends(lives: Sequence[Life], commits: Sequence[Event]) -> list[Life]:
+def _with_ends(
+    lives: Sequence[ProcessLifetime], commits: Sequence[Record]
+) -> list[ProcessLifetime]:
     """A life that does not tell its end has finished with the commit for that.
 
     The chief makes it for all.
@@ -274,19 +248,19 @@ def _with_ends(lives: Sequence[Life], commits: Sequence[Event]) -> list[Life]:
     return [
         dataclasses.replace(life, is_finished=True)
         if life.exit is None
-        and any(e.record["because"] == "finished" for e in _during(commits, life)[-1:])
+        and any(e["because"] == "finished" for e in _during(commits, life)[-1:])
         else life
         for life in lives
     ]
 
 
-def _is_told(lives: Sequence[Life]) -> bool:
+def _is_told(lives: Sequence[ProcessLifetime]) -> bool:
     """Whether a worker has told of itself; a supervisor alone knows no steps."""
-    return any(life.events for life in lives)
+    return any(life.records for life in lives)
 
 
 def _spans(
-    lives: Sequence[Life], commits: Sequence[Event], standing: int | None
+    lives: Sequence[ProcessLifetime], commits: Sequence[Record], standing: int | None
 ) -> list[Span]:
     """All spans of a worker, with those between its lives."""
     spans: list[Span] = []
@@ -308,32 +282,32 @@ def _spans(
     return spans
 
 
-def _has_end(life: Life) -> bool:
+def _has_end(life: ProcessLifetime) -> bool:
     """Whether a record says when it ended."""
     return life.code is not None or life.exit is not None
 
 
-def _during(commits: Sequence[Event], life: Life) -> list[Event]:
+def _during(commits: Sequence[Record], life: ProcessLifetime) -> list[Record]:
     """The commits that were made in a life: by it, or meanwhile by the chief.
 
     Where clocks differ, steps tell those of another life.
     """
-    first = 0 if life.restored is None else life.restored.record["step"]
-    last = math.inf if life.exit is None else life.exit.record["step"]
+    first = 0 if life.restored is None else life.restored["step"]
+    last = math.inf if life.exit is None else life.exit["step"]
     return [
         each
         for each in _between(commits, life.begin, life.end + _INSTANT)
-        if first <= each.record["step"] <= last
+        if first <= each["step"] <= last
     ]
 
 
-def _between(events: Sequence[Event], begin: float, end: float) -> Sequence[Event]:
+def _between(events: Sequence[Record], begin: float, end: float) -> Sequence[Record]:
     """The events of a time; all are in their order."""
     first = bisect.bisect_left(events, begin, key=_at)
     return events[first : bisect.bisect_right(events, end, key=_at)]
 
 
-def _kept(lives: Sequence[Life], standing: int | None) -> list[int | None]:
+def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | None]:
     """For each life, the step up to which the run has kept it; None for all of it.
 
     That is what later lives went on from, and after the last one the newest commit.
@@ -346,12 +320,12 @@ def _kept(lives: Sequence[Life], standing: int | None) -> list[int | None]:
             limit = None
         kept.append(limit)
         if life.restored is not None:
-            step = life.restored.record["step"]
+            step = life.restored["step"]
             limit = step if limit is None else min(limit, step)
     return kept[::-1]
 
 
-def _standing(lead: Sequence[Life], commits: Sequence[Event]) -> int | None:
+def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int | None:
     """The step that the next start goes on from; None where nobody says.
 
     Worker 0, who leads if it has told anything, alone records commits; those of a
@@ -359,22 +333,24 @@ def _standing(lead: Sequence[Life], commits: Sequence[Event]) -> int | None:
     """
     last = lead[-1]
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
-        return int(commit.record["step"])
-    ends = {each.exit.record["outcome"] for each in lead if each.exit is not None}
+        return int(commit["step"])
+    ends = {each.exit["outcome"] for each in lead if each.exit is not None}
     is_known = last.worker == 0 and _is_told(lead)
     if not is_known or ends & {"committed", "finished"}:
         return None
-    return 0 if last.restored is None else int(last.restored.record["step"])
+    return 0 if last.restored is None else int(last.restored["step"])
 
 
-def _milestones(life: Life, commits: Sequence[Event]) -> list[tuple[float, int]]:
+def _milestones(
+    life: ProcessLifetime, commits: Sequence[Record]
+) -> list[tuple[float, int]]:
     """When it is known to have been at which step, in the order of both."""
     found: list[tuple[float, int]] = []
     if life.restored is not None:
-        found.append((life.restored.at, life.restored.record["step"]))
-    found += [(e.at, e.record["step"]) for e in life.of("firststep", "metrics", "exit")]
+        found.append((life.restored.at, life.restored["step"]))
+    found += [(e.at, e["step"]) for e in life.of("firststep", "metrics", "exit")]
     for each in _during(commits, life):
-        found.append((each.at - each.record["save_seconds"], each.record["step"]))
+        found.append((each.at - each["save_seconds"], each["step"]))
     row: list[tuple[float, int]] = []
     for at, step in sorted(found):
         if not row or step >= row[-1][1]:
@@ -383,7 +359,7 @@ def _milestones(life: Life, commits: Sequence[Event]) -> list[tuple[float, int]]
 
 
 def _reached_at(
-    life: Life, spans: Sequence[Span], step: int, commits: Sequence[Event]
+    life: ProcessLifetime, spans: Sequence[Span], step: int, commits: Sequence[Record]
 ) -> float | None:
     """When a life came to a step; None: it made none after it, as far as is known."""
     row = _milestones(life, commits)
@@ -415,21 +391,19 @@ def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
     return math.inf
 
 
-def _step_seconds(commits: Sequence[Event]) -> float | None:
+def _step_seconds(commits: Sequence[Record]) -> float | None:
     """The newest mean that is known."""
-    known = (each.record["step_seconds"] for each in reversed(commits))
+    known = (each["step_seconds"] for each in reversed(commits))
     return next((seconds for seconds in known if seconds), None)
 
 
-def _reached(life: Life, commits: Sequence[Event]) -> tuple[int, bool]:
+def _reached(life: ProcessLifetime, commits: Sequence[Record]) -> tuple[int, bool]:
     """The step that a life came to, and whether that is estimated."""
     row = _milestones(life, commits)
     if row:
         step = row[-1][1]
     else:  # a start that has told of nothing yet will go on from the newest commit
-        step = next(
-            (e.record["step"] for e in _between(commits, -math.inf, life.end)[-1:]), 0
-        )
+        step = next((e["step"] for e in _between(commits, -math.inf, life.end)[-1:]), 0)
     is_known = life.exit is not None or not life.is_over or not life.of("firststep")
     return step, not (is_known or life.is_finished)
 
@@ -438,15 +412,15 @@ def _reached(life: Life, commits: Sequence[Event]) -> tuple[int, bool]:
 
 
 def _interruptions(
-    lead: Sequence[Life],
+    lead: Sequence[ProcessLifetime],
     spans: Sequence[Span],
-    events: Sequence[Event],
-    commits: Sequence[Event],
+    events: Sequence[Record],
+    commits: Sequence[Record],
     standing: int | None,
 ) -> list[Interruption]:
     """The ends of the first worker's lives that were not the end of training."""
     found = []
-    heard = [each for each in events if each.record.event == "notice"]
+    heard = [each for each in events if each.event == "notice"]
     for number, life in enumerate(lead):
         if life.is_finished or not life.is_over:
             continue
@@ -454,7 +428,7 @@ def _interruptions(
         notices = _between(heard, life.begin, life.end)
         at = min((each.at for each in notices), default=life.end)
         saved = _served_by(life, commits)
-        took = None if saved is None else saved.record["notice_to_commit_seconds"]
+        took = None if saved is None else saved["notice_to_commit_seconds"]
         if saved is not None and took is None and notices:
             took = max(0.0, saved.at - at)
         restored = next((each.restored for each in later if each.restored), None)
@@ -463,13 +437,13 @@ def _interruptions(
         step, is_estimated = _reached(life, commits)
         back, told = standing, None
         if restored is not None:
-            back, told = int(restored.record["step"]), restored.record["reached"]
-            step = max(step, back) if life.events else back
+            back, told = int(restored["step"]), restored["reached"]
+            step = max(step, back) if life.records else back
         if is_estimated:
             guess = step + _steps_after(life, mine, commits, step)
             step = guess if told is None else _near(guess, told, step, commits)
         lost = None if back is None else max(0, step - back)
-        if life.restored is None and life.events:
+        if life.restored is None and life.records:
             lost = 0  # a start that failed; those before it have lost what there was
         down = later[0].begin - life.end if later and _has_end(life) else None
         again = next((s.begin for s in spans[end:] if s.phase in _BACK), None)
@@ -480,10 +454,10 @@ def _interruptions(
                 sources=_sources(notices),
                 step=step if _is_told(lead) else None,
                 is_estimated=is_estimated,
-                saved_step=None if saved is None else saved.record["step"],
+                saved_step=None if saved is None else saved["step"],
                 notice_to_commit_seconds=took,
-                restored_step=None if restored is None else restored.record["step"],
-                tier=None if restored is None else restored.record["tier"],
+                restored_step=None if restored is None else restored["step"],
+                tier=None if restored is None else restored["tier"],
                 steps_lost=lost,
                 down_seconds=down,
                 away_seconds=None if again is None else again - at,
@@ -492,13 +466,13 @@ def _interruptions(
     return found
 
 
-def _served_by(life: Life, commits: Sequence[Event]) -> Event | None:
+def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
     """The commit that a life left with: a notice may have found one under way."""
     step = None
-    if life.exit is not None and life.exit.record["outcome"] == "committed":
-        step = life.exit.record["step"]
+    if life.exit is not None and life.exit["outcome"] == "committed":
+        step = life.exit["step"]
     for commit in reversed(_during(commits, life)):
-        if commit.record["because"] == "preemption" or commit.record["step"] == step:
+        if commit["because"] == "preemption" or commit["step"] == step:
             return commit
     return None
 
@@ -507,7 +481,7 @@ _BACK = (Phase.TRAINING, Phase.NOTICED, Phase.LOST)
 
 
 def _steps_after(
-    life: Life, spans: Sequence[Span], commits: Sequence[Event], step: int
+    life: ProcessLifetime, spans: Sequence[Span], commits: Sequence[Record], step: int
 ) -> int:
     """How many steps a killed life made after the last that is known; a guess."""
     seconds, row = _step_seconds(commits), _milestones(life, commits)
@@ -517,29 +491,29 @@ def _steps_after(
     return max(0, round(made / seconds) - (step - row[-1][1]))
 
 
-def _near(guess: int, told: int, step: int, commits: Sequence[Event]) -> int:
+def _near(guess: int, told: int, step: int, commits: Sequence[Record]) -> int:
     """A guess that fits to what the process told last, shortly before its last step."""
     least, seconds = max(told, step), _step_seconds(commits)
     more = round(TOLD_EVERY / seconds) if seconds else 0
     return min(max(guess, least), least + more)
 
 
-def _sources(notices: Sequence[Event]) -> dict[str, tuple[int, ...]]:
+def _sources(notices: Sequence[Record]) -> dict[str, tuple[int, ...]]:
     found: dict[str, set[int]] = {}
     for each in notices:
-        found.setdefault(each.record["source"], set()).add(each.record["worker"])
+        found.setdefault(each["source"], set()).add(each["worker"])
     return {source: tuple(sorted(workers)) for source, workers in found.items()}
 
 
-def _cause(life: Life) -> str:
+def _cause(life: ProcessLifetime) -> str:
     if life.cause is not None and life.cause != "finished":
         return life.cause  # a program may leave with code 0 for a preemption too
     if life.exit is None:
         return "killed"
-    return "failure" if life.exit.record["outcome"] == "failed" else "preemption"
+    return "failure" if life.exit["outcome"] == "failed" else "preemption"
 
 
-def _outcome(lives: Sequence[Life]) -> str:
+def _outcome(lives: Sequence[ProcessLifetime]) -> str:
     # A start that was refused, or has told nothing, leaves it as it was.
     begun = [each for each in lives if each.restored or not each.is_over]
     last = begun[-1] if begun else lives[-1]
@@ -548,36 +522,22 @@ def _outcome(lives: Sequence[Life]) -> str:
     return "interrupted" if last.is_over else "running"
 
 
-def _commit(event: Event) -> Commit:
-    record = event.record
-    blocked = record["blocked_seconds"]
-    return Commit(
-        at=event.at,
-        step=record["step"],
-        because=record["because"],
-        bytes=record["bytes"],
-        save_seconds=record["save_seconds"],
-        blocked_seconds=record["save_seconds"] if blocked is None else blocked,
-        notice_to_commit_seconds=record["notice_to_commit_seconds"],
-    )
-
-
-def _metrics(events: Sequence[Event]) -> dict[str, tuple[Point, ...]]:
+def _metrics(events: Sequence[Record]) -> dict[str, tuple[Point, ...]]:
     curves: dict[str, list[Point]] = {}
     for event in events:
-        if event.record.event == "metrics":
-            for name, value in event.record["values"].items():
+        if event.event == "metrics":
+            for name, value in event["values"].items():
                 if is_number(value):
-                    point = (event.at, float(event.record["step"]), float(value))
+                    point = (event.at, float(event["step"]), float(value))
                     curves.setdefault(name, []).append(point)
     return {name: tuple(points) for name, points in curves.items()}
 
 
-def _faults(events: Sequence[Event]) -> dict[str, int]:
+def _faults(events: Sequence[Record]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for event in events:
-        if event.record.event == "fault":
-            text = f"{event.record['where']}: {event.record['error']}"
+        if event.event == "fault":
+            text = f"{event['where']}: {event['error']}"
             counts[text] = counts.get(text, 0) + 1
     return counts
 
@@ -592,7 +552,7 @@ _ELSEWHERE = (
 
 
 def _missing(
-    lives: Mapping[int, Sequence[Life]], workers: Sequence[Worker]
+    lives: Mapping[int, Sequence[ProcessLifetime]], workers: Sequence[Worker]
 ) -> list[str]:
     found = []
     silent = [index for index, mine in lives.items() if not _is_told(mine)]
@@ -622,17 +582,17 @@ def _missing(
     return found
 
 
-def _skew(lives: Sequence[Life], commits: Sequence[Event]) -> list[str]:
+def _skew(lives: Sequence[ProcessLifetime], commits: Sequence[Record]) -> list[str]:
     """Workers that left with a commit at another time than the chief made it."""
     made: dict[int, list[float]] = {}
     for each in commits:
-        if each.record["because"] == "preemption":
-            made.setdefault(each.record["step"], []).append(each.at)
+        if each["because"] == "preemption":
+            made.setdefault(each["step"], []).append(each.at)
     largest: dict[int, float] = {}
     for life in lives:
-        if life.exit is None or life.exit.record["outcome"] != "committed":
+        if life.exit is None or life.exit["outcome"] != "committed":
             continue
-        exit_at, step = life.exit.at, life.exit.record["step"]
+        exit_at, step = life.exit.at, life.exit["step"]
         apart = [exit_at - at for at in made.get(step, ())]
         if apart:
             least = min(apart, key=abs)

@@ -1,0 +1,82 @@
+"""The reader of journals: processes and starts, made of records of scripted runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.report.scripted import Scripted
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.status.read_status import read_status
+from tfpreempt.cli.status.run_status import State
+
+WALL = 1_800_000_000.0
+
+
+def long_run(*, is_supervised: bool) -> Scripted:
+    """Preempted and killed, again and again."""
+    run = Scripted(is_supervised=is_supervised)
+    for _ in range(20):
+        run.start()
+        for _ in range(20):
+            run.train(5)
+            run.save(0.5)
+        run.preempt()
+        run.start()
+        run.train(3)
+        run.kill()
+    run.start()
+    return run
+
+
+def opened(directory: Path, *, keeps_all: bool) -> JournalTailer:
+    journals = JournalTailer(directory, keeps_all=keeps_all)
+    journals.read_on(WALL)
+    return journals
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+def test_a_reader_of_the_present_keeps_few_records_and_says_the_same(
+    tmp_path: Path, is_supervised: bool
+) -> None:
+    run = long_run(is_supervised=is_supervised)
+    run.write(tmp_path)
+    whole, newest = (opened(tmp_path, keeps_all=each) for each in (True, False))
+    at = WALL + run.now
+    assert read_status(newest, at) == read_status(whole, at)
+    assert newest.supervisors == [] or len(newest.supervisors[0].starts) < 5
+    trainings = newest.workers[0].trainings
+    assert len(trainings) < 5
+    assert max(len(each.records) for each in trainings) < 10
+    assert len(whole.workers[0].trainings) == 41
+
+
+def test_a_late_record_belongs_to_the_process_that_made_it(tmp_path: Path) -> None:
+    """A process that was frozen wakes after another one has taken over."""
+    run = Scripted(workers=1, is_supervised=False)
+    run.start()
+    run.preempt()
+    late = run.lines["worker-0.jsonl"].pop()
+    run.start()
+    run.lines["worker-0.jsonl"].append(late)
+    run.write(tmp_path)
+    journals = opened(tmp_path, keeps_all=False)
+    [worker] = read_status(journals, WALL + run.now).workers
+    assert worker.state is State.STARTING
+    first, second = journals.workers[0].trainings
+    assert first.exit is not None
+    assert second.exit is None
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = Scripted()
+    run.start()
+    run.write(tmp_path / "run")
+    elsewhere = (tmp_path / "run" / "worker-1.jsonl").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "worker-1.jsonl").symlink_to(elsewhere)
+    journals = opened(tmp_path / "run", keeps_all=True)
+    assert sorted(journals.workers) == [0, 1]
+    assert journals.workers[1].trainings == []
+    [warning] = journals.warnings
+    assert warning.startswith("worker-1.jsonl: cannot be read (")

@@ -1,0 +1,263 @@
+"""Trainings of workers and starts by supervisors, made of the records of a run.
+
+A journal file is read line by line. The file of a worker is a row of trainings, one or
+several for each process; the file of a supervisor is a row of starts of all its
+workers. A reader that shows the present only keeps the newest of them, in memory that
+does not grow with the run. Nothing here reads a file or a clock.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+from typing import ClassVar
+
+from tfpreempt.cli.journals.records import (
+    OF_SUPERVISORS,
+    OF_WORKERS,
+    Events,
+    Record,
+    read_record,
+)
+from tfpreempt.cli.run.policy import Cause
+from tfpreempt.core.events import Outcome
+
+_NEWEST = 4  # trainings, or starts: records of those before may come late
+
+
+@dataclasses.dataclass(eq=False, slots=True, kw_only=True)
+class Records:
+    """Records that belong together, oldest first, and the name of their file."""
+
+    file: str
+    records: list[Record]
+
+    def of(self, *events: str) -> list[Record]:
+        """Returns the records of some events."""
+        return [each for each in self.records if each.event in events]
+
+    def newest(self, *events: str) -> Record | None:
+        """Returns the newest record of some events; None if there is none."""
+        return next(reversed(self.of(*events)), None)
+
+
+@dataclasses.dataclass(eq=False, slots=True, kw_only=True)
+class Training(Records):
+    """One training of a worker: a process may have several, one after another.
+
+    Attributes:
+        worker: index of the worker.
+        incarnation: name that the records of the training have.
+    """
+
+    worker: int
+    incarnation: str
+
+    @property
+    def start(self) -> str:
+        """Name of the start of all workers that the process belongs to."""
+        restored = self.restored
+        named = None if restored is None else restored["start"]
+        return self.incarnation if named is None else str(named)
+
+    @property
+    def restored(self) -> Record | None:
+        """The start of the training, from a checkpoint or from scratch, if known."""
+        return self.newest("restored")
+
+    @property
+    def exit(self) -> Record | None:
+        """The newest exit that the process recorded; a kill leaves none."""
+        return self.newest("exit")
+
+
+@dataclasses.dataclass(eq=False, slots=True, kw_only=True)
+class Start(Records):
+    """One start of the workers of a supervisor; its first record tells of the start.
+
+    Attributes:
+        name: name of the start.
+        supervisor: id of the supervisor.
+        ends: the record of the end of each worker that has ended, by its index.
+    """
+
+    name: str
+    supervisor: str
+    ends: dict[int, Record] = dataclasses.field(default_factory=dict)
+
+    @property
+    def workers(self) -> range:
+        """Indices of the workers; empty if none of them trains."""
+        first = self.records[0].values.get("first_worker", 0)
+        count = 0 if first is None else self.records[0]["workers"]
+        return range(first or 0, (first or 0) + count)
+
+    @property
+    def cause(self) -> str | None:
+        """Why the start ended, in the supervisor's words; None while unknown."""
+        match self.newest("hang", "budget", "left", "supervisor_died"):
+            case None:
+                return None
+            case Record(event="hang"):
+                return "hang"
+            case Record(event="supervisor_died"):
+                return "supervisor died"
+            case decided:
+                return str(decided["cause"])
+
+    def add(self, record: Record) -> None:
+        """Takes in the next record."""
+        self.records.append(record)
+        if record.event == "worker_ended":
+            self.ends[self.workers.start + record["worker"]] = record
+
+
+class _Journal(abc.ABC):
+    """The journal file of one process after another, read line by line.
+
+    Args:
+        file: name of the file.
+        keeps_all: whether all records are kept; otherwise the newest.
+
+    Attributes:
+        damaged: number of damaged lines.
+        restarts: number of restarts, by reason (see docs/live.md).
+    """
+
+    _events: ClassVar[Events]
+
+    def __init__(self, file: str, *, keeps_all: bool) -> None:
+        self.file = file
+        self._keeps_all = keeps_all
+        self.damaged = 0
+        self.restarts: collections.Counter[str] = collections.Counter()
+
+    def add_line(self, line: bytes) -> None:
+        """Reads the next line of the file; a damaged line is counted, and left out."""
+        if not line.strip():
+            return
+        try:
+            record = read_record(line, self._events)
+            if record is not None:
+                self._add(record)
+        except ValueError:
+            self.damaged += 1
+
+    @abc.abstractmethod
+    def _add(self, record: Record) -> None:
+        """Takes in the next record. Raises ValueError if the record is damaged."""
+
+
+class WorkerJournal(_Journal):
+    """The journal of a worker.
+
+    Args:
+        worker: index of the worker.
+        keeps_all: see `_Journal`.
+
+    Attributes:
+        trainings: oldest first.
+        commits: number of commits.
+        commit: the newest commit; None before the first.
+    """
+
+    _events = OF_WORKERS
+
+    def __init__(self, worker: int, *, keeps_all: bool = False) -> None:
+        super().__init__(f"worker-{worker}.jsonl", keeps_all=keeps_all)
+        self.worker = worker
+        self.trainings: list[Training] = []
+        self.commits = 0
+        self.commit: Record | None = None
+
+    @property
+    def training(self) -> Training | None:
+        """The newest training; None before the first."""
+        return self.trainings[-1] if self.trainings else None
+
+    def _add(self, record: Record) -> None:
+        if record["worker"] != self.worker:
+            raise ValueError("the record is of another worker")
+        training = self._training(record)
+        if not self._keeps_all:
+            others = [each for each in training.records if each.event != record.event]
+            training.records = others
+        training.records.append(record)
+        if record.event == "commit":
+            self.commits += 1
+            self.commit = record
+
+    def _training(self, record: Record) -> Training:
+        """Returns the training that a record belongs to."""
+        incarnation = record["incarnation"]
+        for training in self.trainings[: -_NEWEST - 1 : -1]:
+            if training.incarnation == incarnation:
+                if record.event == "restored" and training.of("restored", "exit"):
+                    break
+                return training
+        if self.trainings and self.trainings[-1].incarnation != incarnation:
+            self._count_restart(self.trainings[-1].exit)
+        training = Training(
+            file=self.file, worker=self.worker, incarnation=incarnation, records=[]
+        )
+        self.trainings.append(training)
+        if not self._keeps_all:
+            del self.trainings[:-_NEWEST]
+        return training
+
+    def _count_restart(self, last: Record | None) -> None:
+        """Counts a restart, which no supervisor may have recorded, by the last exit."""
+        outcome = Outcome.FAILED if last is None else last["outcome"]
+        if outcome == Outcome.FAILED:
+            self.restarts["failure"] += 1
+        elif outcome != Outcome.FINISHED:
+            self.restarts["preemption"] += 1
+
+
+class SupervisorJournal(_Journal):
+    """The journal of a supervisor, and of those that follow it in the same file.
+
+    Args:
+        file: see `_Journal`.
+        keeps_all: see `_Journal`.
+
+    Attributes:
+        starts: oldest first.
+    """
+
+    _events = OF_SUPERVISORS
+
+    def __init__(self, file: str, *, keeps_all: bool = False) -> None:
+        super().__init__(file, keeps_all=keeps_all)
+        self.starts: list[Start] = []
+
+    @property
+    def start(self) -> Start | None:
+        """The newest start; None before the first."""
+        return self.starts[-1] if self.starts else None
+
+    def _add(self, record: Record) -> None:
+        name, supervisor = record["incarnation"], record["supervisor"]
+        if record.event in ("started", "restarted"):
+            self._count_restart(is_restart=record.event == "restarted")
+            start = Start(
+                file=self.file, name=name, supervisor=supervisor, records=[record]
+            )
+            self.starts.append(start)
+            if not self._keeps_all:
+                del self.starts[:-_NEWEST]
+            return
+        for start in self.starts[: -_NEWEST - 1 : -1]:
+            if name == start.name or (name is None and supervisor == start.supervisor):
+                start.add(record)
+                return
+
+    def _count_restart(self, *, is_restart: bool) -> None:
+        """Counts a start by why the start before it ended."""
+        if (before := self.start) is None:
+            return
+        is_known = is_restart or before.newest("left") is not None
+        cause = before.cause if is_known else "lost"
+        if cause not in (None, Cause.FINISHED.value):
+            self.restarts[cause] += 1

@@ -1,0 +1,118 @@
+"""The records of a run's journals: their events and fields, checked as they are read.
+
+Everybody who can write to a journal can write anything into it. Each field has a kind
+with bounds; a record with a field of another kind is damaged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tfpreempt.core.fields import are_kinds
+from tfpreempt.core.journal import parse_record
+
+Events = Mapping[str, Mapping[str, str]]
+"""The fields of each event, and the kind of each field (see `fields.is_kind`)."""
+
+OF_WORKERS: Events = {
+    "restored": {
+        "step": "count",
+        "path": "text?",
+        "tier": "text?",
+        "seconds": "seconds?",
+        "process_seconds": "seconds?",
+        "start": "text?",
+        "reached": "count?",
+        "world_size": "count?",
+    },
+    "firststep": {"step": "count"},
+    "metrics": {"step": "count", "values": "object"},
+    "notice": {"source": "text", "grace_seconds": "number?", "received_at": "number"},
+    "decision": {},
+    "commit": {
+        "step": "count",
+        "save_seconds": "seconds",
+        "bytes": "count",
+        "because": "text",
+        "notice_to_commit_seconds": "seconds?",
+        "step_seconds": "seconds?",
+        "blocked_seconds": "seconds?",
+    },
+    "exit": {"outcome": "text", "step": "count", "code": "number?", "detail": "text?"},
+    "fault": {"where": "text", "error": "text"},
+}
+_START = {"incarnation": "text", "workers": "workers", "first_worker": "count?"}
+OF_SUPERVISORS: Events = {
+    "started": _START,
+    "restarted": _START,
+    "worker_ended": {"incarnation": "text", "worker": "count", "returncode": "number"},
+    "hang": {"incarnation": "text", "workers": "objects"},
+    "budget": {"cause": "text", "is_used_up": "flag", "delay": "seconds?"},
+    "left": {"cause": "text", "code": "number"},
+    "supervisor_died": {},
+}
+_OF_ALL = {"wall": "time", "monotonic": "seconds"}
+_BY_WORKERS = {"worker": "count", "incarnation": "text"}
+_BY_SUPERVISORS = {"supervisor": "text"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One record of a journal.
+
+    Attributes:
+        event: name of the event.
+        wall: seconds since the epoch, by the writer's clock.
+        monotonic: monotonic seconds of the writer's machine.
+        at: seconds since the epoch by a clock that all machines share, once the clocks
+            are compared; before, the same as `wall`.
+        values: the fields of the event that the record has.
+    """
+
+    event: str
+    wall: float
+    monotonic: float
+    at: float
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of a field; None if the record does not have the field."""
+        return self.values.get(name)
+
+
+def read_record(line: bytes, events: Events) -> Record | None:
+    """Reads one line of a journal.
+
+    Args:
+        line: text of the line.
+        events: `OF_WORKERS` or `OF_SUPERVISORS`.
+
+    Returns:
+        The record; None for an event that `events` does not have: newer versions may
+        record more.
+
+    Raises:
+        ValueError: the line is damaged.
+    """
+    raw = parse_record(line)
+    if raw is None:
+        raise ValueError("the line is not a complete record")
+    event = raw.get("event")
+    if not isinstance(event, str) or event not in events:
+        return None
+    writer = _BY_WORKERS if events is OF_WORKERS else _BY_SUPERVISORS
+    fields = {**events[event], **writer}
+    if not are_kinds(raw, {**fields, **_OF_ALL}):
+        raise ValueError(f"a field of the record {event!r} has an unexpected value")
+    values = {name: raw[name] for name in fields if name in raw}
+    if event == "commit" and values.get("blocked_seconds") is None:
+        values["blocked_seconds"] = values["save_seconds"]  # training waited for it
+    return Record(
+        event=event,
+        wall=float(raw["wall"]),
+        monotonic=float(raw["monotonic"]),
+        at=float(raw["wall"]),
+        values=values,
+    )

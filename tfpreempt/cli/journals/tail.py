@@ -1,0 +1,190 @@
+"""Reads the files of a journal directory: once, or again and again as they grow."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TypeAlias
+
+from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
+from tfpreempt.cli.journals.records import Record
+from tfpreempt.core.journal import LineReader, open_file
+from tfpreempt.handler.now import Now, now_path, read_now
+
+_WORKER = re.compile(r"worker-(\d{1,9})\.(?:jsonl|now)")
+_SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")
+
+_Journal: TypeAlias = WorkerJournal | SupervisorJournal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LastReport:
+    """The status file of a worker: the newest record of its process.
+
+    Attributes:
+        now: contents of the file.
+        at: wall seconds of the reader's clock at which the worker wrote the file.
+    """
+
+    now: Now
+    at: float
+
+
+class _File:
+    """One file, read up to its newest complete line.
+
+    Args:
+        path: path of the file, which may be made later.
+        make: makes the journal that takes the lines.
+
+    Attributes:
+        journal: the lines that were read.
+        error: why the file could not be read the last time; None if it was.
+        is_torn: whether the file ends within a line.
+    """
+
+    def __init__(self, path: Path, make: Callable[[], _Journal]) -> None:
+        self._path = path
+        self._make = make
+        self._inode = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._lines = LineReader()
+        self.journal = self._make()
+        self.error: OSError | None = None
+
+    @property
+    def is_torn(self) -> bool:
+        return bool(self._lines.rest.strip())
+
+    def read_on(self) -> None:
+        """Reads new lines; a file that was replaced is read from its beginning."""
+        self.error = None
+        try:
+            with open(open_file(self._path, os.O_RDONLY), "rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._lines.at:
+                    self._inode = status.st_ino
+                    self._restart()
+                for line in self._lines.read_on(file.fileno()):
+                    self.journal.add_line(line)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.error = error
+
+
+class JournalTailer:
+    """The journals of a run. Any thread may call `read_on`.
+
+    Args:
+        directory: directory of the journals.
+        workers: indices of the workers that are read; None for all.
+        supervisor: name of the one supervisor's journal that is read; None for all.
+        keeps_all: whether all processes are kept, with all their records; otherwise
+            the newest.
+
+    Attributes:
+        reports: the last report of each worker that has a status file, by index.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        workers: Collection[int] | None = None,
+        supervisor: str | None = None,
+        *,
+        keeps_all: bool = False,
+    ) -> None:
+        self._directory = directory
+        self._only_workers = workers
+        self._only_supervisor = supervisor
+        self._keeps_all = keeps_all
+        self._files: dict[str, _File] = {}
+        self.reports: dict[int, LastReport] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def workers(self) -> dict[int, WorkerJournal]:
+        """The journals of workers, by index."""
+        journals = [file.journal for file in self._files.values()]
+        return {j.worker: j for j in journals if isinstance(j, WorkerJournal)}
+
+    @property
+    def supervisors(self) -> list[SupervisorJournal]:
+        """The journals of supervisors."""
+        journals = [file.journal for file in self._files.values()]
+        return [each for each in journals if isinstance(each, SupervisorJournal)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """A warning for each file of which records are missing."""
+        found = []
+        for name, file in sorted(self._files.items()):
+            if file.error is not None:
+                found.append(
+                    f"{name}: cannot be read ({file.error.strerror}); its records are "
+                    "missing"
+                )
+            if bad := file.journal.damaged + file.is_torn:
+                found.append(
+                    f"{name}: {bad} line(s) are damaged, as the end of a file is after "
+                    "a kill; they are left out"
+                )
+        return found
+
+    def records(self, event: str) -> list[Record]:
+        """Returns the records of an event of all workers, by wall time."""
+        found = [
+            record
+            for journal in self.workers.values()
+            for training in journal.trainings
+            for record in training.of(event)
+        ]
+        return sorted(found, key=lambda each: each.wall)
+
+    def read_on(self, at: float) -> None:
+        """Reads the records and status files that are new since the last call.
+
+        A status file that differs from the one before was written at this moment,
+        whatever the clock of its machine says. For the first one only that clock is
+        known.
+
+        Args:
+            at: wall seconds, now.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        for name in os.listdir(self._directory):
+            self._add(name)
+        for worker in self.workers:
+            now = read_now(now_path(self._directory, worker))
+            before = self.reports.get(worker)
+            if now is not None and (before is None or before.now != now):
+                since = min(now.at, at) if before is None else at
+                self.reports[worker] = LastReport(now, since)
+        for file in self._files.values():
+            file.read_on()
+
+    def _add(self, name: str) -> None:
+        """Adds a file of the directory if it is to be read."""
+        make: Callable[[], _Journal]
+        if match := _WORKER.fullmatch(name):
+            index = int(match[1])
+            if self._only_workers is not None and index not in self._only_workers:
+                return
+            name = f"worker-{index}.jsonl"
+            make = functools.partial(WorkerJournal, index, keeps_all=self._keeps_all)
+        elif _SUPERVISOR.fullmatch(name) and self._only_supervisor in (None, name):
+            make = functools.partial(SupervisorJournal, name, keeps_all=self._keeps_all)
+        else:
+            return
+        if name not in self._files:
+            self._files[name] = _File(self._directory / name, make)

@@ -1,0 +1,426 @@
+"""Lifetimes of processes, and their spans of time, on one clock.
+
+Times of one machine are put in order, and measured, by its monotonic clock; where that
+stands among other machines is a matter of wall clocks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import enum
+import operator
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from tfpreempt.cli.journals.processes import (
+    Records,
+    Start,
+    SupervisorJournal,
+    Training,
+    WorkerJournal,
+)
+from tfpreempt.cli.journals.records import Record
+
+_JUMP_SECONDS = 1.0
+"""A wall clock that differs so much from the monotonic one was set meanwhile."""
+
+_end = operator.itemgetter(1)
+
+
+class Phase(enum.Enum):
+    """What a worker does at a time."""
+
+    STARTING = "starting"  # from the start of the process until its handler is made
+    RESTORING = "restoring"  # what the start takes: to agree, to fetch, to read
+    TRACING = "tracing"  # the first step, with what the program does before it
+    TRAINING = "training"
+    NOTICED = "noticed"  # from a notice to the save: the step goes on to its end
+    SAVING = "saving"  # training stands still for a save
+    LOST = "lost"  # training, of which the run has kept nothing
+    LEAVING = "leaving"  # from the commit or the last step to the end
+    DOWN = "down"  # no process, until the next one is started
+    UNKNOWN = "unknown"  # no record says when the process ended
+
+
+TRAINS = (Phase.TRAINING, Phase.NOTICED)
+"""In which steps are made."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A worker's time from one moment to another; seconds since the epoch."""
+
+    phase: Phase
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.end - self.begin
+
+
+@dataclasses.dataclass(eq=False, slots=True, kw_only=True)
+class ProcessLifetime(Training):
+    """One process of a worker, or one training of several in it, with its times.
+
+    Attributes:
+        begin: start of the process, in seconds since the epoch.
+        end: end of the process, or its newest record, where nothing says more.
+        code: exit code, negative for a signal; None where it is not known, or the
+            process still runs.
+        cause: why the process ended, as its supervisor saw it; None where none did.
+        is_over: whether the process has ended, as far as is known.
+        is_finished: whether training was over, as far as is known.
+    """
+
+    begin: float
+    end: float
+    code: int | None
+    cause: str | None
+    is_over: bool
+    is_finished: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLifetimes:
+    """The lifetimes of all processes of a run.
+
+    Attributes:
+        of_worker: those of each worker, in their order.
+        warnings: problems of the machines' clocks.
+    """
+
+    of_worker: Mapping[int, tuple[ProcessLifetime, ...]]
+    warnings: tuple[str, ...]
+
+
+def build_lifetimes(
+    workers: Mapping[int, WorkerJournal], supervisors: Iterable[SupervisorJournal]
+) -> ProcessLifetimes:
+    """Puts the processes of a run on one clock.
+
+    Args:
+        workers: journals of the workers, by index, with all records.
+        supervisors: journals of the supervisors, with all records.
+    """
+    starts = {start.name: start for each in supervisors for start in each.starts}
+    trainings = [training for each in workers.values() for training in each.trainings]
+    clocks, warnings = _clocks(trainings, starts)
+    processes = {(each.worker, each.start): each for each in trainings}
+    for name, start in starts.items():
+        # Workers that have left no record: known by their ends, or the only one.
+        for worker in start.workers if len(start.workers) == 1 else start.ends:
+            if (worker, name) not in processes:
+                silent = Training(file="", worker=worker, incarnation=name, records=[])
+                trainings.append(silent)
+    of_worker: dict[int, list[ProcessLifetime]] = collections.defaultdict(list)
+    for training in trainings:
+        name = training.start
+        is_last = processes.get((training.worker, name), training) is training
+        clock = clocks[_machine(training, starts)]
+        lifetime = _lifetime(training, starts.get(name), clock, is_last=is_last)
+        row = of_worker[training.worker]
+        if training.records:
+            row.append(lifetime)
+        else:
+            row.insert(sum(each.begin <= lifetime.begin for each in row), lifetime)
+    ordered = {}
+    for worker in sorted(of_worker):
+        ordered[worker], overlap = _in_a_row(of_worker[worker])
+        if overlap > _JUMP_SECONDS:
+            warnings.append(
+                f"worker {worker}: a process begins {overlap:.1f} s before the end of "
+                "the one before it: wall clocks differ, and it is moved behind that"
+            )
+    return ProcessLifetimes(of_worker=ordered, warnings=tuple(warnings))
+
+
+# --- clocks --------------------------------------------------------------------------
+
+
+def _machine(training: Training, starts: Mapping[str, Start]) -> object:
+    """Returns a name of the machine of a process: that of its supervisor, if any."""
+    start = starts.get(training.start)
+    return (training.worker, training.start) if start is None else start.supervisor
+
+
+def _clocks(
+    trainings: Iterable[Training], starts: Mapping[str, Start]
+) -> tuple[dict[object, float], list[str]]:
+    """Returns seconds from the monotonic clock of each machine to the shared clock.
+
+    A supervisor and the workers that it starts are on one machine. The shared clock is
+    the median of what the machine's wall clock said.
+    """
+    machines: dict[object, list[Record]] = collections.defaultdict(list)
+    files: dict[object, set[str]] = collections.defaultdict(set)
+    of_machine: list[tuple[object, Records]] = [
+        *((start.supervisor, start) for start in starts.values()),
+        *((_machine(each, starts), each) for each in trainings),
+    ]
+    for machine, each in of_machine:
+        machines[machine] += each.records
+        files[machine].add(each.file)
+    clocks, warnings = {}, []
+    for machine, records in machines.items():
+        offsets = [each.wall - each.monotonic for each in records]
+        clocks[machine] = offset = statistics.median(offsets)
+        jump = max(abs(each - offset) for each in offsets)
+        if jump > _JUMP_SECONDS:
+            warnings.append(
+                f"{', '.join(sorted(files[machine]))}: the wall clock was off by "
+                f"{jump:.1f} s for a time; durations are those of the monotonic clock"
+            )
+    return clocks, warnings
+
+
+# --- lifetimes -----------------------------------------------------------------------
+
+
+def _lifetime(
+    training: Training, start: Start | None, clock: float, *, is_last: bool
+) -> ProcessLifetime:
+    """Returns the lifetime of a training.
+
+    Args:
+        training: the training.
+        start: the start of its process by a supervisor; None without a supervisor.
+        clock: seconds from the monotonic clock of its machine to the shared clock.
+        is_last: whether the training is the last of its process.
+    """
+    records = [
+        dataclasses.replace(each, at=clock + each.monotonic)
+        for each in training.records
+    ]
+    records.sort(key=operator.attrgetter("at"))
+    begin = _begin(records) if start is None else clock + start.records[0].monotonic
+    end = max((each.at for each in records), default=begin)
+    code = cause = None
+    if is_last and start is not None:
+        cause = start.cause
+        if (seen := start.ends.get(training.worker)) is not None:
+            end = max(end, clock + seen.monotonic)
+            code = int(seen["returncode"])
+    has_exit = start is None and training.exit is not None
+    return ProcessLifetime(
+        file=training.file,
+        worker=training.worker,
+        incarnation=training.incarnation,
+        records=records,
+        begin=min(begin, end),
+        end=end,
+        code=code,
+        cause=cause,
+        is_over=not is_last or has_exit or code is not None or cause is not None,
+        is_finished=_is_finished(training, code, cause),
+    )
+
+
+def _is_finished(training: Training, code: int | None, cause: str | None) -> bool:
+    """Returns whether training was over at the end of a process.
+
+    The process says so itself. Where its last record is missing its supervisor does, or
+    the code of its exit: an interrupted program exits with another code than 0.
+    """
+    if exits := training.of("exit"):
+        return "finished" in [each["outcome"] for each in exits]
+    return cause == "finished" if cause is not None else code == 0
+
+
+def _begin(records: Sequence[Record]) -> float:
+    """Returns when a process began, by its own records."""
+    first = records[0]
+    if first.event != "restored":
+        return first.at
+    seconds = first["process_seconds"] or first["seconds"] or 0.0
+    return first.at - float(seconds)
+
+
+def _in_a_row(
+    lives: Iterable[ProcessLifetime],
+) -> tuple[tuple[ProcessLifetime, ...], float]:
+    """A worker's lives one after another, and by how much two of them overlapped.
+
+    The second training of a process knows when the process began. Where the clocks of
+    two machines differ, what a process tells may come before the end of the one before.
+    """
+    row: list[ProcessLifetime] = []
+    largest = 0.0
+    for life in lives:
+        if row:
+            row[-1] = dataclasses.replace(row[-1], is_over=True)
+            before = row[-1].end
+            overlap = before - (life.records[0].at if life.records else life.begin)
+            if overlap > 0:
+                largest = max(largest, overlap)
+                life = dataclasses.replace(
+                    life,
+                    end=life.end + overlap,
+                    records=[
+                        dataclasses.replace(each, at=each.at + overlap)
+                        for each in life.records
+                    ],
+                )
+            life = dataclasses.replace(life, begin=max(before, life.begin))
+        row.append(life)
+    return tuple(row), largest
+
+
+# --- phases of a lifetime ------------------------------------------------------------
+
+
+def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
+    """The spans of a life, one after another, from its beginning to its end.
+
+    Args:
+        life: of any worker.
+        commits: those of the chief, who alone records them: others wait as long.
+    """
+    ended = life.exit
+    windows = []
+    for commit in commits:
+        window = _blocked(commit)
+        is_own = commit["worker"] == life.worker
+        if not is_own and ended is not None and _is_last(commit, ended):
+            # Made by all at once: the end is known by this worker's own clock.
+            took = window[1] - window[0]
+            window = ended.at - took, ended.at
+        windows.append(window)
+    return _paint(_phases(life, commits), windows, Phase.SAVING, over=TRAINS)
+
+
+def trained(spans: Iterable[Span], until: float | None = None) -> float:
+    """Seconds of training in these spans, lost or not, up to a time."""
+    return sum(
+        max(0.0, (each.end if until is None else min(each.end, until)) - each.begin)
+        for each in spans
+        if each.phase in (*TRAINS, Phase.LOST)
+    )
+
+
+def lose(spans: Sequence[Span], begin: float) -> list[Span]:
+    """The same, with all training from a time on lost."""
+    end = max((each.end for each in spans), default=begin)
+    return _paint(spans, [(begin, end)], Phase.LOST, over=TRAINS)
+
+
+def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
+    """Its phases without saves."""
+    changes = [(life.begin, Phase.STARTING)]
+    ended, decided = life.exit, None
+    for record in life.records:
+        now = changes[-1][1]
+        match record.event:
+            case "restored":
+                began = max(life.begin, record.at - (record["seconds"] or 0.0))
+                begins = Phase.TRACING if _is_traced(life) else Phase.TRAINING
+                changes += [(began, Phase.RESTORING), (record.at, begins)]
+            case "firststep":
+                changes.append((record.at, Phase.TRAINING))
+            case "notice" if now is Phase.TRAINING:
+                changes.append((record.at, Phase.NOTICED))
+            case "decision":
+                decided = record.at
+            case "commit" if record["because"] == "preemption":
+                # With a long grace training goes on after it.
+                is_last = ended is not None and _is_last(record, ended)
+                after = Phase.LEAVING if is_last else Phase.TRAINING
+                changes.append((record.at, after))
+            case "exit":
+                is_told = record["outcome"] in ("committed", "lost")
+                is_called = is_told and now is Phase.TRAINING
+                if is_called and decided is not None:  # by another worker
+                    changes.append((max(changes[-1][0], decided), Phase.NOTICED))
+                if changes[-1][1] is not Phase.LEAVING:
+                    changes.append((record.at, Phase.LEAVING))
+    if ended is None and (left := _left_with(life, commits)) is not None:
+        changes.append((max(changes[-1][0], left.at), Phase.LEAVING))
+    ends = [at for at, _ in changes[1:]] + [life.end]
+    return [
+        Span(phase=phase, begin=begin, end=end)
+        for (begin, phase), end in zip(changes, ends, strict=True)
+        if end > begin
+    ]
+
+
+def _is_traced(life: ProcessLifetime) -> bool:
+    """Whether its first step is told apart; it is not, where that was the only one."""
+    base = 0 if life.restored is None else life.restored["step"]
+    made = [each["step"] > base for each in life.of("commit", "exit", "metrics")]
+    return bool(life.of("firststep")) or not any(made)
+
+
+def _blocked(commit: Record) -> tuple[float, float]:
+    """From when to when training stood still for a commit, on the chief."""
+    began = commit.at - commit["save_seconds"]
+    return began, began + commit["blocked_seconds"]
+
+
+def _left_with(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
+    """The commit that a life of which the last line is missing has left with."""
+    for commit in commits[-1:]:
+        because = commit["because"]
+        if because == "finished" or because == life.cause == "preemption":
+            return commit
+    return None
+
+
+def _is_last(commit: Record, ended: Record) -> bool:
+    """Whether a worker left with this commit."""
+    return bool(
+        commit["because"] == "preemption"
+        and ended["outcome"] == "committed"
+        and ended["step"] == commit["step"]
+    )
+
+
+def _paint(
+    spans: Iterable[Span],
+    windows: Iterable[tuple[float, float]],
+    phase: Phase,
+    *,
+    over: Collection[Phase],
+) -> list[Span]:
+    """The spans, with one phase in place of others in some windows of time.
+
+    One sweep over both: a run may have made as many commits as it has spans.
+
+    Args:
+        spans: one after another.
+        windows: from when to when, in any order; they may overlap.
+        phase: that is put there.
+        over: in place of which.
+    """
+    apart = _apart(windows)
+    painted: list[Span] = []
+    first = 0
+    for span in spans:
+        first = bisect.bisect_right(apart, span.begin, first, key=_end)
+        if span.phase not in over:
+            painted.append(span)
+            continue
+        cut, at = [], span.begin
+        for number in range(first, len(apart)):
+            begin, end = apart[number]
+            if begin >= span.end:
+                break
+            inside = max(begin, span.begin), min(end, span.end)
+            cut += [(span.phase, at, inside[0]), (phase, *inside)]
+            at = inside[1]
+        cut.append((span.phase, at, span.end))
+        painted += [Span(phase=p, begin=b, end=e) for p, b, e in cut if e > b]
+    return painted
+
+
+def _apart(windows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time as windows in their order, none of which touch."""
+    apart: list[tuple[float, float]] = []
+    for begin, end in sorted(windows):
+        if apart and begin <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(end, apart[-1][1])
+        elif end > begin:
+            apart.append((begin, end))
+    return apart

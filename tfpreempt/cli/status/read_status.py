@@ -1,0 +1,49 @@
+"""Reads the present state of a run from its journals and status files."""
+
+from __future__ import annotations
+
+import threading
+
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.status.run_status import RunStatus, State, build_status
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.handler.now import TOLD_EVERY
+
+LOOKS_AGAIN = TOLD_EVERY + 2
+"""Seconds until a second look at a worker that seems silent by its machine's clock."""
+
+_CLOCKS_DIFFER = 600.0  # seconds at most: a longer silence is one by any clock
+
+
+def read_status(journals: JournalTailer, at: float) -> RunStatus:
+    """Reads what is new, and returns the state of the run. Any thread.
+
+    Args:
+        journals: journals of the run.
+        at: wall seconds, now.
+
+    Raises:
+        OSError: the directory of the journals cannot be read.
+    """
+    with journals.lock:
+        journals.read_on(at)
+        return build_status(
+            at, journals.workers, journals.supervisors, journals.reports
+        )
+
+
+def read_status_now(journals: JournalTailer) -> RunStatus:
+    """Returns the state of the run now; waits some seconds if a worker seems silent.
+
+    Args:
+        journals: journals of the run.
+
+    Raises:
+        OSError: the directory of the journals cannot be read.
+    """
+    status = read_status(journals, SystemClock.wall())
+    silent = [w.since or 0.0 for w in status.workers if w.state is State.SILENT]
+    if any(status.at - since < _CLOCKS_DIFFER for since in silent):
+        threading.Event().wait(LOOKS_AGAIN)
+        status = read_status(journals, SystemClock.wall())
+    return status

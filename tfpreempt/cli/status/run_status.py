@@ -1,0 +1,367 @@
+"""The present state of a run: made of its journals and its workers' status files.
+
+Nothing here reads a file or a clock. Times are wall seconds. Those of a worker and of
+its supervisor are of one machine; between machines they are compared for people only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.cli.journals.processes import (
+    Records,
+    Start,
+    SupervisorJournal,
+    Training,
+    WorkerJournal,
+)
+from tfpreempt.cli.journals.records import Record
+from tfpreempt.cli.journals.tail import LastReport
+from tfpreempt.cli.run.policy import OUTCOMES, Cause, ReturnCode, describe_end
+from tfpreempt.core.events import Outcome
+from tfpreempt.core.python import StrEnum
+from tfpreempt.handler.now import TOLD_EVERY
+
+SILENT_AFTER = 6 * TOLD_EVERY
+"""Seconds without a new status file after which a worker is called silent."""
+
+_LEFT_AFTER = 2 * TOLD_EVERY  # without a report of a worker that says that it exits
+_LONGEST_DELAY = 60.0  # before a start, where the supervisor has not recorded the delay
+_STARTS_WITHIN = 60.0  # after that
+_RESTARTS = {each.value for each in (Cause.PREEMPTION, Cause.FAILURE, Cause.HANG)}
+
+
+class State(StrEnum):
+    """State of a worker; the first three are those of its status file."""
+
+    TRAINING = "training"
+    SAVING = "saving"
+    WAITING = "waiting"
+    STARTING = "starting"  # before its first step
+    SILENT = "silent"  # its status file is not written any more
+    DOWN = "down"  # its process has exited, or is about to
+    FINISHED = "finished"  # its training is over
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker; times are wall seconds, and None is unknown.
+
+    Attributes:
+        worker: index of the worker.
+        state: state of the worker.
+        since: time of the last report, or of the end.
+        why: how the worker ended; empty while it runs.
+        step: newest step that is known.
+        steps_per_second: mean of the last minute, while the worker trains.
+        stepped_at: time of that step.
+        noticed_at: time of the notice that the worker handles; None without one.
+        deadline: time at which the machine is taken away.
+        host: name of the machine.
+        pid: id of the process.
+        upload: state of the mirror; None if the worker has none.
+    """
+
+    worker: int
+    state: State
+    since: float | None = None
+    why: str = ""
+    step: int | None = None
+    steps_per_second: float | None = None
+    stepped_at: float | None = None
+    noticed_at: float | None = None
+    deadline: float | None = None
+    host: str | None = None
+    pid: int | None = None
+    upload: MirrorStatus | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run at one moment; times are wall seconds.
+
+    Attributes:
+        at: time of the status.
+        workers: the workers, by index.
+        commits: number of commits.
+        commit_step: step of the newest commit; None before the first.
+        committed_at: time of the newest commit; None before the first.
+        restarts: number of restarts by reason, see docs/live.md.
+        restarts_by: time until which workers that have ended are to be started again;
+            None if they are not.
+        ended: how the run ended, in words; empty while it runs.
+    """
+
+    at: float
+    workers: Sequence[Worker]
+    commits: int = 0
+    commit_step: int | None = None
+    committed_at: float | None = None
+    restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    restarts_by: float | None = None
+    ended: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether the run continues, as far as is known, or its training is over."""
+        states = {each.state for each in self.workers}
+        if states <= {State.FINISHED}:
+            return True
+        if states <= {State.DOWN, State.FINISHED}:
+            return self.restarts_by is not None and self.at < self.restarts_by
+        return State.SILENT not in states
+
+    @property
+    def step(self) -> int | None:
+        """Lowest step of the workers whose step is known."""
+        return min((w.step for w in self.workers if w.step is not None), default=None)
+
+    @property
+    def stepped_at(self) -> float | None:
+        """Time of the newest step of any worker."""
+        told = [w.stepped_at for w in self.workers if w.stepped_at is not None]
+        return max(told, default=None)
+
+    @property
+    def noticed(self) -> Worker | None:
+        """The worker with a notice and the earliest deadline; None without a notice."""
+        told = [each for each in self.workers if each.noticed_at is not None]
+        return min(told, key=lambda each: each.deadline or float("inf"), default=None)
+
+    @property
+    def upload(self) -> MirrorStatus | None:
+        """State of the mirror; None without a mirror."""
+        return next((each.upload for each in self.workers if each.upload), None)
+
+
+def build_status(
+    at: float,
+    workers: Mapping[int, WorkerJournal],
+    supervisors: Iterable[SupervisorJournal],
+    reports: Mapping[int, LastReport],
+) -> RunStatus:
+    """Returns the state of a run.
+
+    Args:
+        at: wall seconds, now.
+        workers: journals of the workers, by index.
+        supervisors: journals of the supervisors, one for each machine of the run.
+        reports: last report of each worker that has a status file, by index.
+    """
+    trainings = {index: journal.training for index, journal in workers.items()}
+    over = _supervisors_by_worker(supervisors, trainings)
+    if last := max(reports.values(), key=lambda each: each.at, default=None):
+        over = {
+            worker: journal
+            for worker, journal in over.items()
+            if worker < last.now.world or _began(journal.start) > last.now.at
+        }
+    world = last.now.world if last else 1 << 31
+    indices = set(over) or {w for w in {*workers, *reports} if w < world}
+    found = [
+        _worker(
+            at,
+            index,
+            over[index].start if index in over else None,
+            trainings.get(index),
+            reports.get(index),
+        )
+        for index in sorted(indices)
+    ]
+    here = list({id(each): each for each in over.values()}.values())
+    commits = [each.commit for each in workers.values() if each.commit is not None]
+    commit = max(commits, key=lambda each: each.wall, default=None)
+    if commit is not None:
+        found = [_at_commit(each, commit) for each in found]
+    starts = [each.start for each in here if each.start is not None]
+    counts = [each.restarts for each in here or workers.values()]
+    pauses = [until for start in starts if (until := _restarts_by(start)) is not None]
+    return RunStatus(
+        at=at,
+        workers=found,
+        commits=sum(each.commits for each in workers.values()),
+        commit_step=commit["step"] if commit else None,
+        committed_at=commit.wall if commit else None,
+        # One of the whole cluster is written by the supervisor of each machine.
+        restarts=dict(max(counts, key=lambda each: each.total(), default={})),
+        restarts_by=max(pauses, default=None),
+        ended=_ended(starts, found),
+    )
+
+
+def _began(start: Records | None) -> float:
+    """Returns when a training, or a start of all workers, began; 0 without one."""
+    return start.records[0].wall if start is not None else 0.0
+
+
+def _supervisors_by_worker(
+    supervisors: Iterable[SupervisorJournal], trainings: Mapping[int, Training | None]
+) -> dict[int, SupervisorJournal]:
+    """Returns the journal of the supervisor of each worker.
+
+    A supervisor that left before the worker was started again is none of them.
+    """
+    found = {}
+    for journal in sorted(supervisors, key=lambda each: _began(each.start)):
+        start = journal.start
+        left = None if start is None else start.newest("left")
+        for worker in () if start is None else start.workers:
+            training = trainings.get(worker)
+            if left is None or training is None or _began(training) < left.wall:
+                found[worker] = journal
+    return found
+
+
+def _worker(
+    at: float,
+    worker: int,
+    start: Start | None,
+    training: Training | None,
+    report: LastReport | None,
+) -> Worker:
+    began = _began(training if start is None else start)
+    if report is not None and report.now.at < began:
+        report = None  # of the process before
+    if _began(training) < began:
+        training = None
+    known = Worker(worker=worker, state=State.STARTING, since=began or None)
+    if training is not None:
+        known = _with_records(known, training)
+    if report is not None:
+        known = _with_report(known, report)
+    if (end := _end(at, worker, start, training, report)) is not None:
+        state, since, why = end
+        return dataclasses.replace(
+            known, state=state, since=since, why=why, noticed_at=None, deadline=None
+        )
+    if report is None:
+        return known
+    if at - report.at > SILENT_AFTER:
+        return dataclasses.replace(known, state=State.SILENT)
+    return dataclasses.replace(
+        known,
+        state=State(report.now.doing),
+        steps_per_second=report.now.steps_per_second,
+        stepped_at=report.now.stepped_at,
+    )
+
+
+def _with_records(known: Worker, training: Training) -> Worker:
+    """Returns what the journal says of a worker."""
+    reached = training.exit or training.newest("restored", "commit")
+    known = dataclasses.replace(
+        known, step=None if reached is None else reached["step"]
+    )
+    last = training.newest("notice", "exit")
+    if last is None or last.event == "exit":
+        return known
+    grace = last["grace_seconds"]
+    deadline = None if grace is None else last.wall + float(grace)
+    return dataclasses.replace(known, noticed_at=last.wall, deadline=deadline)
+
+
+def _with_report(known: Worker, report: LastReport) -> Worker:
+    """Returns what the journal says of a worker, with its last report."""
+    now = report.now
+    known = dataclasses.replace(
+        known,
+        since=report.at,
+        step=max(now.step, known.step or 0),
+        host=now.host,
+        pid=now.pid,
+        upload=now.upload,
+    )
+    if now.at < (known.noticed_at or 0.0):
+        return known  # the notice has come since
+    return dataclasses.replace(known, noticed_at=now.noticed_at, deadline=now.deadline)
+
+
+def _at_commit(worker: Worker, commit: Record) -> Worker:
+    """Raises the step of a worker to that of a commit made after its last report.
+
+    All workers that train take part in a commit.
+    """
+    has_part = worker.state in (State.TRAINING, State.SAVING)
+    if not has_part or (worker.since or 0.0) >= commit.wall:
+        return worker
+    return dataclasses.replace(worker, step=max(worker.step or 0, commit["step"]))
+
+
+def _end(
+    at: float,
+    worker: int,
+    start: Start | None,
+    training: Training | None,
+    report: LastReport | None,
+) -> tuple[State, float, str] | None:
+    """Returns how a worker ended, when and why; None while it runs."""
+    said = None
+    left = None if training is None else training.exit
+    if left is not None:
+        is_over = left["outcome"] == Outcome.FINISHED
+        said = State.FINISHED if is_over else State.DOWN, left.wall, _why(left)
+    if start is not None:
+        seen = start.ends.get(worker)
+        if seen is not None:
+            code = ReturnCode(int(seen["returncode"]))
+            why = said[2] if said is not None else describe_end(code)
+            return State.DOWN if code else State.FINISHED, seen.wall, why
+        if (gone := start.newest("left")) is not None:
+            return State.DOWN, gone.wall, "its supervisor has left"
+        # The guard gives the workers time to commit: a worker may still report.
+        died = start.newest("supervisor_died")
+        if said is None and died is not None:
+            is_quiet = report is None or report.at < died.wall
+            if is_quiet and (report is None or at - died.wall > _LEFT_AFTER):
+                said = State.DOWN, died.wall, "its supervisor died"
+    # A worker that says that it exits may have a mirror to finish, or train on.
+    still_runs = (
+        said is not None
+        and training is not None
+        and (left is None or left["outcome"] != Outcome.FAILED)
+        and report is not None
+        and report.now.at > said[1]
+        and at - report.at < _LEFT_AFTER
+    )
+    return None if still_runs else said
+
+
+def _why(left: Record) -> str:
+    """Returns how a worker exited, for people."""
+    outcome, code = left["outcome"], left["code"]
+    more = "" if code is None else f", exit code {int(code)}"
+    if outcome == Outcome.FAILED and (error := left["detail"]):
+        more = f": {error}"
+    return f"{outcome} at step {left['step']}{more}"
+
+
+def _restarts_by(start: Start) -> float | None:
+    """Returns when the workers are to be started again; None if they are not."""
+    budget = start.newest("budget")
+    if budget is None or budget["is_used_up"] or budget["cause"] not in _RESTARTS:
+        return None
+    if start.newest("left", "supervisor_died") is not None:
+        return None
+    delay = _LONGEST_DELAY if budget["delay"] is None else budget["delay"]
+    return float(budget.wall + delay + _STARTS_WITHIN)
+
+
+def _ended(starts: Sequence[Start], workers: Sequence[Worker]) -> str:
+    """Returns how the run ended; empty while it runs, or if no record says."""
+    if not starts:
+        states = {each.state for each in workers}
+        if not states <= {State.DOWN, State.FINISHED}:
+            return ""
+        return "; ".join(dict.fromkeys(each.why for each in workers))
+    ends = [each.newest("left", "supervisor_died") for each in starts]
+    known = [each for each in ends if each is not None]
+    if len(known) < len(ends):
+        return ""
+    last = max(known, key=lambda each: each.wall)
+    if last.event == "supervisor_died":
+        return "a signal or an error ended the supervisor"
+    outcomes = {cause.value: text for cause, text in OUTCOMES.items()}
+    outcome = outcomes.get(last["cause"], last["cause"])
+    return f"{outcome}, exit code {int(last['code'])}"
