@@ -34,7 +34,6 @@ from tests.multiprocess.harness import (
     wait_until,
 )
 from tests.multiprocess.storm import have_ended, send
-from tfpreempt.checkpoint.layout import CLAIM_SUFFIX
 from tfpreempt.core.memory import LentMemory
 
 MOST = 4
@@ -199,12 +198,10 @@ def results_of(job: Job, cluster: Cluster, here: Place) -> list[str]:
 
 
 def left_in(here: Place) -> set[str]:
-    """What lies in the places of a run; numbers and tokens do not count.
+    """Names of the files of a run, without their numbers and tokens.
 
-    The memory is not among them: whoever lends it takes it back. Nor is what nobody can
-    tell from a file of a process that lives, and goes an hour later (a claim without a
-    machine is one, too); nor a note, which some commits have, nor the beat of a lease,
-    which takes a while to come.
+    The memory is not among them: the supervisor, which lends it, takes it back. Nor is
+    a note, which some commits have, or the first renewal of a lease.
     """
     found = set()
     for root in (here.checkpoints, here.path / "mirror"):
@@ -212,14 +209,8 @@ def left_in(here: Place) -> set[str]:
             name = str(path.relative_to(here.path))
             if name.startswith("ckpt/journal") or NEITHER.search(name):
                 continue
-            if not any(is_of_no_machine(each) for each in (path, *path.glob("*"))):
-                found.add(NUMBERS.sub("#", name))
+            found.add(NUMBERS.sub("#", name))
     return found
-
-
-def is_of_no_machine(path: Path) -> bool:
-    """Whether it is a claim whose writer was killed before it said where it runs."""
-    return path.suffix == CLAIM_SUFFIX and path.stat().st_size == 0
 
 
 def check_kept(here: Place) -> None:
@@ -394,9 +385,4 @@ CAMPAIGN = Campaign(
     short=5,
     mark="multiprocess",
     prepare=prepare,
-    fixed=(
-        "A worker that was killed as it began a save left, in memory or on a network's "
-        "disk, a claim that named no machine, which stayed for an hour "
-        "(`checkpoint/test_claims.py`).",
-    ),
 )

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 
-from tfpreempt.checkpoint import claims
+from tfpreempt.checkpoint import retention
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload
@@ -22,7 +22,7 @@ class Later(SystemClock):
     """A clock that is ahead, by so much that what stands still is left over."""
 
     def wall(self):
-        return super().wall() + claims.QUIET + 60
+        return super().wall() + retention.QUIET_SECONDS + 60
 
 
 def content(step):

@@ -1,4 +1,4 @@
-"""Directories that cannot work, the shared-storage probe, structure."""
+"""Directories that cannot work, directories that workers do not share, structure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import re
 import pytest
 
 from tests.checkpoint.fakes import OwnPayload, make_saver
+from tests.checkpoint.test_lease import acquired
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, probe, structure
+from tfpreempt.checkpoint import layout, structure
+from tfpreempt.checkpoint.fence import is_leased_by
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import LocalFiles
 
@@ -66,21 +68,20 @@ def test_saving_below_a_file_is_a_save_error(tmp_path):
         saver.stage(1, "a")
 
 
-def test_the_probe_tells_shared_storage_from_other_storage(tmp_path):
-    shared, other = str(tmp_path / "shared"), str(tmp_path / "other")
-    os.makedirs(shared)
-    os.makedirs(other)
-    token = probe.write_probe(shared)
-    assert probe.check_probe(shared, token)
-    assert not probe.check_probe(other, token)
-    assert not probe.check_probe(str(tmp_path / "missing"), token)
-    assert not probe.check_probe(shared, "../../etc/passwd")
-    assert not probe.check_probe(shared, "")
-    probe.remove_probe(shared, token)
-    probe.remove_probe(shared, token)
-    assert os.listdir(shared) == []
-    with pytest.raises(errors.SaveError, match="probe"):
-        probe.write_probe(str(tmp_path / "missing"))
+def test_the_lease_tells_shared_storage_from_other_storage(tmp_path):
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    shared.mkdir()
+    other.mkdir()
+    lease, another = acquired(shared), acquired(other)
+    token = lease.token
+    assert is_leased_by(str(shared), token)
+    assert not is_leased_by(str(other), token)
+    assert not is_leased_by(str(shared), another.token)
+    assert not is_leased_by(str(tmp_path / "missing"), token)
+    assert not is_leased_by(str(shared), f"../{layout.LEASE}/{token}")
+    assert not is_leased_by(str(shared), "")
+    lease.release()
+    assert not is_leased_by(str(shared), token)
 
 
 @pytest.mark.parametrize("name", ["0", "17", "17.3"])

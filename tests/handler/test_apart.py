@@ -18,6 +18,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.fence import PACE
 from tfpreempt.checkpoint.holder import Found, this_process
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import LONGEST_GRACE, Patience
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.writer import make_saver
@@ -51,7 +52,10 @@ def begin(
     """The start of a worker without a checkpoint, as its handler makes it."""
     mirror = Mirror(store, max_to_keep=2) if store and cluster.is_chief else None
     make = functools.partial(make_saver, None, disk, cluster=cluster, copies=mirror)
-    return kind(make, disk, cluster, store=store, mirror=mirror, in_use=in_use)
+    lease = Lease() if cluster.is_chief else None
+    return kind(
+        make, disk, cluster, store=store, mirror=mirror, lease=lease, in_use=in_use
+    )
 
 
 def on_both_workers(do: Callable[[int], None]) -> None:

@@ -30,8 +30,8 @@ def test_workers_that_differ_in_storage_or_model(here: Place) -> None:
         assert model[0] == "CheckpointMismatchError"
         assert "kernel" in " ".join(model)
     assert cluster[0].lines("file")[0][0] == "ConfigurationError"
-    assert list(here.path.glob("*/ckpt/.tfpreempt-probe-*")) == []
-    assert list(here.checkpoints.glob(".tfpreempt-probe-*")) == []
+    assert list(here.path.glob("*/ckpt/.tfpreempt-lease")) == []
+    assert list(here.checkpoints.glob(".tfpreempt-lease")) == []
 
 
 def test_workers_that_disagree_on_the_world_size(here: Place) -> None:

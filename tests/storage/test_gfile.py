@@ -11,7 +11,6 @@ import pytest
 from tests.checkpoint.fakes import Later, Words, content, make_saver, names, save
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
-from tfpreempt.checkpoint import probe
 from tfpreempt.checkpoint.catalog import Kind
 from tfpreempt.checkpoint.handle import Checkpoint, latest
 from tfpreempt.checkpoint.payload import Payload
@@ -210,15 +209,17 @@ def test_what_is_discarded_leaves_nothing(url):
     assert reading.is_dir(url)
 
 
-def test_the_probe(url):
-    token = probe.write_probe(url)
-    assert probe.check_probe(url, token)
-    assert not probe.check_probe(url + "/other", token)
-    probe.remove_probe(url, token)
-    assert tree(url) == []
-    probe.write_probe(url)
-    probe.remove_stale_probes(url, Later())
-    assert tree(url) == []
+def test_a_save_that_never_committed_goes_once_nothing_of_it_changes(url):
+    """A URL has no lease, so its writer may live."""
+    make(url, "old")[0].stage(1, "run-1")
+    staged = tree(url)
+    assert staged
+    make(url, "old")[0].start()
+    assert set(staged) <= set(tree(url))
+    fresh, _ = make(url, "old")
+    fresh.clock = Later()
+    fresh.start()
+    assert not set(staged) & set(tree(url))
 
 
 # --- with TensorFlow's own checkpoints ------------------------------------------------

@@ -7,10 +7,10 @@ bundle_writer   large tensors beside what TensorFlow writes, by many threads
 cache           copies of remote checkpoints that all processes of a machine share
 cache_files     checks the files of Dataset.cache(path) before a restore
 catalog         one value for each checkpoint, wherever it lies; one scan, one order
-claims          who is saving here: what dead writers staged is left over
 collective_read  the read that all workers take part in when they save
 commit          files made durable, manifest, one rename, and the marker last
 data_order      fingerprints of the order of training data, compared by a restore
+directory_identity  is the checkpoint directory still the storage of the start?
 large_tensors   the large tensors of a save, taken out of what TensorFlow writes
 encoding        Python and NumPy values as JSON and raw bytes, bit for bit
 fence           the lease of a directory on its disk, and what it fences
@@ -18,7 +18,6 @@ flat            commits of checkpoints that stay flat
 foreign         checkpoints that somebody else wrote, among ours in a directory
 handle          Checkpoint: a reference to one checkpoint, for users
 holder          who holds a lease, and does that process live?
-home            is the checkpoint directory still the one of the start?
 inspection      what `tfpreempt inspect` and `tfpreempt verify` show of the catalog
 iterator_state  positions in tf.data pipelines: states of dataset iterators
 layout          what lies where in a checkpoint directory
@@ -32,7 +31,6 @@ patience        how long a start waits for a lease that another process has
 payload         the part of a checkpoint that TensorFlow writes
 per_replica     variables of which each worker saves what its own replicas hold
 pointer         TensorFlow's `checkpoint` state file
-probe           is the checkpoint directory the same storage for every worker?
 random_state    the random generators of a process, each worker's own
 reader          what TensorFlow does in a restore, once the structure was compared
 remote/         the copy of a checkpoint directory in an object store

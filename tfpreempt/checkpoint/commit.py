@@ -73,7 +73,7 @@ def publish(
         staged.permit.take()
     if os.path.dirname(target) != directory:  # else it has its last name already
         number, sequence = staged.number, draft.sequence
-        target = free_target(files, clock, directory, number, sequence)
+        target = free_target(files, directory, number, sequence)
         files.rename(staged.directory, target)
         files.sync_dir(directory)
     mark(files, target, to_json(manifest), manifest.sequence)
@@ -237,10 +237,11 @@ def point(
     fence.publish(files, path, pointer.to_bytes(new))
 
 
-def free_target(
-    files: Files, clock: Clock, directory: str, number: int, sequence: int
-) -> str:
+def free_target(files: Files, directory: str, number: int, sequence: int) -> str:
     """Where a commit goes: an older commit of this number stays until retention.
+
+    A save of this number that never committed is removed: whoever holds the lease of
+    the directory has one save at a time.
 
     Nor does it go where TensorFlow's state file says that one is: that would vouch for
     it before its marker is there.
@@ -254,8 +255,8 @@ def free_target(
             f"A checkpoint number must be 0 or more; got {number!r}."
         )
     plain = os.path.join(directory, str(number))
-    if reading.is_there(plain):
-        retention.delete_uncommitted(files, catalog.at(plain), clock)
+    if reading.is_there(plain) and retention.is_uncommitted(catalog.at(plain)):
+        retention.delete(files, catalog.at(plain))
     is_taken = reading.is_there(plain) or pointer.is_listed(
         directory, f"{number}/{layout.PAYLOAD}"
     )

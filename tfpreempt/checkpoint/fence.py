@@ -29,10 +29,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
 from tfpreempt.checkpoint.holder import MAX_BYTES, Found, Holder, from_json
-from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.patience import Renewal
 from tfpreempt.core import contained
+from tfpreempt.storage import reading
 from tfpreempt.storage.files import (
     NOTHING_THERE,
     Files,
@@ -93,7 +94,7 @@ class LeaseDirectory:
     def __init__(self, directory: str, disk: Disk | None = None) -> None:
         self.where = directory
         self.pace = PACE
-        self._home = Home(directory)
+        self._identity = DirectoryIdentity(directory)
         self._disk: Disk = disk or LocalDisk(directory)
         self._root = os.path.join(directory, layout.LEASE)
         self._moves = itertools.count()
@@ -158,7 +159,7 @@ class LeaseDirectory:
             pass
         else:
             return True
-        if not self._home.is_same():
+        if not self._identity.is_same():
             raise OSError(f"{self.where!r} is not there, or it is another directory")
         return False
 
@@ -222,6 +223,25 @@ class LeaseDirectory:
             if error.errno not in GONE:
                 raise
             return None
+
+
+def is_leased_by(directory: str, token: str) -> bool:
+    """Returns whether a directory is the one whose lease has a token; any worker.
+
+    The chief tells its token to the other workers, and they look for the lease in what
+    each calls the directory.
+
+    Args:
+        directory: path of the directory on this machine; it need not exist.
+        token: token of the chief's lease.
+    """
+    try:
+        # A network file system may serve old listings; to list a directory renews what
+        # it knows of the names there.
+        reading.names(directory)
+        return token in reading.names(os.path.join(directory, layout.LEASE))
+    except OSError:
+        return False
 
 
 class Held(Protocol):

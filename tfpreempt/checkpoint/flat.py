@@ -18,7 +18,6 @@ checkpoint is gone: at the next commit.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -27,7 +26,7 @@ import re
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, claims, commit, layout, retention
+from tfpreempt.checkpoint import catalog, commit, layout, retention
 from tfpreempt.checkpoint.manifest import Manifest, to_json
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.core import contained
@@ -42,24 +41,65 @@ _MAX_BYTES = 4096  # of an intent
 _IN_TEMPORARY = re.compile(r"part(-\d{5}-of-\d{5})?\.(index|data-\d{5}-of-\d{5}).*")
 
 
-def declare(files: Files, staged: str, prefix: str) -> None:
-    """Writes the intent, before TensorFlow writes anything under the prefix.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A flat checkpoint that a save of this process is about to write.
 
-    What is there already stays whole under it, but for what a dead save left half.
+    Attributes:
+        prefix: TensorFlow's prefix.
+        attempt: name of the save.
+        before: stamp of the intact checkpoint that has the prefix already; None without
+            one.
+    """
+
+    prefix: str
+    attempt: str
+    before: list[int] | None
+
+
+def intent_of(attempt: str, prefix: str) -> Intent:
+    """Returns the intent of a save that is about to begin.
 
     Args:
-        files: the file operations.
-        staged: the staging directory of the save, whose claim the intent shares.
+        attempt: name of the save.
         prefix: TensorFlow's prefix.
+    """
+    before = None if is_half_written(prefix) else _stamp(prefix)
+    return Intent(prefix=prefix, attempt=attempt, before=before)
+
+
+def declare(files: Files, intent: Intent) -> None:
+    """Writes the intent, before TensorFlow writes anything under the prefix.
+
+    An intact checkpoint that has the prefix stays intact under the intent.
 
     Raises:
         LinkError: TensorFlow would write elsewhere, by a link that lies there.
         OSError: as the file system says.
     """
+    prefix = intent.prefix
     if reading.is_link(_temporary(prefix)):
         raise contained.LinkError(_temporary(prefix))
-    before = {} if is_half_written(prefix) else {"before": _stamp(prefix)}
-    _write(files, prefix, attempt=os.path.basename(staged), **before)
+    known = {} if is_half_written(prefix) else {"before": intent.before}
+    _write(files, prefix, attempt=intent.attempt, **known)
+
+
+def abandon(files: Files, intent: Intent) -> None:
+    """Ends the intent of a save that failed; on the chief.
+
+    No fence stops TensorFlow. If the lease was lost, its next owner may have closed the
+    intent before TensorFlow wrote the files: they are remembered as half-written here.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    prefix, record = intent.prefix, _intent(intent.prefix) or {}
+    if record.get("attempt", intent.attempt) != intent.attempt:
+        return  # the next owner of the lease saves under this name now
+    if not _has_marker(prefix) and _stamp(prefix) not in (None, intent.before):
+        _write(files, prefix, half=_stamp(prefix))
+    _close(files, prefix)
+    files.remove(prefix + layout.INTENT_SUFFIX + ".tmp")
 
 
 def is_half_written(prefix: str) -> bool:
@@ -127,7 +167,8 @@ def publish(
     manifest = commit.seal(files, clock, staged, contents, roots, draft)
     files.sync_dir(base)  # TensorFlow's files
     if not reading.is_there(prefix + layout.INTENT_SUFFIX):
-        declare(files, staging, prefix)  # a save_fn's: whole, and so not half-written
+        # A save_fn's files are intact already, so they do not count as half-written.
+        declare(files, intent_of(staged.attempt, prefix))
     _make_room(files, prefix)
     files.rename(staging, layout.sidecar(prefix))
     files.sync_dir(base)
@@ -172,13 +213,12 @@ def sweep(files: Files, directory: str) -> None:
         if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
     for prefix in intents(directory):
-        with _left_over(prefix) as is_left:
-            if is_left and not catalog.has_payload(prefix):
-                files.remove(prefix + layout.INTENT_SUFFIX)
+        if not catalog.has_payload(prefix):
+            files.remove(prefix + layout.INTENT_SUFFIX)
 
 
 def settle(files: Files, directory: str) -> None:
-    """Closes the intents of dead saves; on the chief, before any save starts.
+    """Closes the intents of saves that are over; on the chief, before its first save.
 
     A half-written checkpoint is remembered by the stamp of its index, so that the
     user's own later save under the same name counts again.
@@ -187,9 +227,7 @@ def settle(files: Files, directory: str) -> None:
         OSError: as the file system says.
     """
     for prefix in intents(directory):
-        with _left_over(prefix) as is_left:
-            if is_left:
-                _close(files, prefix)
+        _close(files, prefix)
     for name in reading.names(directory):
         if name.endswith(layout.INTENT_SUFFIX + ".tmp"):  # nobody reads it
             files.remove(os.path.join(directory, name))
@@ -203,7 +241,7 @@ def _close(files: Files, prefix: str) -> None:
     ):
         retention.delete_staging(files, temporary)
     holder = layout.sidecar(prefix)
-    has_marker = reading.is_there(os.path.join(holder, layout.MARKER))
+    has_marker = _has_marker(prefix)
     if reading.is_real_dir(holder) and not has_marker:
         retention.delete(files, catalog.at(prefix))  # a witness without an intent
     if is_half_written(prefix) and not has_marker:
@@ -212,13 +250,9 @@ def _close(files: Files, prefix: str) -> None:
         files.remove(prefix + layout.INTENT_SUFFIX)
 
 
-def _left_over(prefix: str) -> contextlib.AbstractContextManager[bool]:
-    """Whether who declared this is dead; see `claims.left_over`."""
-    attempt = (_intent(prefix) or {}).get("attempt")
-    if not isinstance(attempt, str) or not layout.ATTEMPT.fullmatch(attempt):
-        return contextlib.nullcontext(True)
-    staged = layout.staging_directory(os.path.dirname(prefix), attempt)
-    return claims.left_over(staged, _temporary(prefix), prefix + layout.INTENT_SUFFIX)
+def _has_marker(prefix: str) -> bool:
+    """Returns whether a commit of ours has the prefix."""
+    return reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
 
 
 def _temporary(prefix: str) -> str:

@@ -13,7 +13,6 @@ Own form, in `<dir>`:
         .metadata.json              what a user noted about it with a handle, later
         .was-committed              in a commit that TensorFlow's state file cannot name
     .tfpreempt-staging/<attempt>/   the same before the commit
-    .tfpreempt-staging/<attempt>.claim  locked by who writes there
     .tfpreempt-staging/<attempt>.parts/0001/  TensorFlow's data files that a worker has
                                     written, until the chief moves them to the others
     .tfpreempt-directory            a token: whoever reads it has the same storage
@@ -57,7 +56,6 @@ STATES = "states"
 WORKER = "worker-"  # begins the directory name of a shard
 SIDECAR_SUFFIX = ".tfpreempt"
 INTENT_SUFFIX = ".tfpreempt-intent"
-CLAIM_SUFFIX = ".claim"
 PARTS_SUFFIX = ".parts"
 
 STATE_SUFFIX = ".state"

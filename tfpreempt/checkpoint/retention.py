@@ -14,15 +14,19 @@ TensorFlow's own handler.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
-from tfpreempt.checkpoint import catalog, claims, layout, pointer
+from tfpreempt.checkpoint import catalog, layout, pointer
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.core.clock import Clock
-from tfpreempt.storage import reading
+from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
+
+QUIET_SECONDS = 3600.0
+"""Age of the newest change at which a save in a directory that is a URL is over."""
 
 
 def plan(
@@ -85,7 +89,9 @@ def delete_staging(files: Files, path: str) -> None:
     """Deletes a staging directory with all that is in it; a link to one is left alone.
 
     Files go from the top down in name order, so that a marker, if there is one after
-    all, is the first: what is staged in its place is a commit with it.
+    all, is the first: what is staged in its place is a commit with it. The manifest
+    goes last: if a process that lost its lease renames the directory meanwhile, the
+    rest still counts as an uncommitted save, which the next start removes.
 
     Raises:
         OSError: as the file system says.
@@ -93,9 +99,11 @@ def delete_staging(files: Files, path: str) -> None:
     if not reading.is_real_dir(path):
         return
     found = list(reading.walk(path))
+    manifest = os.path.join(path, layout.MANIFEST)
     for folder, _, names in found:
         for name in names:
-            files.remove(os.path.join(folder, name))
+            if os.path.join(folder, name) != manifest:
+                files.remove(os.path.join(folder, name))
     for folder, folders, _ in reversed(found):
         for name in folders:
             inner = os.path.join(folder, name)
@@ -103,56 +111,53 @@ def delete_staging(files: Files, path: str) -> None:
                 files.remove(inner)
             else:
                 files.remove_dir(inner)
+    files.remove(manifest)
     files.remove_dir(path)
 
 
 def clean(files: Files, directory: str, clock: Clock) -> list[str]:
-    """Removes what dead saves of ours left; on the chief, before any save starts.
+    """Removes saves that never committed; on the chief, before its first save.
+
+    The chief holds the lease of the directory, so no other process can commit there,
+    and each save that another process began is over. A URL has no lease: see
+    `QUIET_SECONDS`.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory.
+        clock: for the age of files below a URL.
 
     Returns:
-        What was removed.
+        The paths that were removed.
 
     Raises:
         OSError: as the file system says.
     """
     removed = []
-    for staged, paths in _staged(directory).items():
-        with claims.left_over(staged, *paths, clock=clock) as is_left:
-            for path in paths if is_left else ():
-                delete_staging(files, path)
-                removed.append(path)
-            if is_left:
-                claims.forget(files, staged)
-    staging = os.path.join(directory, layout.STAGING)
-    if reading.is_real_dir(staging):
-        remove_if_empty(files, staging)
+
+    def is_over(path: str) -> bool:
+        return not paths.is_url(path) or _is_quiet(path, clock.wall())
+
+    for path in filter(is_over, [*_staged(directory), *_staged_in_place(directory)]):
+        delete_staging(files, path)
+        removed.append(path)
+    remove_empty_staging(files, directory)
     for entry in filter(is_uncommitted, catalog.scan(directory)):
-        if delete_uncommitted(files, entry, clock):
+        if is_over(entry.path):
+            delete(files, entry)
             removed.append(entry.path)
     return removed
 
 
-def delete_uncommitted(files: Files, entry: Entry, clock: Clock) -> bool:
-    """Deletes what a save renamed and did not live to mark; not that of a living one.
-
-    Returns:
-        Whether it did.
+def remove_empty_staging(files: Files, directory: str) -> None:
+    """Removes the directory of all staged saves, if there are none.
 
     Raises:
         OSError: as the file system says.
     """
-    if not is_uncommitted(entry):
-        return False
-    assert entry.manifest is not None
-    attempt = entry.manifest.metadata.get("attempt")
-    is_named = isinstance(attempt, str) and layout.ATTEMPT.fullmatch(attempt)
-    directory, staged = os.path.dirname(entry.path), entry.path
-    if is_named:
-        staged = layout.staging_directory(directory, str(attempt))
-    with claims.left_over(staged, entry.path, clock=clock) as is_left:
-        if is_left:
-            delete(files, entry)
-        return is_left
+    staging = os.path.join(directory, layout.STAGING)
+    if reading.is_real_dir(staging):
+        remove_if_empty(files, staging)
 
 
 def is_uncommitted(entry: Entry) -> bool:
@@ -161,26 +166,25 @@ def is_uncommitted(entry: Entry) -> bool:
     return entry.kind is Kind.OWN and is_unmarked and entry.manifest is not None
 
 
-def _staged(directory: str) -> dict[str, list[str]]:
-    """What saves staged and have not committed, and that has no manifest.
+def _staged(directory: str) -> Iterator[str]:
+    """Yields the staging directories of saves, and what other workers wrote for them.
 
-    A staging directory is ours whole. One that was staged under its last name is taken
-    for ours if every file in it is one that a save of ours writes: the name alone could
-    be somebody else's.
-
-    Returns:
-        By the path where a save stages, the directories of it that are there.
+    Downloads are not among them: `remote/fetch.py` finishes or removes those.
     """
     staging = os.path.join(directory, layout.STAGING)
-    found: dict[str, list[str]] = {}
     for name in reading.names(staging) if reading.is_real_dir(staging) else ():
         path = os.path.join(staging, name)
-        if name.startswith(layout.FETCH):
-            continue  # a download that goes on; `fetch` removes old ones
-        if layout.ATTEMPT.fullmatch(name) and not reading.is_link(path):
-            staged = path.removesuffix(layout.CLAIM_SUFFIX)
-            parts = found.setdefault(staged.removesuffix(layout.PARTS_SUFFIX), [])
-            parts += [path] if reading.is_dir(path) else []
+        is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
+        if is_ours and reading.is_real_dir(path):
+            yield path
+
+
+def _staged_in_place(directory: str) -> Iterator[str]:
+    """Yields directories without a manifest that were staged under their last name.
+
+    A directory counts as ours if a save of ours writes every file in it: the name of
+    the directory alone could be that of another program.
+    """
     for name in reading.names(directory):
         path = os.path.join(directory, name)
         if (
@@ -190,5 +194,13 @@ def _staged(directory: str) -> dict[str, list[str]]:
             and catalog.at(path).condition is Condition.NOT_COMMITTED
             and all(map(layout.SAVED.fullmatch, reading.tree(path)))
         ):
-            found[path] = [path]
-    return found
+            yield path
+
+
+def _is_quiet(path: str, now: float) -> bool:
+    """Returns whether nothing at or below a path has changed for QUIET_SECONDS."""
+    changed = 0
+    for each in (path, *(os.path.join(path, name) for name in reading.tree(path))):
+        with contextlib.suppress(FileNotFoundError):
+            changed = max(changed, reading.stat(each).modified_ns)
+    return now - changed / 1e9 > QUIET_SECONDS

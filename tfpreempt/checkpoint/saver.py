@@ -17,12 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, claims, flat, home, layout, probe, retention
+from tfpreempt.checkpoint import catalog, directory_identity, flat, layout, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.claims import Claim
+from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
 from tfpreempt.checkpoint.fence import Held
-from tfpreempt.checkpoint.home import Home
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.manifest import Manifest
 from tfpreempt.checkpoint.payload import Permit, Staged
@@ -35,7 +34,7 @@ from tfpreempt.storage import failure, paths, reading
 _log = logging.getLogger(__name__)
 
 _LEFT_BEHIND = "tfpreempt: %s could not be removed; it only takes up room: %s"
-_AWAITED = 8  # saves, late shares of which are looked for
+_AWAITED = 8  # saves that are over, whose late shares are looked for
 _committed: dict[tuple[str, str], int] = {}  # the newest, by process and directory
 
 
@@ -83,8 +82,9 @@ class CheckpointSaver:
         self._is_chief = self.loader.cluster.is_chief
         self._files = self.loader.files
         with failure.translated("look at the checkpoints", self.directory):
-            self._home = Home(self.directory)
-        self._claims: dict[str, Claim | None] = {}  # of saves that are not over
+            self._identity = DirectoryIdentity(self.directory)
+        # Of the flat saves that are not over, by staging directory.
+        self._intents: dict[str, flat.Intent] = {}
         # The newest saves that are over, and of which other workers may write shares.
         self._awaited: collections.deque[str] = collections.deque(maxlen=_AWAITED)
         self._restart = num_restarts()  # read now: a save must not fail on it
@@ -92,17 +92,16 @@ class CheckpointSaver:
     # --- saving ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Removes what dead saves left; on the chief, once, before any save or restore.
+        """Removes saves that never committed; on the chief, before its first save.
 
-        What a living process has staged is not touched: see `claims`.
-        A failure is logged: leftovers cost space, never correctness.
+        The chief holds the lease of the directory: see `retention.clean`. A failure is
+        logged: leftovers cost space, never correctness.
         """
         try:
             removed = retention.clean(self._files, self.directory, self.clock)
             flat.settle(self._files, self.directory)
-            probe.remove_stale_probes(self.directory, self.clock)
-            home.sign(self._files, self.directory)
-            self._home = Home(self.directory)
+            directory_identity.write_token(self._files, self.directory)
+            self._identity = DirectoryIdentity(self.directory)
         except OSError as error:
             _log.warning(
                 "tfpreempt: what unfinished saves left in %s could not be removed; it "
@@ -248,7 +247,7 @@ class CheckpointSaver:
     @contextlib.contextmanager
     def _saving(self, save: Staged) -> Iterator[None]:
         with (
-            self._undone_on_failure(save.directory),
+            self._undone_on_failure(save),
             failure.translated(f"save step {save.step}", self.directory),
         ):
             yield
@@ -304,10 +303,12 @@ class CheckpointSaver:
             self.discard(staged)
             return None
         with (
-            self._undone_on_failure(staged.directory),
+            self._undone_on_failure(staged),
             failure.translated(f"commit step {staged.step}", self.directory),
         ):
-            self._home.check()
+            if self.lease is not None:
+                self.lease.check()  # another owner has removed what was staged
+            self._identity.check()
             if staged.permit is not None:
                 staged.permit.check()
             present = self._keep_shards(staged.directory, workers)
@@ -315,47 +316,46 @@ class CheckpointSaver:
                 staged = self._payload.complete(staged, workers)
             committed = self._publish(staged, because, present, notes or {})
         is_whole = len(set(workers)) == self.loader.cluster.world
-        self._let_go(staged.directory, is_over=is_whole)
+        self._intents.pop(staged.directory, None)
+        self._end_save(staged.directory, is_over=is_whole)
         return committed
 
     def discard(self, staged: Staged) -> None:
         """Removes a staged save that will not be committed. Never raises."""
-        self._undo(staged.directory)
+        self._undo(staged)
 
     @contextlib.contextmanager
-    def _undone_on_failure(self, staged: str) -> Iterator[None]:
+    def _undone_on_failure(self, save: Staged) -> Iterator[None]:
         """A save that failed must not fill the disk, nor pass for somebody else's."""
         try:
             yield
         except Exception:
             if self._is_chief:
-                self._undo(staged)
+                self._undo(save)
             with contextlib.suppress(OSError):
-                self._home.check()  # if it raises, that is why
+                self._identity.check()  # if it raises, that is why
             raise
 
-    def _undo(self, staged: str) -> None:
+    def _undo(self, save: Staged) -> None:
         try:
-            retention.delete_staging(self._files, staged)
-            self._let_go(staged, is_over=False)
-            if self._home.is_same():
-                flat.settle(self._files, self.directory)
+            retention.delete_staging(self._files, save.directory)
+            self._end_save(save.directory, is_over=False)
+            intent = self._intents.pop(save.directory, None)
+            if intent is None and save.prefix is not None:
+                intent = flat.intent_of(save.attempt, save.prefix)
+            if intent is not None and self._identity.is_same():
+                flat.abandon(self._files, intent)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning(_LEFT_BEHIND, staged, error)
+            _log.warning(_LEFT_BEHIND, save.directory, error)
 
-    def _let_go(self, staged: str, *, is_over: bool) -> None:
-        """The save is over here, whether it was committed or not.
+    def _end_save(self, staged: str, *, is_over: bool) -> None:
+        """Removes what is left of a save, whether it was committed or not.
 
         Args:
-            staged: its staging directory.
-            is_over: whether it is on all workers too: none writes a share any more.
+            staged: staging directory of the save.
+            is_over: whether no worker writes a share of the save any more.
         """
         self._delete_parts(staged)
-        try:
-            claims.forget(self._files, staged)
-        except (OSError, errors.CheckpointError) as error:
-            _log.warning(_LEFT_BEHIND, f"the claim of {staged}", error)
-        self._claims.pop(staged, None)
         cluster = self.loader.cluster
         if cluster.world > 1 and not (
             is_over or cluster.saves_all or paths.is_url(staged)
@@ -363,28 +363,28 @@ class CheckpointSaver:
             self._awaited.append(staged)
 
     def _delete_parts(self, staged: str) -> None:
-        """What workers wrote of a save that is over, as late as they may have."""
-        parts = staged + layout.PARTS_SUFFIX
+        """Deletes the shares that workers wrote of a save that is over."""
         try:
-            if reading.is_real_dir(parts):
-                retention.delete_staging(self._files, parts)
+            retention.delete_staging(self._files, staged + layout.PARTS_SUFFIX)
+            retention.remove_empty_staging(self._files, self.directory)
         except (OSError, errors.CheckpointError) as error:
-            _log.warning(_LEFT_BEHIND, parts, error)
+            _log.warning(_LEFT_BEHIND, staged + layout.PARTS_SUFFIX, error)
 
     def _prepare(self, directory: str, prefix: str | None = None) -> None:
-        self._home.check()
+        self._identity.check()
         if self._is_chief:
             for over in self._awaited:
                 if over != directory:
                     self._delete_parts(over)
-            self._claims[directory] = claims.take(self._files, directory)
             self._files.make_dirs(directory)
         if prefix is not None:
-            flat.declare(self._files, directory, prefix)
+            intent = flat.intent_of(os.path.basename(directory), prefix)
+            self._intents[directory] = intent  # a write that fails leaves a part of it
+            flat.declare(self._files, intent)
 
     def _write_states(self, directory: str) -> None:
         states = self.loader.registry.in_order()
-        self._home.check()
+        self._identity.check()
         if self._is_chief:
             replicated = [state for state in states if not state.per_worker]
             folder = os.path.join(directory, layout.STATES)
@@ -395,9 +395,6 @@ class CheckpointSaver:
         own += [state for state in states if state.per_worker]
         worker = layout.worker_name(self.loader.cluster.worker)
         folder = os.path.join(directory, worker)
-        if own and not self._is_chief:
-            self._claims.clear()  # the chief ends saves, and nobody tells this worker
-            self._claims[directory] = claims.take(self._files, directory)
         write_states(folder, own, self.directory)
 
     def _sync_own(self, directory: str) -> None:
@@ -539,7 +536,7 @@ class CheckpointSaver:
             SaveError: the disk.
         """
         with failure.translated(f"delete {entry.path!r}", self.directory):
-            self._home.check()
+            self._identity.check()
             retention.delete(self._files, entry)
 
 

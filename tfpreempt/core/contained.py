@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 _ODD = re.compile(r"//|/\.{0,2}(/|$)")
@@ -28,6 +28,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_REGULAR = (errno.ENXIO, errno.ENODEV)  # a pipe, a socket, no driver
 _PIECE = 1 << 16
+_MAKING_RETRIES = 10  # while other processes remove an empty directory above
 _MOST_COPIED = 1 << 28  # bytes; logs and journals have fewer
 
 
@@ -63,18 +64,35 @@ def directory(
         OSError: a directory cannot be opened or made.
     """
     top, below = _split(_normal(path), _normal(root) if root else "")
-    if makes:
-        os.makedirs(top, exist_ok=True)
     flags = [_FOLDER] * len(below) + [_READ if reads else _FOLDER]
-    here = os.open(top, flags[0])
+    retries = _MAKING_RETRIES if makes else 0
+    while True:
+        try:
+            here = _opened(top, below, flags, makes)
+            break
+        except FileNotFoundError:  # one above was empty, and another process removed it
+            if retries == 0:
+                raise
+            retries -= 1
     try:
-        for part, how in zip(below, flags[1:], strict=True):
-            top = os.path.join(top, part)
-            above, here = here, _folder(here, part, how, top, makes)
-            os.close(above)
         yield here
     finally:
         os.close(here)
+
+
+def _opened(top: str, below: Sequence[str], flags: Sequence[int], makes: bool) -> int:
+    """Opens directories from the top down; returns a descriptor of the last one."""
+    if makes:
+        os.makedirs(top, exist_ok=True)
+    here = os.open(top, flags[0])
+    for part, how in zip(below, flags[1:], strict=True):
+        top = os.path.join(top, part)
+        try:
+            below_it = _folder(here, part, how, top, makes)
+        finally:
+            os.close(here)
+        here = below_it
+    return here
 
 
 @contextlib.contextmanager

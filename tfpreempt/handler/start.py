@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, probe
+from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.fence import PACE
+from tfpreempt.checkpoint.fence import PACE, is_leased_by
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import LONGEST_GRACE, MARGIN
 from tfpreempt.checkpoint.remote import fetch
@@ -79,7 +79,6 @@ class Start:
     _snapshots: Snapshots | None = None
     _skipped: list[str] = dataclasses.field(default_factory=list)
     _apart: set[int] = dataclasses.field(default_factory=set)  # see another directory
-    _probes: list[rendezvous.Plan] = dataclasses.field(default_factory=list)
 
     def agree(
         self,
@@ -129,9 +128,6 @@ class Start:
             if self.mirror is not None:
                 self.mirror.release()
             raise
-        finally:
-            for made in self._probes:
-                probe.remove_probe(made["directory"], made["probe"])
         exchange = None
         assert self._saver is not None  # both ways to the plan have built it
         if self.store is not None and self._apart:
@@ -172,12 +168,12 @@ class Start:
         return plan
 
     def _place(self) -> rendezvous.Plan:
-        return self._probed(self._build(None).directory)
+        return self._leased(self._build(None).directory)
 
-    def _probed(self, directory: str) -> rendezvous.Plan:
-        plan = {"directory": directory, "probe": probe.write_probe(directory)}
-        self._probes.append(plan)
-        return plan
+    def _leased(self, directory: str) -> rendezvous.Plan:
+        """The directory, and the lease by which other workers know it again."""
+        lease = self.lease.token if self.lease is not None else None
+        return {"directory": directory, "lease": lease or ""}
 
     def _sees(self, plan: rendezvous.Plan) -> str | None:
         if self.cluster.is_chief or self._shared_directory(plan) is not None:
@@ -214,10 +210,11 @@ class Start:
         offered = self._offered(saver.directory)
         if self._damaged and not offered:
             raise errors.CheckpointDamagedError(self._damaged)
-        return self._probed(saver.directory) | {
+        plan = self._leased(saver.directory)
+        return plan | {
             "checkpoint": self._candidate.token if self._candidate else None,
             "world": self.cluster.world,
-            "token": uuid.uuid4().hex[:12],
+            "token": (plan["lease"] or uuid.uuid4().hex)[:12],
             "snapshots": offered,
             "damaged": self._damaged,
         }
@@ -289,8 +286,8 @@ class Start:
         if directory is None and not is_apart:
             return (
                 f"{NOT_SHARED}{self.own!r} here is not the same storage as worker 0's "
-                f"{plan['directory']!r} (a file that worker 0 wrote there is not to be "
-                "seen). Use a directory that all machines mount; or, where there is "
+                f"{plan['directory']!r} (this worker does not find worker 0's lease "
+                "there). Use a directory that all machines mount; or, where there is "
                 "none, give all workers a remote_checkpoint_dir in object storage, by "
                 "way of which each has what it needs on its own disk."
             )
@@ -313,11 +310,14 @@ class Start:
         return None
 
     def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
-        """Where this worker sees what worker 0 wrote; None if nowhere."""
-        own = paths.absolute(self.own) if self.own else None
-        for directory in (plan["directory"], own):
-            if directory and probe.check_probe(directory, plan["probe"]):
-                return str(directory)
+        """The chief's directory as this worker names it; None if it sees another."""
+        chiefs = str(plan["directory"])
+        if paths.is_url(chiefs):
+            return chiefs  # it names the same storage on every machine
+        own = paths.absolute(self.own) if self.own else ""
+        for directory in (chiefs, own):
+            if directory and is_leased_by(directory, plan["lease"]):
+                return directory
         return None
 
     def _find_newest(self, saver: CheckpointSaver) -> None:

@@ -35,9 +35,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tfpreempt.checkpoint import fence, layout, patience
+from tfpreempt.checkpoint import fence, patience
 from tfpreempt.checkpoint.remote import place
 
 PLACE = Path(os.environ["HOLD_DIRECTORY"])
@@ -69,7 +69,6 @@ class Recorder:
         self._seen: dict[int, tuple[int, int]] = {}
         self._data: dict[int, str] = {}
         self._writers: dict[str, int] = {}
-        self._claims: dict[int, IO[bytes]] = {}
         self._said = 0
         self._lock = threading.RLock()
         self._depth = 0
@@ -222,7 +221,7 @@ class Recorder:
             state = (status.st_mtime_ns, status.st_size)
             if self._seen.get(number) == state:
                 return
-            text = base64.b64encode(self._bytes(number, path)).decode()
+            text = base64.b64encode(path.read_bytes()).decode()
         except FileNotFoundError:
             return  # since the look
         is_old = time.time_ns() - status.st_mtime_ns > COARSE
@@ -231,15 +230,6 @@ class Recorder:
             self._data[number] = text
             writer = self._writers.get(str(path), CHIEF)
             self._keep("data", number, text, status.st_mtime_ns, writer)
-
-    def _bytes(self, number: int, path: Path) -> bytes:
-        """What is in a file. A claim stays open: to close it ends the locks on it."""
-        if path.suffix != layout.CLAIM_SUFFIX:
-            return path.read_bytes()
-        if number not in self._claims:
-            self._claims[number] = path.open("rb")
-        self._claims[number].seek(0)
-        return self._claims[number].read()
 
 
 def entries(folder: int, path: Path) -> Iterator[tuple[tuple[int, str], Any]]:

@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable, Collection, Iterable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import claims, layout, retention
+from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.catalog import Entry, Kind
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, from_json, to_json
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.storage import checksum, failure, reading
-from tfpreempt.storage.files import Files
+from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class ShardExchange:
         """The chief commits elsewhere, and clears up only there."""
         try:
             retention.delete_staging(self._files, directory)
-            claims.forget(self._files, directory)
+            remove_if_empty(self._files, os.path.dirname(directory))
         except OSError as error:
             _log.warning(
                 "tfpreempt: %s could not be removed; it only takes up room: %s",

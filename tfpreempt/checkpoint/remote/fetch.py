@@ -12,13 +12,12 @@ import os
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, claims, layout, retention
+from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core import contained
-from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.deadline import RETRY_SECONDS
 from tfpreempt.storage.files import Files
@@ -173,12 +172,11 @@ def bring(
     )
     with failure.translated(f"fetch step {step}", directory):
         _drop_others(files, staged)
-        claim = claims.take(files, staged)
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
                 retention.delete(files, entry)  # damaged, or it were not fetched
-        target = committing.free_target(files, SystemClock(), directory, step, sequence)
+        target = committing.free_target(files, directory, step, sequence)
         files.rename(staged, target)
         files.sync_dir(directory)
         committing.mark(files, target, commit.data, sequence)
@@ -190,9 +188,7 @@ def bring(
         with committing.tidying(directory):
             found, keep = catalog.scan(directory), max_to_keep
             committing.finish(files, directory, found, keep, is_pinned=target.__eq__)
-        claims.forget(files, staged)
-        if claim is not None:
-            claim.release()
+            retention.remove_empty_staging(files, directory)
 
 
 def find(store: ObjectStore, token: str) -> Entry | None:
@@ -222,9 +218,6 @@ def _drop_others(files: Files, staged: str) -> None:
     """Removes what was fetched in part and is not wanted any more."""
     parent = os.path.dirname(staged)
     names = reading.names(parent) if reading.is_real_dir(parent) else []
-    found = (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH))
-    for path in {path.removesuffix(layout.CLAIM_SUFFIX) for path in found} - {staged}:
-        with claims.left_over(path) as is_left:
-            if is_left and not reading.is_link(path):
-                retention.delete_staging(files, path)
-                claims.forget(files, path)
+    for path in (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH)):
+        if path != staged:
+            retention.delete_staging(files, path)

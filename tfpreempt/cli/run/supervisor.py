@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.home import Home
+from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.run import live, memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports
@@ -132,11 +132,11 @@ class Supervisor:
         """
         began = self.clock.monotonic()
         self.seen = Situation(now=began, workers=0)
-        home, directory, restart = None, self.options.local_dir, 0
+        identity, directory, restart = None, self.options.local_dir, 0
         with contextlib.suppress(OSError):  # the workers will hear of it, and say so
-            home = Home(directory) if directory else None
+            identity = DirectoryIdentity(directory) if directory else None
         while True:
-            verdict = self._run_once(f"{name}-{restart}", restart, home)
+            verdict = self._run_once(f"{name}-{restart}", restart, identity)
             if isinstance(verdict, Leave):
                 break
             restart += 1
@@ -144,7 +144,9 @@ class Supervisor:
         self.reporter.left(verdict, restart + 1, seconds, self._last_failure())
         return verdict.code
 
-    def _run_once(self, name: str, restart: int, home: Home | None) -> Restart | Leave:
+    def _run_once(
+        self, name: str, restart: int, identity: DirectoryIdentity | None
+    ) -> Restart | Leave:
         """One incarnation, and the pause after it."""
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
@@ -152,7 +154,7 @@ class Supervisor:
             ports, obstacle = self._claim_ports(claims, restart)
             self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_steps)
-            if isinstance(verdict, Restart) and home and _is_elsewhere(home):
+            if isinstance(verdict, Restart) and identity and _is_elsewhere(identity):
                 verdict = policy.leave_without_directory(verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
@@ -377,9 +379,9 @@ class Supervisor:
         return in_directory, in_journal
 
 
-def _is_elsewhere(home: Home) -> bool:
+def _is_elsewhere(identity: DirectoryIdentity) -> bool:
     """Whether another directory is there; not where the disk does not say."""
     try:
-        return not home.is_same()
+        return not identity.is_same()
     except OSError:
         return False

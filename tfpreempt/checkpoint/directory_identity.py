@@ -1,9 +1,11 @@
-"""Is the checkpoint directory still the one of the start?
+"""Is the checkpoint directory still the same storage as at the start?
 
-A file system can be unmounted while training goes on, or the directory moved away. Then
-its path leads to another disk, where a commit would count until the first one is back.
-Device and inode tell. They may be others when a network file system was mounted again,
-so a file in the directory has a token: who still reads it there has the same storage.
+A file system can be unmounted during training, or the directory moved away. Its path
+then leads to another disk, where a commit would count until the first disk is mounted
+again. Device and inode numbers tell the two apart. A network file system may have new
+numbers when it is mounted again; a file with a random token, in the directory, tells
+that the storage is the same. The lease's record would not do: it is removed when the
+lease is released, and the supervisor has no lease.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import Files, write_durably
 
 
-class Home:
-    """A checkpoint directory, remembered as it is when this is made; any thread.
+class DirectoryIdentity:
+    """The storage that a checkpoint directory was on when this object was made.
+
+    Any thread.
 
     Args:
-        directory: the directory.
+        directory: path of the checkpoint directory.
 
     Raises:
-        OSError: the disk does not say what is there.
+        OSError: the file system does not answer.
     """
 
     def __init__(self, directory: str) -> None:
@@ -34,11 +38,11 @@ class Home:
         self._token = _token(directory)
 
     def check(self) -> None:
-        """Refuses what is another directory now.
+        """Raises an error if the path leads to other storage now.
 
         Raises:
-            SaveError: says what to do.
-            OSError: the disk does not say what is there.
+            SaveError: the path does; says what to do.
+            OSError: the file system does not answer.
         """
         if self.is_same():
             return
@@ -52,10 +56,10 @@ class Home:
         )
 
     def is_same(self) -> bool:
-        """Whether the path leads to the same storage.
+        """Returns whether the path leads to the same storage.
 
         Raises:
-            OSError: the disk does not say what is there.
+            OSError: the file system does not answer.
         """
         if paths.is_url(self._directory):
             return self._is_same_url()
@@ -64,18 +68,18 @@ class Home:
         return self._token != "" and _token(self._directory) == self._token
 
     def _is_same_url(self) -> bool:
-        """Old objects may be deleted by rule, so a token that is gone says little."""
+        """A bucket's rule may delete old objects: a missing token proves nothing."""
         try:
             token = _token(self._directory)
             return token == self._token or (
                 "" in (token, self._token) and reading.is_dir(self._directory)
             )
         except OSError:
-            return True  # nobody answers; the save will say so
+            return True  # the service does not answer, and the save will fail by it
 
 
-def sign(files: Files, directory: str) -> None:
-    """Gives a directory its token, unless it has one; on the chief.
+def write_token(files: Files, directory: str) -> None:
+    """Writes the token of a directory, unless it has one; on the chief.
 
     Raises:
         OSError: as the file system says.
@@ -86,17 +90,17 @@ def sign(files: Files, directory: str) -> None:
 
 
 def _identity(directory: str) -> tuple[int, int] | None:
-    """Device and inode; None where no directory is."""
+    """Returns device and inode numbers; None where there is no directory."""
     try:
         status = os.stat(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    is_directory = stat.S_ISDIR(status.st_mode)  # a file may be given its old number
+    is_directory = stat.S_ISDIR(status.st_mode)  # a file may get the old inode number
     return (status.st_dev, status.st_ino) if is_directory else None
 
 
 def _token(directory: str) -> str:
-    """What `sign` wrote; empty where it cannot be read."""
+    """Returns what `write_token` wrote; empty where it cannot be read."""
     try:
         with reading.open_file(os.path.join(directory, layout.TOKEN)) as file:
             return file.read(64).decode("ascii", "replace")

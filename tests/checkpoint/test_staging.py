@@ -1,0 +1,259 @@
+"""Saves of earlier owners of the lease are over, also if those processes live."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.fakes import (
+    FlatPayload,
+    OwnPayload,
+    Words,
+    make_saver,
+    names,
+    put,
+    save,
+)
+from tests.checkpoint.test_lease import acquired
+from tests.checkpoint.test_saver import worker
+from tfpreempt.checkpoint import layout, retention
+from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.storage.files import LocalFiles
+
+BEGIN = """
+import sys
+from tests.checkpoint.fakes import *
+from tfpreempt import errors
+from tfpreempt.checkpoint.lease import Lease
+def pause(*name):
+    print("stands still", flush=True)
+    sys.stdin.readline()
+lease = Lease()
+lease.acquire(sys.argv[1])
+def commit(saver):
+    try:
+        save(saver, 2)
+    except errors.CheckpointError as error:
+        print(type(error).__name__, flush=True)
+    else:
+        print("saved", flush=True)
+"""
+
+PROGRAMS = {
+    "own": """
+class Staged(OwnPayload):
+    def write(self, *args, **kwargs):
+        written = super().write(*args, **kwargs)
+        pause()
+        return written
+commit(make_saver(sys.argv[1], Staged(), lease=lease))
+""",
+    "flat": """
+class Staged(FlatPayload):
+    def write(self, *args, **kwargs):
+        written = super().write(*args, **kwargs)
+        pause()
+        return written
+commit(make_saver(sys.argv[1], Staged(sys.argv[1]), lease=lease))
+""",
+    "before the first file of a flat one": """
+class Once(FlatPayload):
+    def write(self, *args, **kwargs):
+        stops = iter([pause])
+        self.before_file = lambda name: next(stops, print)()
+        return super().write(*args, **kwargs)
+commit(make_saver(sys.argv[1], Once(sys.argv[1]), lease=lease))
+""",
+    "before the marker": """
+from tfpreempt.storage.files import LocalFiles
+class Slow(LocalFiles):
+    def sync_dir(self, path):
+        super().sync_dir(path)
+        if path == sys.argv[1]:
+            pause()
+commit(make_saver(sys.argv[1], OwnPayload(), files=Slow(), lease=lease))
+""",
+}
+QUICK = "own"  # each starts an interpreter
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS if n != QUICK]
+
+
+class Program:
+    """Another process that has the lease, and stands still in a save."""
+
+    def __init__(self, directory, name):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + PROGRAMS[name], str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout.readline(), "it failed"
+
+    def go_on(self):
+        """Returns the last line that it prints."""
+        said, _ = self._process.communicate("\n", timeout=30)
+        assert self._process.returncode == 0
+        return said.splitlines()[-1]
+
+    def kill(self):
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate(timeout=30)
+
+
+@pytest.fixture
+def start_program(tmp_path):
+    made = []
+
+    def start(name):
+        made.append(Program(tmp_path, name))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.kill()
+
+
+def started(directory):
+    """The next owner of the lease."""
+    saver = make_saver(directory, OwnPayload(), lease=acquired(directory))
+    saver.start()
+    return saver
+
+
+def leftovers(directory):
+    return {layout.STAGING, "2", "ckpt-2_temp"} & set(os.listdir(directory))
+
+
+@pytest.mark.parametrize("name", [QUICK, *SLOW])
+def test_a_frozen_owner_that_was_taken_over_commits_nothing(
+    tmp_path, start_program, name, monkeypatch
+):
+    frozen = start_program(name)
+    monkeypatch.setattr("tfpreempt.checkpoint.holder.Holder.is_dead", lambda *_: True)
+    saver = started(tmp_path)
+    assert leftovers(tmp_path) == set()
+    assert frozen.go_on() == "LeaseLostError"
+    assert saver.loader.newest() is None
+    assert save(saver, 2).path == str(tmp_path / "2")
+    assert saver.loader.newest().step == 2
+
+
+@pytest.mark.parametrize("name", [QUICK, *SLOW])
+def test_the_next_start_removes_the_save_of_a_killed_owner(
+    tmp_path, start_program, name
+):
+    if "flat" in name:
+        (tmp_path / "ckpt-2_temp").mkdir()  # TensorFlow makes it
+    start_program(name).kill()
+    saver = started(tmp_path)
+    assert leftovers(tmp_path) == set()
+    assert saver.loader.newest() is None
+
+
+def test_a_worker_that_outlives_its_chief_gets_nothing_into_a_commit(tmp_path):
+    registry = StateRegistry()
+    word = Words("mine", "old", per_worker=True, registry=registry)
+    assert word
+    late = make_saver(tmp_path, OwnPayload(False), worker=1, world=2, registry=registry)
+    late.stage(2, "old-2")
+    chief = started(tmp_path)
+    assert leftovers(tmp_path) == set()
+    late.stage(3, "old-3")  # it was not told yet
+    commit = save(chief, 3, attempt="new-3")
+    assert not [n for n in os.listdir(commit.path) if n.startswith(layout.WORKER)]
+    started(tmp_path)
+    assert leftovers(tmp_path) == set()
+
+
+def test_what_other_programs_put_into_the_staging_directory_stays(tmp_path):
+    staging = tmp_path / layout.STAGING
+    for name in ("dead-1", "not ours", "fetch-1-00000000"):
+        (staging / name).mkdir(parents=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    (staging / "link").symlink_to(outside)
+    started(tmp_path)
+    assert sorted(os.listdir(staging)) == ["fetch-1-00000000", "link", "not ours"]
+    assert os.listdir(outside) == ["file"]
+
+
+def test_a_save_that_is_renamed_while_it_is_deleted_is_removed_by_the_next_start(
+    tmp_path,
+):
+    """Its owner was frozen before the rename, and wakes while the next one starts."""
+    staged = make_saver(tmp_path, OwnPayload()).stage(2, "old-2")
+    commit = save(make_saver(tmp_path / "other", OwnPayload()), 2)
+    shutil.copy(Path(commit.path, layout.MANIFEST), staged.directory)
+
+    class Wakes(LocalFiles):
+        def remove(self, path):
+            super().remove(path)
+            if os.path.exists(staged.directory):
+                os.rename(staged.directory, tmp_path / "2")
+
+    retention.delete_staging(Wakes(), staged.directory)
+    assert (tmp_path / "2").exists()
+    started(tmp_path)
+    assert leftovers(tmp_path) == set()
+
+
+# --- flat checkpoints, whose files no fence stops ------------------------------------
+
+
+class Frozen(FlatPayload):
+    """A process that is frozen before TensorFlow's first file, then writes them all."""
+
+    def __init__(self, directory, meanwhile):
+        super().__init__(directory, self._freeze)
+        self.meanwhile = [meanwhile]
+
+    def _freeze(self, name):
+        if self.meanwhile:
+            self.meanwhile.pop()()
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+def test_flat_files_of_a_save_that_failed_are_not_restored(tmp_path, has_older):
+    """The next owner closed the intent before the files were there."""
+    if has_older:
+        for name in names(str(tmp_path / "ckpt-2")):
+            put(name, b"saved by the user")
+
+    def take_over():
+        make_saver(tmp_path, OwnPayload()).start()
+        assert not (tmp_path / f"ckpt-2{layout.INTENT_SUFFIX}").exists()
+
+    saver = make_saver(tmp_path, Frozen(str(tmp_path), take_over))
+    saver.discard(saver.stage(2, "old-2"))
+    assert make_saver(tmp_path).loader.newest() is None
+
+
+def test_an_intent_of_the_next_owner_stays(tmp_path):
+    directory = str(tmp_path)
+    mine = make_saver(tmp_path, FlatPayload(directory))
+    staged = mine.stage(2, "old-2")
+    theirs = make_saver(tmp_path, FlatPayload(directory))
+    other = theirs.stage(2, "new-2")
+    mine.discard(staged)
+    assert (tmp_path / f"ckpt-2{layout.INTENT_SUFFIX}").exists()
+    assert make_saver(tmp_path).loader.newest() is None
+    assert theirs.commit(other, "save", [0]).step == 2
+    assert make_saver(tmp_path).loader.newest().step == 2
+
+
+def test_workers_of_one_run_share_a_staging_directory(tmp_path):
+    chief, _ = worker(tmp_path, 0, 2)
+    other, _ = worker(tmp_path, 1, 2)
+    chief.start()
+    other.stage(1, "a-1")  # before the chief begins
+    staged = chief.stage(1, "a-1")
+    assert chief.commit(staged, "save", [0, 1]).step == 1
+    assert (tmp_path / "1" / layout.worker_name(1)).exists()
