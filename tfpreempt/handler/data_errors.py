@@ -1,6 +1,10 @@
 """Whether an error comes of data that could not be read, and what was done before it.
 
 A signal to a whole group ends the readers of the data together with the notice.
+
+The bytecode of a step is read, once, after such an error. Rejected: the source, which
+does not tell which of several calls in one line failed, nor is it there for a lambda; a
+commit after half a step would be a wrong one.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ Only a thread that waits for a blocked signal learns who sent it. Rejected: SIG_
 with which `terminate()` and `join()` hang; a group of its own, which systemd and Slurm
 don't look at; PR_SET_PDEATHSIG, which goes by the thread that forked; a guard that
 goes on after a program was started, because multiprocessing's resource tracker, one of
-them, unblocks SIGTERM in who starts it.
+them, unblocks SIGTERM in who starts it. An audit hook sees the start of a program,
+because subprocess calls no hook of `os.register_at_fork`, and a program that inherits
+the blocked signal cannot be terminated.
 """
 
 from __future__ import annotations
