@@ -32,6 +32,7 @@ from tfpreempt.checkpoint.patience import (
     Patience,
     Renewal,
 )
+from tfpreempt.core import contained
 from tfpreempt.storage.files import LocalFiles
 
 ELSEWHERE = dataclasses.replace(
@@ -600,6 +601,19 @@ def test_what_is_renamed_to_a_name_that_readers_go_by_is_fenced_too(tmp_path, na
             str(tmp_path / "made"), str(tmp_path / name)
         )
     assert not (tmp_path / name).exists()
+
+
+def test_a_takeover_ends_a_deletion_whose_directories_are_kept_open(tmp_path):
+    names = [tmp_path / "first", tmp_path / "second"]
+    for path in names:
+        path.write_bytes(b"")
+    files = FencedFiles(LocalFiles(str(tmp_path)), acquired(tmp_path))
+    with contained.parents_kept_open():
+        files.remove(str(names[0]))
+        steal(tmp_path)
+        with pytest.raises(errors.LeaseLostError):
+            files.remove(str(names[1]))
+    assert [path.exists() for path in names] == [False, True]
 
 
 @pytest.mark.parametrize("name", [layout.POINTER, layout.MARKER])

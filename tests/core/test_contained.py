@@ -84,6 +84,42 @@ def test_without_a_root_the_directories_are_the_programs_own(root: Path) -> None
     assert contained.read(root / "a" / "file", 13) == b"years of work"
 
 
+def test_a_parent_that_is_kept_open_is_opened_once_and_closed(root: Path) -> None:
+    file, other = root / "a" / "file", root.parent / "elsewhere" / "file"
+    with contained.parents_kept_open():
+        opened = []
+        for path in (file, other, file):
+            with contained.parent(path, str(root)) as (folder, name):
+                opened.append(folder)
+                assert name == "file"
+        assert opened[0] == opened[2] != opened[1]
+        with contained.parents_kept_open():
+            pass
+        above(root, root.parent / "elsewhere")
+        with contained.parent(file, str(root)) as (folder, name):
+            os.remove(name, dir_fd=folder)
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    assert other.read_bytes() == b"years of work"
+    assert os.listdir(root / "b") == []
+
+
+def test_more_parents_than_are_kept_open_are_opened_for_each_file(root: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with contained.parents_kept_open():
+        for number in [*range(40), *range(40)]:
+            (root / str(number)).mkdir(exist_ok=True)
+            (root / str(number) / "file").touch()
+            with contained.parent(root / str(number) / "file", str(root)) as (
+                folder,
+                _,
+            ):
+                assert os.listdir(f"/proc/self/fd/{folder}") == ["file"]
+        assert len(os.listdir("/proc/self/fd")) < len(before) + 20
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_no_more_is_read_than_such_a_file_has(root: Path) -> None:
     os.truncate(root / "a" / "file", 8 << 40)
     with pytest.raises(OSError, match="More than") as raised:

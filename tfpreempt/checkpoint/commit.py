@@ -36,6 +36,7 @@ from tfpreempt.checkpoint import catalog, fence, layout, pointer, retention
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files, write_durably
@@ -134,8 +135,9 @@ def make_durable(
     """
 
     def sync_all() -> None:
-        for path in paths:
-            files.sync_file(path)
+        with contained.parents_kept_open():
+            for path in paths:
+                files.sync_file(path)
         for root in roots:
             for folder, _, _ in reversed(list(reading.walk(root))):
                 files.sync_dir(folder)

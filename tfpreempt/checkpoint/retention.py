@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from tfpreempt.checkpoint import catalog, layout, pointer
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
+from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import Files, remove_if_empty
@@ -68,10 +69,11 @@ def delete(files: Files, entry: Entry) -> None:
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
     folders = {holder}
-    for path in (entry.file(file.name) for file in entry.manifest.files):
-        if path.startswith(holder + "/"):  # else it belongs to the user's manager
-            files.remove(path)
-            folders.add(os.path.dirname(path))
+    with contained.parents_kept_open():
+        for path in (entry.file(file.name) for file in entry.manifest.files):
+            if path.startswith(holder + "/"):  # else it belongs to the user's manager
+                files.remove(path)
+                folders.add(os.path.dirname(path))
     files.remove(os.path.join(holder, layout.METADATA))
     for name in reading.names(holder):
         if name.startswith(TEMPORARY):  # of metadata, by a process that was killed

@@ -18,7 +18,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from typing import IO
 
 _ODD = re.compile(r"//|/\.{0,2}(/|$)")
@@ -63,36 +64,42 @@ def directory(
         LinkError: a part of the path below the root is a link.
         OSError: a directory cannot be opened or made.
     """
-    top, below = _split(_normal(path), _normal(root) if root else "")
-    flags = [_FOLDER] * len(below) + [_READ if reads else _FOLDER]
     retries = _MAKING_RETRIES if makes else 0
     while True:
         try:
-            here = _opened(top, below, flags, makes)
+            opened = _open_directory(path, root, makes=makes, reads=reads)
             break
         except FileNotFoundError:  # one above was empty, and another process removed it
             if retries == 0:
                 raise
             retries -= 1
     try:
-        yield here
+        yield opened
     finally:
-        os.close(here)
+        os.close(opened)
 
 
-def _opened(top: str, below: Sequence[str], flags: Sequence[int], makes: bool) -> int:
-    """Opens directories from the top down; returns a descriptor of the last one."""
-    if makes:
-        os.makedirs(top, exist_ok=True)
-    here = os.open(top, flags[0])
-    for part, how in zip(below, flags[1:], strict=True):
-        top = os.path.join(top, part)
-        try:
-            below_it = _folder(here, part, how, top, makes)
-        finally:
-            os.close(here)
-        here = below_it
-    return here
+_kept = threading.local()
+_NONE_KEPT: dict[tuple[str, str], int] = {}  # outside of `parents_kept_open`
+_MOST_KEPT = 16  # directories; others are opened for each file
+
+
+@contextlib.contextmanager
+def parents_kept_open() -> Iterator[None]:
+    """Lets `parent` open each directory once, in this thread, while the body runs.
+
+    For a body that changes many files of few directories. If a directory is replaced
+    meanwhile, the body continues in the directory that was opened.
+    """
+    before = getattr(_kept, "opened", _NONE_KEPT)
+    opened: dict[tuple[str, str], int] = {}
+    _kept.opened = opened
+    try:
+        yield
+    finally:
+        _kept.opened = before
+        for descriptor in opened.values():
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -111,14 +118,22 @@ def parent(path: str | os.PathLike[str], root: str = "") -> Iterator[tuple[int, 
         OSError: the directory cannot be opened.
     """
     folder, name = os.path.split(_normal(os.fspath(path)))
-    with directory(folder, root) as opened:
-        try:
-            yield opened, name
-        except OSError as error:
-            for attribute in ("filename", "filename2"):
-                if getattr(error, attribute) == name:
-                    setattr(error, attribute, os.fspath(path))
-            raise
+    kept: dict[tuple[str, str], int] = getattr(_kept, "opened", _NONE_KEPT)
+    opened = kept.get((folder, root))
+    if opened is None:
+        opened = _open_directory(folder, root)
+        if kept is not _NONE_KEPT and len(kept) < _MOST_KEPT:
+            kept[folder, root] = opened
+    try:
+        yield opened, name
+    except OSError as error:
+        for attribute in ("filename", "filename2"):
+            if getattr(error, attribute) == name:
+                setattr(error, attribute, os.fspath(path))
+        raise
+    finally:
+        if kept.get((folder, root)) != opened:
+            os.close(opened)
 
 
 def open_file(
@@ -261,13 +276,31 @@ def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
     return bytes(data)
 
 
+def _open_directory(
+    path: str, root: str, *, makes: bool = False, reads: bool = False
+) -> int:
+    """Opens directories from the top down; returns a descriptor of the last one."""
+    top, below = _split(_normal(path), _normal(root) if root else "")
+    if makes:
+        os.makedirs(top, exist_ok=True)
+    last = _READ if reads else _FOLDER
+    here = os.open(top, _FOLDER if below else last)
+    for number, name in enumerate(below, 1):
+        above, top = here, f"{top.rstrip('/')}/{name}"
+        try:
+            flags = last if number == len(below) else _FOLDER
+            here = _folder(above, name, flags, top, makes)
+        finally:
+            os.close(above)
+    return here
+
+
 def _split(folder: str, root: str) -> tuple[str, list[str]]:
     """Returns the directory to open by its path, and the names to open below it."""
-    if not root:
-        return folder, []
-    start = os.path.join(root, "")
-    below = folder[len(start) :].split("/") if folder.startswith(start) else []
-    return (root, below) if below else (folder, [])
+    start = root if root.endswith("/") else f"{root}/"
+    if root and folder.startswith(start) and folder != start:
+        return root, folder[len(start) :].split("/")
+    return folder, []
 
 
 def _normal(path: str) -> str:
