@@ -78,13 +78,11 @@ EAGER_CONTEXT = {
 }
 # Private names outside of `seams.py` that are not TensorFlow's or Keras'.
 OTHER_PRIVATE = {
-    "_bucket_metadata_cache": "google-cloud-storage",
     "_current_exceptions": "sys",
     "_current_frames": "sys",
     "_exit": "os",
     "_getframe": "sys",
     "_is_default": "a mark on a function of ours, which Keras looks for",
-    "_http": "google-cloud-storage",
     "_strip_protocol": "fsspec",
 }
 # Tables of what a version may lack: such a name is passed over there.
@@ -93,6 +91,7 @@ LENIENT = {"keras/callbacks/known.py": "what callbacks of Keras remember, by cla
 SLEEPERS = {
     "cli/run/guard.py": "a process of its own that awaits the end of others' children",
     "notice/readers.py": "runs in a forked child, whose clock nobody moves",
+    "storage/gcs_client.py": "the pause before a retry; a deadline is the caller's",
 }
 # Who changes files without `core/contained.py` and `storage/files.py`, and why: a link
 # that another user put into a checkpoint directory must lead nowhere.

@@ -18,7 +18,7 @@ from tests.fakes.gcs import GcsServer
 from tfpreempt import errors
 from tfpreempt.storage import checksum
 from tfpreempt.storage.deadline import RETRY_SECONDS, Deadline
-from tfpreempt.storage.gcs_client import policy
+from tfpreempt.storage.gcs_client import Retry
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.opening import open_store
 
@@ -295,9 +295,9 @@ def test_a_server_that_fails_for_too_long_is_reported(server, store):
 
 
 def test_the_client_gives_up_before_its_caller():
-    assert policy(Deadline(10.0)).timeout < 9.5
-    assert policy(Deadline(60.0)).timeout == RETRY_SECONDS
-    assert policy(Deadline(None)).timeout == RETRY_SECONDS
+    assert Retry(Deadline(10.0)).seconds < 9.5
+    assert Retry(Deadline(60.0)).seconds == RETRY_SECONDS
+    assert Retry(Deadline(None)).seconds == RETRY_SECONDS
 
 
 def test_nobody_there(monkeypatch):
@@ -379,7 +379,7 @@ def test_refusals_say_what_to_do(server, store, status, advice):
 def test_no_credentials(monkeypatch, tmp_path):
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     store = open_store("gs://bucket/run")  # a local commit may do without

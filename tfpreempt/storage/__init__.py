@@ -11,10 +11,10 @@ Object stores:
     opening             finds the store that a place names
     local               a directory of the local file system
     bucket              what gs:// and s3:// have in common
-    gcs                 gs://, by google-cloud-storage
+    gcs                 gs://, by its JSON API
     gcs_download        an object's bytes, in pieces
-    gcs_client          its client and credentials, and what its errors mean
-    gcs_upload          a file on its way, a large one in one request
+    gcs_client          its requests, retry and credentials; the meaning of its errors
+    gcs_upload          an object's bytes on their way, a large file in one request
     s3                  s3://, by obstore
     s3_client           its client and options, and what its errors mean
     filesystem          files in a file system of fsspec, or of pyarrow by fsspec

@@ -1,58 +1,51 @@
-"""ObjectStore in Google Cloud Storage, by google-cloud-storage.
+"""ObjectStore in Google Cloud Storage, by its JSON API.
 
-What creates an object asks the service to refuse unless there is none of that name
-(`ifGenerationMatch=0`). A request whose answer got lost is sent again, and is then
-refused because of itself; so each writer attaches a token of its own, and looks, on a
-refusal, whose object is there.
+Each request that creates an object asks the service to refuse if an object of that name
+exists (`ifGenerationMatch=0`). A request whose answer got lost is sent again, and is
+then refused because of itself; so each writer attaches a token of its own, and looks,
+on a refusal, whose object is there.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
-
-from google.api_core import exceptions as api
 
 from tfpreempt import errors
 from tfpreempt.storage import gcs_client
 from tfpreempt.storage.bucket import CONTENT_TYPE, TOKEN, BucketStore
-from tfpreempt.storage.deadline import REQUEST_SECONDS, Deadline
-from tfpreempt.storage.gcs_client import decoded, policy
+from tfpreempt.storage.deadline import Deadline
+from tfpreempt.storage.gcs_client import NotFoundError, PreconditionFailedError
 from tfpreempt.storage.gcs_download import GcsDownload
 from tfpreempt.storage.gcs_upload import GcsUpload
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStat
 from tfpreempt.storage.pieces import Source
 
+_ABSENT = {"ifGenerationMatch": "0"}  # refused where an object of this name exists
+
 
 class GcsStore(BucketStore):
-    """As its base; many threads share its one client, which connects when asked."""
+    """Like its base class; all threads share one client."""
 
     scheme = "gs"
     advice = gcs_client.ADVICE
     cause = staticmethod(gcs_client.cause)
 
-    @functools.cached_property
-    def _bucket(self) -> Any:
-        """Looks for credentials when they are needed first.
-
-        A metadata server that is away for a moment must not keep a program with local
-        commits from its start.
-        """
-        return gcs_client.connect().bucket(self._name)
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        super().__init__(bucket, prefix)
+        self._client = gcs_client.GcsClient(bucket)
 
     def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool:
-        blob, retry = self._new(key), policy(deadline)
-        upload = GcsUpload(blob, source, size, retry)
+        resource = _new(key)
+        upload = GcsUpload(self._client, resource, source, size, deadline, _ABSENT)
         try:
             upload.run()
-        except api.PreconditionFailed:
-            there = self._written_by(blob, retry)
+        except PreconditionFailedError:
+            there = self._written_as(resource, deadline)
             return there is not None and (
-                (there.size or 0, _crc_of(there)) == (size, upload.crc32c)
+                _stat_of(there) == ObjectStat(size=size, crc32c=upload.crc32c)
             )
         return True
 
@@ -65,20 +58,19 @@ class GcsStore(BucketStore):
             return deadline.run(lambda: self._compose(key, keys, deadline))
 
     def _compose(self, key: str, keys: Sequence[str], deadline: Deadline) -> bool:
-        blob, retry = self._new(key), policy(deadline)
-        blob.content_type = CONTENT_TYPE
+        resource = _new(key)
+        sources = [{"name": each} for each in keys]
         try:
-            blob.compose(
-                [self._bucket.blob(each) for each in keys],
-                if_generation_match=0,
-                timeout=REQUEST_SECONDS,
-                retry=retry,
+            self._client.call(
+                "POST",
+                f"{self._client.object_path(key)}/compose",
+                deadline,
+                params=_ABSENT,
+                json={"sourceObjects": sources, "destination": resource},
             )
-        except api.PreconditionFailed:
-            return self._written_by(blob, retry) is not None
-        except api.NotFound as error:
-            if gcs_client.is_about_the_bucket(error):
-                raise
+        except PreconditionFailedError:
+            return self._written_as(resource, deadline) is not None
+        except NotFoundError as error:
             raise ObjectMissingError(
                 f"One of the {len(keys)} objects of which gs://{self._name}/{key} was "
                 "to be made is not there."
@@ -86,72 +78,76 @@ class GcsStore(BucketStore):
         return True
 
     def _replace(self, key: str, data: bytes, deadline: Deadline) -> None:
-        self._bucket.blob(key).upload_from_file(
-            io.BytesIO(data),
-            size=len(data),
-            content_type=CONTENT_TYPE,
-            retry=policy(deadline),
-        )
+        source = io.BytesIO(data)
+        GcsUpload(self._client, _new(key), source, len(data), deadline, {}).run()
 
     def _download(self, key: str, start: int, end: int | None) -> GcsDownload:
-        client = self._bucket.client
-        where = f"{client.api_endpoint}/download/storage/v1/b/{self._name}"
-        return GcsDownload(client._http, f"{where}/o/{quote(key, safe='')}", start, end)
+        return GcsDownload(self._client, key, start, end)
 
     def _keys(self, prefix: str, deadline: Deadline) -> Iterator[str]:
-        for blob in self._bucket.list_blobs(
-            prefix=prefix, fields="items(name),nextPageToken", retry=policy(deadline)
-        ):
-            yield blob.name
+        for page in self._pages(deadline, prefix=prefix, fields="items(name)"):
+            for each in page.get("items", ()):
+                yield each["name"]
 
     def _folders(self, deadline: Deadline) -> Iterator[str]:
-        pages = self._bucket.list_blobs(
-            prefix=self._prefix,
-            delimiter="/",
-            fields="prefixes,nextPageToken",
-            retry=policy(deadline),
-        ).pages
-        while (page := deadline.run(lambda: next(pages, None))) is not None:
-            yield from page.prefixes
+        for page in self._pages(
+            deadline, prefix=self._prefix, delimiter="/", fields="prefixes"
+        ):
+            yield from page.get("prefixes", ())
+
+    def _pages(
+        self, deadline: Deadline, *, fields: str, **params: str
+    ) -> Iterator[dict[str, Any]]:
+        """The answers to one question, each with a part of a listing."""
+        params["fields"] = f"{fields},nextPageToken"
+        client = self._client
+        while True:
+            page = deadline.run(
+                lambda: client.call("GET", client.objects, deadline, params=params)
+            )
+            yield page
+            if not (token := page.get("nextPageToken")):
+                return
+            params["pageToken"] = token
 
     def _stat(self, key: str, deadline: Deadline) -> ObjectStat | None:
-        blob = self._found(key, policy(deadline))
-        if blob is None:
-            return None
-        size = blob.size or 0  # zeros may be left out
-        return ObjectStat(size=size, crc32c=_crc_of(blob))
+        there = self._resource(key, deadline)
+        return None if there is None else _stat_of(there)
 
     def _delete(self, key: str, deadline: Deadline) -> None:
         try:
-            self._bucket.blob(key).delete(retry=policy(deadline))
-        except api.NotFound as error:
-            if gcs_client.is_about_the_bucket(error):
-                raise
+            self._client.call("DELETE", self._client.object_path(key), deadline)
+        except NotFoundError:
+            return
 
-    def _new(self, key: str) -> Any:
-        """An object that is to be, with this writer's token."""
-        blob = self._bucket.blob(key)
-        blob.metadata = {TOKEN: secrets.token_hex(16)}
-        return blob
-
-    def _written_by(self, blob: Any, retry: Any) -> Any:
+    def _written_as(
+        self, resource: Mapping[str, Any], deadline: Deadline
+    ) -> dict[str, Any] | None:
         """The object that is in the way, if it is ours, whose answer got lost."""
-        there = self._found(blob.name, retry)
-        if there is None or (there.metadata or {}).get(TOKEN) != blob.metadata[TOKEN]:
-            return None
-        return there
+        there = self._resource(resource["name"], deadline)
+        token = (there or {}).get("metadata", {}).get(TOKEN)
+        return there if token == resource["metadata"][TOKEN] else None
 
-    def _found(self, key: str, retry: Any) -> Any:
-        """What the service knows of an object; None if there is none."""
-        blob = self._bucket.blob(key)
+    def _resource(self, key: str, deadline: Deadline) -> dict[str, Any] | None:
+        """The service's description of an object; None if there is no object."""
         try:
-            blob.reload(retry=retry)
-        except api.NotFound as error:
-            if gcs_client.is_about_the_bucket(error):
-                raise
+            return self._client.call("GET", self._client.object_path(key), deadline)
+        except NotFoundError:
             return None
-        return blob
 
 
-def _crc_of(blob: Any) -> int | None:
-    return decoded(blob.crc32c) if blob.crc32c else None
+def _new(key: str) -> dict[str, Any]:
+    """The description of a new object, with a token of its writer."""
+    return {
+        "name": key,
+        "contentType": CONTENT_TYPE,
+        "metadata": {TOKEN: secrets.token_hex(16)},
+    }
+
+
+def _stat_of(resource: Mapping[str, Any]) -> ObjectStat:
+    crc = resource.get("crc32c")
+    return ObjectStat(
+        size=int(resource.get("size", 0)),  # zeros may be left out
+        crc32c=gcs_client.decoded(crc) if crc else None,
+    )

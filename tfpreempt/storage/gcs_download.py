@@ -1,8 +1,4 @@
-"""Bytes of an object on their way from Google Cloud Storage, in pieces.
-
-The client itself hands out 8 KiB at a time, which keeps eight threads waiting for the
-interpreter, or all at once, which memory has to hold.
-"""
+"""Bytes of an object on their way from Google Cloud Storage, a mebibyte at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ from tfpreempt import errors
 from tfpreempt.core.threads import OutOfTimeError
 from tfpreempt.storage import gcs_client
 from tfpreempt.storage.bucket import MissingError
-from tfpreempt.storage.deadline import REQUEST_SECONDS, Deadline
+from tfpreempt.storage.deadline import Deadline
+from tfpreempt.storage.gcs_client import GcsClient, Retry
 
 _PIECE = 1 << 20
 
@@ -25,8 +22,8 @@ class GcsDownload:
     """Some bytes of an object, of the generation that the first answer comes from.
 
     Args:
-        session: makes the requests.
-        url: of the object's bytes.
+        client: makes the requests.
+        key: the object's name in the bucket.
         start: the first byte that is wanted.
         end: the one after the last; None: all that follow.
 
@@ -35,11 +32,11 @@ class GcsDownload:
     """
 
     def __init__(
-        self, session: requests.Session, url: str, start: int, end: int | None
+        self, client: GcsClient, key: str, start: int, end: int | None
     ) -> None:
         self.crc32c: int | None = None
-        self._session = session
-        self._url = url
+        self._client = client
+        self._path = f"/download{client.object_path(key)}"
         self._at = start
         self._end = end
         self._generation: str | None = None
@@ -52,12 +49,15 @@ class GcsDownload:
             OutOfTimeError: time is up.
             MissingError: there is no such object.
             CheckpointError: the answer is to another question.
-            google.api_core.exceptions.GoogleAPICallError: the service refuses.
-            google.api_core.exceptions.RetryError: it fails for too long.
+            GcsError: the service refuses, or fails for too long.
+            Exception: one of `gcs_client.BROKEN`; the connection failed for too long.
         """
         while self._end is None or self._at < self._end:
             asked = self._at
-            answer, piece = deadline.run(gcs_client.policy(deadline)(self._begin))
+            try:
+                answer, piece = deadline.run(lambda: Retry(deadline).run(self._begin))
+            except gcs_client.RangeError:
+                return  # the object ends before it
             more = functools.partial(self._read, answer)
             try:
                 while piece:
@@ -82,25 +82,22 @@ class GcsDownload:
         if self._at or self._end is not None:
             last = "" if self._end is None else self._end - 1
             headers["Range"] = f"bytes={self._at}-{last}"
-        answer = self._session.request(
-            "GET",
-            self._url,
-            params={"alt": "media", "generation": self._generation},
-            headers=headers,
-            stream=True,
-            timeout=REQUEST_SECONDS,
-        )
-        if answer.status_code == 416:
-            return answer, b""  # nothing is there, so nothing is copied
-        if answer.status_code not in (200, 206):
-            error = gcs_client.refusal(answer)
-            is_refused = gcs_client.is_about_the_bucket(error)
-            raise error if answer.status_code != 404 or is_refused else MissingError
+        try:
+            answer = self._client.request(
+                "GET",
+                self._path,
+                statuses=(200, 206),
+                params={"alt": "media", "generation": self._generation},
+                headers=headers,
+                stream=True,
+            )
+        except gcs_client.NotFoundError as error:
+            raise MissingError from error
         part = answer.headers.get("Content-Range", "")
         is_part = answer.status_code == 206
         if is_part and not part.startswith(f"bytes {self._at}-"):
             raise errors.CheckpointError(
-                f"{self._url} was asked for its bytes from {self._at} on and answered "
+                f"{answer.url} was asked for its bytes from {self._at} on and answered "
                 f"with {part or 'some bytes'!r}. Look at the server, and at proxies on "
                 "the way."
             )
