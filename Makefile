@@ -15,7 +15,7 @@ export TFPREEMPT_PLATFORM ?= generic
 MEMORY  := $(shell test -w /dev/shm && \
 	test "$$(df -k --output=avail /dev/shm | tail -n 1)" -gt 1048576 && echo TMPDIR=/dev/shm)
 
-# Two at a time, for two cores; three where they wait more than they work. Bytecode is
+# Two at a time, for two cores. Bytecode is
 # for them to share: some environments forbid it. A file stays whole in `make test`, for
 # its servers and processes; in the order of the folders the long ones come early. A
 # process that dies is not replaced: pytest-xdist may wait for ever for what it had left.
@@ -26,15 +26,17 @@ STUCK   := -o faulthandler_timeout=660
 unexport PYTHONDONTWRITEBYTECODE
 
 FAST    := not tensorflow and not multiprocess and not slow and not campaign and not bench
-REGULAR := not campaign and not bench
+ALL     := not campaign and not bench
+REGULAR := $(ALL) and not thorough
 
-.PHONY: help demo test test-more test-fast lint types docs wheel matrix bench bench-long performance campaign clean
+.PHONY: help demo test test-all test-more test-fast lint types docs wheel matrix bench bench-long performance campaign clean
 
 help:
 	@echo "make demo       train, be preempted three times, compare with a run that was not"
-	@echo "make test       nearly all tests, 10,000 random schedules (under 30 minutes)"
+	@echo "make test       each promise on real processes, 10,000 random schedules (15 minutes)"
+	@echo "make test-all   all cases of all matrices, short campaigns, notebooks (35 minutes)"
 	@echo "make test-more  those that need trackers (150 MB) and Debian's chromium"
-	@echo "make test-fast  the tests that need no TensorFlow (half a minute)"
+	@echo "make test-fast  the tests that need neither TensorFlow nor long (20 seconds)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
 	@echo "make docs       the documentation, in build/site/; warnings are errors"
@@ -58,8 +60,10 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/tfpreempt demo $(ARGS)
 
-test: $(STAMP)
-	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist loadfile --no-loadscope-reorder $(STUCK) -m "$(REGULAR)" $(ARGS)
+test: SELECTED := $(REGULAR)
+test-all: SELECTED := $(ALL)
+test test-all: $(STAMP)
+	$(MEMORY) TFPREEMPT_TEST_PROFILE=full $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist loadfile --no-loadscope-reorder $(STUCK) -m "$(SELECTED)" $(ARGS)
 
 # What needs more than the others: trackers (30 packages, 150 MB), and Debian's packages
 # chromium and chromium-driver. None of these may be skipped here.
@@ -70,7 +74,7 @@ test-more: $(STAMP)
 	! grep --quiet '<skipped' build/test-more.xml
 
 test-fast: $(STAMP)
-	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n 3 $(XDIST) --dist worksteal -m "$(FAST)" $(ARGS)
+	$(MEMORY) TFPREEMPT_TEST_PROFILE=fast $(BIN)/python -m pytest -n $(JOBS) $(XDIST) --dist worksteal -m "$(FAST)" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

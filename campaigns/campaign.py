@@ -45,11 +45,11 @@ class Campaign:
         name: that of its module.
         promise: what is done at random, and what holds after it; a sentence or two.
         trials: in the full form.
-        short: trials in `make test`; 0: a test of its own has the short form.
+        short: trials in `make test-all`; 0: a test of its own has the short form.
         mark: of pytest, for the short form: what it needs.
         prepare: what all trials share is made once, and gone when they are through.
         fixed: the faults that it found, a sentence each with the test that was left.
-        again: trials that found a fault, by seed and number: run in `make test` too.
+        again: seeds and numbers of trials that found a fault; run in `make test-all`.
     """
 
     name: str

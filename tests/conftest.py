@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.docs.failures import unshown
+from tests.docs.failures import named, unshown
+from tests.thorough import thorough
 
 if TYPE_CHECKING:
     from tests.multiprocess.harness import Place, Zygote
@@ -71,6 +72,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection() -> None:
     """Hardly anything that is made now is garbage: nothing looks for it."""
     gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that only `make test-all` runs."""
+    chosen = set(thorough(items, named()))
+    for item in items:
+        if item.nodeid in chosen:
+            item.add_marker("thorough")
 
 
 def pytest_collection_finish() -> None:

@@ -114,6 +114,7 @@ def recorded(noxfile: Any) -> dict[str, str]:
     return checks
 
 
+@pytest.mark.tensorflow
 def test_every_check_names_tests_that_there_are(
     noxfile: Any, real_checks: dict[str, str]
 ) -> None:

@@ -28,7 +28,7 @@ from tfpreempt.cli import main
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import Files, LocalFiles, files_for
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 TOKEN = "a" * 32
 SPARSE = 8 << 40  # bytes, more than any memory has

@@ -21,7 +21,7 @@ HEAD = """\
 ## Campaigns
 
 What was done to tfpreempt at random, how often, and how often a promise was broken. Of
-each campaign a short form is part of `make test`, with another seed each time;
+each campaign a short form is part of `make test-all`, with another seed each time;
 `make campaign` runs all of them in full, goes on where it was cut off, and makes this
 part of the page of what it finds. A fault is fixed, and stays as a test. The
 last column names the commits that were tried.

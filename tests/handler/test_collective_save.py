@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.handler.program import wait_until
+from tests.multiprocess.harness import wait_until
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
@@ -343,7 +343,7 @@ def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> 
     for saves, member in zip(pair, members, strict=True):
         assert not saves.stands(member, SECONDS)  # type: ignore[arg-type]
         member.opened.set()
-    wait_until(lambda: members[0].discarded == 1)
+    wait_until(lambda: members[0].discarded == 1, "the part is discarded")
     assert members[0].present == []
 
 
@@ -356,7 +356,7 @@ def test_one_that_is_given_up_waits_for_nobody(pair: list[CollectiveSaves]) -> N
     chief.opened.set()
     other.opened.set()
     begin(pair[1], other, "periodic-1")
-    wait_until(lambda: chief.discarded == 1)
+    wait_until(lambda: chief.discarded == 1, "the save is discarded")
     assert chief.present == []
 
 

@@ -17,7 +17,7 @@ from tests.states.test_states import directory, restart  # noqa: F401  # a fixtu
 from tfpreempt import errors
 from tfpreempt.states import LoaderState
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
 class Lines:

@@ -18,6 +18,8 @@ from selenium.webdriver.common.by import By
 from tests.cli.report.scripted import Scripted, a_run, read
 from tfpreempt.cli.report.page import make_page
 
+pytestmark = pytest.mark.slow  # imports matplotlib
+
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 

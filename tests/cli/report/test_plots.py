@@ -12,6 +12,8 @@ from tests.cli.report.test_run_report import one_of_each
 from tfpreempt.cli.report import plots
 from tfpreempt.cli.report.run_report import RunReport
 
+pytestmark = pytest.mark.slow  # imports matplotlib
+
 POINT = re.compile(r"([ML]) ([-\d.]+) ([-\d.]+)|z")
 
 

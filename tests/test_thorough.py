@@ -1,0 +1,70 @@
+"""The split between `make test` and `make test-all`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.thorough import FITS, TESTS, thorough
+
+ROOT = Path(__file__).parents[1]
+MATRIX = ["a-1", "a-2", "b-1", "b-2"]
+
+
+def items(function: str, cases: list[str], *marks: str) -> list[Any]:
+    return [
+        SimpleNamespace(nodeid=f"{function}[{case}]", keywords=dict.fromkeys(marks))
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "cases", "left_out"),
+    [
+        ("tests/a.py", MATRIX, ["b-2"]),
+        ("tests/a.py", ["a", "b", "c"], []),
+        (f"{FITS}test_b.py", MATRIX, MATRIX[1:]),
+    ],
+)
+def test_cases_without_a_new_value_are_left_out(
+    file: str, cases: list[str], left_out: list[str]
+) -> None:
+    found = thorough(items(f"{file}::test", cases, "tensorflow"), ())
+    assert list(found) == [f"{file}::test[{case}]" for case in left_out]
+
+
+def test_a_case_that_docs_reliability_names_is_kept_in_place_of_others() -> None:
+    cases = items("tests/a.py::test", MATRIX, "multiprocess")
+    found = thorough(cases, {"tests/a.py::test[b-2]"})
+    assert list(found) == [f"tests/a.py::test[{case}]" for case in ("a-2", "b-1")]
+
+
+def test_without_tensorflow_all_cases_are_kept() -> None:
+    assert list(thorough(items("tests/a.py::test", MATRIX, "slow"), ())) == []
+
+
+@pytest.mark.parametrize("function", TESTS)
+def test_of_a_listed_function_the_listed_cases_are_kept(function: str) -> None:
+    kept = TESTS[function]
+    found = thorough(items(function, [*kept, "another"], "tensorflow"), ())
+    assert list(found) == [f"{function}[another]"]
+
+
+@pytest.mark.tensorflow
+def test_the_listed_functions_and_cases_exist() -> None:
+    """A case of another name would leave `make test` without the function."""
+    cases = [
+        f"{function}[{case}]" if case else function
+        for function, kept in TESTS.items()
+        for case in kept or ("",)
+    ]
+    collect = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "")
+    found = subprocess.run(
+        [*collect, *cases], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr

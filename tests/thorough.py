@@ -1,0 +1,79 @@
+"""The tests that `make test-all` runs and `make test` leaves out: the mark `thorough`.
+
+`make test` runs nearly all test functions, and shows each promise at least once on real
+processes; `make test-all` runs all cases of each function. `tests/conftest.py` marks as
+thorough:
+
+1. the functions of `TESTS`, but for the cases that stand there;
+2. in `FITS`, whose tests take seconds each, all cases of a function but the first;
+3. elsewhere, of a function that needs TensorFlow, each case that contains no value of a
+   parameter that an earlier case does not contain.
+
+A test that docs/reliability.md names is never thorough.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+import pytest
+
+TESTS: dict[str, tuple[str, ...]] = {
+    # Short forms of campaigns: they repeat at random what other tests show once.
+    "tests/campaigns/test_short.py::test_no_trial_breaks_a_promise": (),
+    "tests/campaigns/test_crowd.py::"
+    "test_workers_that_are_preempted_again_lose_no_step": (),
+    # The orders of events in small clusters are all searched by another test.
+    "tests/cluster/test_explore.py::test_every_order_of_events_in_larger_clusters": (
+        "three workers",
+    ),
+    # Programs as long as a reader's; other tests make each of their calls.
+    "tests/docs/test_notebooks.py::test_a_notebook_runs_top_to_bottom": (),
+    # The demo with model.fit; its loop stays.
+    "tests/cli/test_demo.py::test_nothing_is_lost": ("2-more0",),
+    # Each kind of data, each kind of interruption and each line of Keras once.
+    "tests/keras/test_matrix.py::test_equals_a_run_without_interruption": (
+        "keras-tfdata-1-1-first",
+        "keras-arrays-1-4-twice",
+        "keras-sequence-1-1-middle",
+        "keras-sequence-2-1-validation",
+        "tf_keras-sequence-1-4-last",
+        "tf_keras-generator-2-4-first",
+        "tf_keras-tfdata-2-4-three",
+    ),
+    # Each kind of data and each interruption has a test of one process.
+    "tests/multiprocess/test_fit.py::test_two_workers": ("keras-tfdata-three",),
+    "tests/multiprocess/test_snapshots.py::test_so_does_a_killed_fit": ("keras",),
+}
+"""Functions that take minutes, with the cases that `make test` runs all the same."""
+
+FITS = "tests/keras/"
+
+
+def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[str]:
+    """Yields the node ids of the thorough tests.
+
+    Args:
+        items: tests that were collected.
+        named: node ids of tests that docs/reliability.md names, with or without case.
+    """
+    seen: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    # The named cases first: the values that they contain need no further case.
+    for item in sorted(items, key=lambda item: item.nodeid not in named):
+        function, _, case = item.nodeid.removesuffix("]").partition("[")
+        # A value is a part of the case's name, at the position of this part. In FITS
+        # all cases count as one.
+        parts = [] if function.startswith(FITS) else case.split("-")
+        values = {(-1, function), *enumerate(parts)}
+        is_repeated = needs_tensorflow(item) and values <= seen[function]
+        seen[function] |= values
+        listed = TESTS.get(function)
+        is_left_out = is_repeated if listed is None else case not in listed
+        if is_left_out and item.nodeid not in named:
+            yield item.nodeid
+
+
+def needs_tensorflow(item: pytest.Item) -> bool:
+    """Returns whether a test takes long; the others have all their cases in both."""
+    return not {"tensorflow", "multiprocess"}.isdisjoint(item.keywords)
