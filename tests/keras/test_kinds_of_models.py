@@ -524,6 +524,103 @@ def test_a_second_fit_has_the_settings_and_traces_of_the_first_one(
     assert on.run(program, *cuts) == expected
 
 
+def evaluated_by_a_callback(on: Machine, ours: Any) -> Any:
+    """A callback evaluates on data with weights, which have a trace of their own."""
+    model = scaled(on)
+
+    def evaluate(epoch: int, logs: Any = None) -> None:
+        model.layers[-1].factor = epoch
+        model.evaluate(X, Y, sample_weight=Y[:, 0], batch_size=BATCH, verbose=0)
+
+    on.fit(model, on.callback(on_epoch_end=evaluate), ours=ours, **HELD_OUT)
+
+
+def traced_after_it_was_made_again(on: Machine, ours: Any) -> Any:
+    """The first validation of the second fit traces the function."""
+    model = scaled(on)
+
+    def change(epoch: int, logs: Any = None) -> None:
+        model.layers[-1].factor += epoch + 1
+
+    on.fit(model, ours=ours, epochs=1, **HELD_OUT)
+    model.make_test_function(force=True)
+    hooks = on.callback(on_epoch_begin=change)
+    history = on.fit(model, hooks, ours=ours, **HELD_OUT)
+    return history.history, list(values(model).values())
+
+
+def evaluated_between_two_fits(on: Machine, ours: Any) -> Any:
+    """The complete first fit validates no more, so `evaluate` traces the function."""
+    model = scaled(on)
+
+    def change(epoch: int, logs: Any = None) -> None:
+        model.layers[-1].factor += epoch
+
+    first = ours if ours is not None else on.preemption()
+    on.fit(model, on.callback(on_epoch_begin=change), ours=first, epochs=2, **HELD_OUT)
+    if ours is None:
+        on.checkpoints = on.directory / "second"
+    model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    on.fit(model, ours=on.preemption() if ours is None else ours, **HELD_OUT)
+    on.checkpoints = on.directory / "checkpoints"
+
+
+def frozen_in_another_model(on: Machine, ours: Any) -> Any:
+    """The second model has a layer that a callback froze in the first model's fit."""
+    shared = on.keras.layers.Dense(2)
+    models = [on.keras.Sequential([shared, on.keras.layers.Dense(1)]) for _ in range(2)]
+    for model in models:
+        model.compile("sgd", "mse", jit_compile=False)
+
+    def freeze(epoch: int, logs: Any = None) -> None:
+        shared.trainable = False
+
+    on.fit(models[0], on.callback(on_epoch_begin=freeze), ours=ours, epochs=1)
+    history = on.fit(models[1], ours=ours)
+    return history.history, [each.numpy().tobytes() for each in models[1].weights]
+
+
+def scaled(on: Machine) -> Any:
+    """A model whose last layer multiplies by a setting of its own."""
+
+    class Scale(on.keras.layers.Layer):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 1
+
+        def call(self, inputs: Any) -> Any:
+            return inputs * self.factor
+
+    model = on.keras.Sequential([on.keras.layers.Dense(1), Scale()])
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+RARE = [
+    (evaluated_by_a_callback, [("begin", 2, 1)], "all traces of the test function"),
+    (traced_after_it_was_made_again, [("begin", 2, 3)], None),
+    (evaluated_between_two_fits, [("begin", 2, 3)], "was traced were not restored"),
+    (frozen_in_another_model, [("begin", 2, 3)], None),
+]
+
+
+@LINES
+@pytest.mark.parametrize(("program", "cuts", "name"), RARE)
+def test_rare_changes_of_settings_are_restored_or_named(
+    on: Machine,
+    line: str,
+    program: Any,
+    cuts: Any,
+    name: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    on.start()
+    expected = program(on, False)
+    assert on.run(functools.partial(program, on, None), *cuts) == expected
+    assert bool(name) == ("restored" in caplog.text)
+    assert name is None or name in caplog.text
+
+
 @LINES
 @pytest.mark.parametrize("is_built", [False, True])
 @pytest.mark.parametrize("fits", [1, 2])

@@ -25,6 +25,7 @@ import inspect
 import itertools
 import logging
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -121,6 +122,12 @@ class Entry:
         return self.owner, self.key
 
 
+_KINDS_WHY = (
+    "the function is traced for each kind of data (structure, dtypes and shapes of a "
+    "batch), settings have changed since its first trace, and only the settings of the "
+    "first trace are restored. Call evaluate() in callbacks with data of the kind of "
+    "validation_data, or call make_test_function(force=True) after a change of settings"
+)
 _TESTED = Entry(
     owner="model", key="test_function", encoded=Encoded(header=""), kind="tested"
 )
@@ -148,12 +155,20 @@ class Trace:
             traced with after a restart; empty before the first trace.
         is_due: whether the next call of the function traces with `values`.
         outdated: the values of the restart that the trace of this process lacks.
+        kinds: the element specs that the function was called with in this process;
+            TensorFlow traces the function for each of them.
     """
 
     function: Any = None
     values: dict[Any, Value] = dataclasses.field(default_factory=dict)
     is_due: bool = False
     outdated: list[Value] = dataclasses.field(default_factory=list)
+    kinds: list[Any] = dataclasses.field(default_factory=list)
+
+
+_ended: weakref.WeakValueDictionary[int, Attributes] = weakref.WeakValueDictionary()
+"""The values of fits that ended, oldest first, as long as their models exist."""
+_numbers = itertools.count()
 
 
 class Attributes:
@@ -161,7 +176,8 @@ class Attributes:
 
     A later fit of the same model continues from the first one. Values that a fit has
     changed, and nothing else since, count as changed in the next fit, because a restart
-    skips the first fit and its callbacks. A function that was traced stays traced.
+    skips the first fit and its callbacks. This includes values of layers that the model
+    shares with the models of earlier fits. A function that was traced stays traced.
 
     Args:
         model: the model.
@@ -185,20 +201,37 @@ class Attributes:
         self._at_end: dict[Any, bytes] = {}
         self._optimizer = getattr(model, "optimizer", None)
         self._functions: dict[str, Any] = {}  # of the model at the end
-        if (before := getattr(model, _KEPT, None)) is not None:
-            self._continue(model, before)
+        at_begin = dict(self._at_start)
+        for before in list(_ended.values()):
+            self._continue_from(before, at_begin)
+        if (last := getattr(model, _KEPT, None)) is not None:
+            self._continue(model, last)
         evaluated = getattr(model, "test_function", None)
-        if evaluated is not None and evaluated is not self.traces["test"].function:
+        is_other = evaluated is not self.traces["test"].function
+        if evaluated is not None and is_other and _is_traced(evaluated):
             values = {key: each for key, each in now.items() if each.is_small}
             self.traces["test"] = Trace(function=evaluated, values=values)
 
-    def _continue(self, model: Any, before: Attributes) -> None:
-        """Continues from the last fit of the model in this process."""
-        for key, digest in list(self._at_start.items()):
-            if before._at_end.get(key) == digest and key in before._at_start:
+    def _continue_from(self, before: Attributes, now: Mapping[Any, bytes]) -> None:
+        """Counts values as changed that an earlier fit has changed.
+
+        Args:
+            before: of the earlier fit.
+            now: digests of the values at the begin of this fit.
+        """
+        is_same_model = before._roots["model"] is self._roots["model"]
+        for key, digest in now.items():
+            is_of_both = is_same_model or isinstance(key, tuple)  # else it is a path
+            is_kept = before._at_end.get(key) == digest and key in before._at_start
+            if is_of_both and is_kept:
                 self._at_start[key] = before._at_start[key]
                 if key in before._settings:
-                    self._settings[key] = before._settings[key]
+                    self._settings[key] = dataclasses.replace(
+                        before._settings[key], owner=self._settings[key].owner
+                    )
+
+    def _continue(self, model: Any, before: Attributes) -> None:
+        """Continues the traces of the last fit of the model in this process."""
         self._traced = before._traced
         if self._optimizer is before._optimizer:
             self._has_stepped, self._at_first = before._has_stepped, before._at_first
@@ -212,6 +245,7 @@ class Attributes:
         self._at_end = {_key(*each): each[1].digest for each in self._look()}
         self._functions = _functions(model)
         vars(model)[_KEPT] = self
+        _ended[next(_numbers)] = self
 
     def capture(self) -> Encoded:
         """The values that have changed; those that cannot be saved are named, once."""
@@ -233,6 +267,12 @@ class Attributes:
             for name, encoded in then.items():
                 entry = dataclasses.replace(value.entry, encoded=encoded)
                 entries.append(dataclasses.replace(entry, kind=_KINDS[name]))
+        for name, trace in self.traces.items():
+            has_changed = any(each.kind == _KINDS[name] for each in entries)
+            if has_changed and len(trace.kinds) > 1:
+                self.lose(
+                    f"the settings of all traces of the {name} function", _KINDS_WHY
+                )
         if self.traces["test"].values:
             entries.append(_TESTED)
         entries += [
@@ -332,7 +372,8 @@ class Attributes:
                 if name == "train" and not self._has_stepped:
                     self._has_stepped = True
                     self._at_first = {
-                        key: each
+                        # A restart looks for the owner before the model is built.
+                        key: dataclasses.replace(each, owner=self._settings[key].owner)
                         for key, each in trace.values.items()
                         if each.setting and each.digest != self._at_start[key]
                     }
@@ -369,6 +410,20 @@ class Attributes:
             yield
         finally:
             self._put(newest)
+
+    def name_due_trace(self) -> None:
+        """Names settings of the test function that no trace of this fit restores."""
+        trace = self.traces["test"]
+        newest = {_key(*each): each[1].digest for each in self._look()}
+        pairs = [(newest.get(key), was.digest) for key, was in trace.values.items()]
+        if trace.is_due and any(now not in (None, was) for now, was in pairs):
+            log.warning(
+                "tfpreempt: the settings with which the test function was traced were "
+                "not restored by this restart: this fit is complete and validates no "
+                "more, so evaluate() and the first validation of a later fit use the "
+                "newest settings. Call make_test_function(force=True) after this fit, "
+                "so that an uninterrupted run uses these, too."
+            )
 
     def forget_trace(self, name: str) -> None:
         """Lets the next trace of a function use the values of that moment."""
@@ -469,6 +524,15 @@ class Attributes:
                     self._settings[key] = found
                     self._at_start[key] = found.digest
                 yield place.path, dataclasses.replace(found, owner=paths[id(owner)])
+
+
+def _is_traced(function: Any) -> bool:
+    """Whether a function of Keras was traced; True where this is not known."""
+    cells = getattr(function, "__closure__", None) or ()
+    parts = [function, *(cell.cell_contents for cell in cells)]
+    name = "experimental_get_tracing_count"
+    counts = [getattr(each, name)() for each in parts if hasattr(each, name)]
+    return any(counts) or not counts
 
 
 def _functions(model: Any) -> dict[str, Any]:

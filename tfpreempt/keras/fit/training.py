@@ -297,6 +297,9 @@ class Training:
 
     def _trace(self, inner: Callable[[Any], Any], iterator: Any, name: str) -> Any:
         attributes = self._state.attributes
+        kinds, spec = attributes.traces[name].kinds, iterator.element_spec
+        if spec not in kinds:
+            kinds.append(spec)
         if inner is attributes.traces[name].function or self.fit.model.run_eagerly:
             return inner(iterator)
         try:
@@ -598,6 +601,7 @@ class Training:
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
         elif self._phase in phases.RESTORING:
             self._restore()
+            self._state.attributes.name_due_trace()
         self._phase = phases.after(self._phase, Event.TRAIN_END)
         self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
