@@ -45,6 +45,28 @@ TESTS: dict[str, tuple[str, ...]] = {
     # Each kind of data and each interruption has a test of one process.
     "tests/multiprocess/test_fit.py::test_two_workers": ("keras-tfdata-three",),
     "tests/multiprocess/test_snapshots.py::test_so_does_a_killed_fit": ("keras",),
+    # Clusters of several forms, each of which another test restarts too.
+    "tests/multiprocess/test_exact_resume.py::test_real_clusters": (
+        "2-checkpoint-run-nothing",
+        "4-manager-run-handler",
+    ),
+    "tests/multiprocess/test_snapshots.py::"
+    "test_a_killed_worker_costs_what_came_after_the_snapshot": ("2",),
+    "tests/multiprocess/test_cached_data.py::"
+    "test_a_run_killed_in_its_first_epoch_is_started_again": (
+        "keras-kills0",
+        "loop-kills2",
+    ),
+    "tests/data/test_distribute.py::"
+    "test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place": (
+        "mirrored-2-1",
+        "mwms-1-3",
+    ),
+    "tests/data/test_elastic.py::"
+    "test_the_global_batches_are_those_of_the_undisturbed_run": (
+        "loop-index",
+        "fit-sequence",
+    ),
 }
 """Functions that take minutes, with the cases that `make test` runs all the same."""
 
