@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.journals import read_journal
 from tests.ports import free_ports
-from tfpreempt.core.journal import journal_directory, read_journal
+from tfpreempt.core.journal import journal_directory
 
 ROOT = Path(__file__).parents[1]
 WORKERS = 2

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.row import alone, compare
-from tfpreempt.core.journal import read_journal
+from tests.journals import read_journal
 from tfpreempt.core.memory import VARIABLES, LentMemory
 
 ROOT = Path(__file__).parents[1]

@@ -52,6 +52,7 @@ from tfpreempt.checkpoint.shares import DenseTensor
 from tfpreempt.checkpoint.verification import faults
 from tfpreempt.checkpoint.worker_parts import WorkerParts
 from tfpreempt.cli import main as command
+from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.coordination import keys, rendezvous
 from tfpreempt.coordination.events import (
     CommitKind,
@@ -62,7 +63,7 @@ from tfpreempt.coordination.events import (
     Tombstone,
 )
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.core import journal, restarts
+from tfpreempt.core import restarts
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice.metadata import Answer
@@ -130,7 +131,7 @@ def read_pointer(data: bytes, place: Path) -> None:
 
 def read_lines(data: bytes, place: Path) -> None:
     written(data, place / "journal" / "worker-0.jsonl")
-    journal.read_journal(place / "journal")
+    JournalTailer(place / "journal", keeps_all=True).read_on(0.0)
 
 
 def read_intent(data: bytes, place: Path) -> None:

@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from tests.cli.report.scripted import Scripted
 from tfpreempt.cli import main
 from tfpreempt.cli.demo.job import (
     STEP,
@@ -26,7 +26,7 @@ from tfpreempt.cli.demo.job import (
     draw_preemptions,
     train,
 )
-from tfpreempt.cli.demo.result import Result, assess, count_lost, notice_to_commit
+from tfpreempt.cli.demo.result import Result, assess, count_lost
 from tfpreempt.errors import ConfigurationError
 
 # Stands in for a supervisor and its two workers: tells each step, and at those that are
@@ -171,27 +171,23 @@ def test_a_step_is_found_whatever_else_the_worker_writes() -> None:
     assert [int(step) for step, *_ in STEP.findall(printed.stdout)] == [*range(1000)]
 
 
-def notice(incarnation: int, worker: int, wall: float) -> dict[str, Any]:
-    who = {"incarnation": incarnation, "worker": worker}
-    return {"event": "notice", "wall": wall, **who}
-
-
-def commit(incarnation: int, wall: float, because: str) -> dict[str, Any]:
-    what = {"incarnation": incarnation, "because": because, "step": int(wall)}
-    return {"event": "commit", "wall": wall, **what}
-
-
-def test_time_runs_from_the_first_notice_of_the_incarnation() -> None:
-    journal = [
-        notice(0, 1, 10.0),
-        notice(0, 0, 10.25),
-        commit(0, 10.5, "preemption"),
-        commit(1, 20.0, "periodic"),
-        notice(2, 0, 30.0),
-        commit(2, 31.0, "preemption"),
-        {"event": "restored", "wall": 40.0, "incarnation": 3},
-    ]
-    assert notice_to_commit(journal) == (0.5, 1.0)
+def test_preemptions_are_counted_by_their_commits(tmp_path: Path) -> None:
+    run = Scripted()
+    run.start()
+    run.save()
+    run.preempt(steps=1)
+    run.start()
+    run.preempt(steps=2)
+    run.start()
+    run.finish()
+    run.write(tmp_path / "checkpoints" / "journal")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-0.log").touch()
+    (tmp_path / "accuracy-0.txt").write_text("0.9")
+    (tmp_path / "weights-0.bin").touch()
+    found = assess([tmp_path], workers=1, steps=0)
+    assert found.notice_to_commit_seconds == (1.5, 2.0)
+    assert (found.preemptions, found.restarts) == (2, 2)
 
 
 def test_one_bit_is_a_difference_and_faults_name_what_was_promised(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from tests.cli.report.scripted import Scripted
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.cli.status.run_status import State
+from tfpreempt.core.events import Exit, Outcome
+from tfpreempt.core.journal import MAX_LINE_BYTES, Journal
 
 WALL = 1_800_000_000.0
+EXIT = Exit(outcome=Outcome.COMMITTED, code=143, step=5)
 
 
 def long_run(*, is_supervised: bool) -> Scripted:
@@ -67,6 +71,31 @@ def test_a_late_record_belongs_to_the_process_that_made_it(tmp_path: Path) -> No
     first, second = journals.workers[0].trainings
     assert first.exit is not None
     assert second.exit is None
+
+
+def test_a_pipe_in_place_of_a_journal_blocks_no_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "worker-0.jsonl")
+    journals = opened(tmp_path, keeps_all=True)
+    assert journals.workers[0].trainings == []
+    [warning] = journals.warnings
+    assert "Not a regular file" in warning
+
+
+def test_a_line_without_an_end_and_a_hole_cost_no_memory_and_no_time(
+    tmp_path: Path,
+) -> None:
+    """The attacker has appended to the journal of a worker."""
+    journal = Journal(tmp_path, 0)
+    journal.record(EXIT)
+    journal.close()
+    with (tmp_path / "worker-0.jsonl").open("ab") as file:
+        file.write(b"x" * (3 * MAX_LINE_BYTES))
+        file.truncate(8 << 40)
+    Journal(tmp_path, 0).record(EXIT)
+    journals = opened(tmp_path, keeps_all=True)
+    assert [each.event for each in journals.records("exit")] == ["exit", "exit"]
+    [warning] = journals.warnings
+    assert warning.startswith("worker-0.jsonl: 1 line(s) are damaged")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.journals import read_journal
 from tfpreempt.core import events
 from tfpreempt.core.journal import (
     MAX_LINE_BYTES,
@@ -22,7 +23,7 @@ from tfpreempt.core.journal import (
     LineReader,
     directory_to_write,
     journal_directory,
-    read_journal,
+    parse_record,
 )
 
 
@@ -124,30 +125,10 @@ def test_commits_and_exits_are_synced_and_others_are_not(
     journal.close()
 
 
-def test_files_are_merged_by_wall_time(tmp_path: Path) -> None:
-    clock = FixedClock()
-    journals = [Journal(tmp_path, i, clock) for i in (0, 1)]
-    for wall, worker in [(3.0, 0), (1.0, 1), (2.0, 1)]:
-        clock.now = wall
-        journals[worker].record(EXIT)
-    for journal in journals:
-        journal.close()
-    assert [(r["wall"], r["worker"]) for r in read_journal(tmp_path)] == [
-        (1.0, 1),
-        (2.0, 1),
-        (3.0, 0),
-    ]
-
-
-def test_a_torn_line_is_skipped_counted_and_swallows_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torn_line_swallows_no_record_of_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.jsonl"
     path.write_bytes(b'{"wall": 1.0, "event": "exit"}\n{"wall": 2.0, "ev')
-    assert [r["wall"] for r in read_journal(tmp_path)] == [1.0]
-    assert "1 damaged line" in caplog.text
-
-    journal = Journal(tmp_path, 0, FixedClock())  # the next incarnation goes on
+    journal = Journal(tmp_path, 0, FixedClock())
     journal.record(EXIT)
     journal.close()
     assert [r["wall"] for r in read_journal(tmp_path)] == [1.0, 100.0]
@@ -160,13 +141,16 @@ def test_a_torn_line_is_skipped_counted_and_swallows_nothing(
         *(b'{"wall": 9e18}', b'{"wall": 9223372036854775808}', b'{"wall": -1}'),
     ],
 )
-def test_lines_that_are_no_records_are_skipped(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "worker-0.jsonl").write_bytes(line + b"\n\n")
-    assert read_journal(tmp_path) == []
+def test_a_line_that_is_no_record_is_not_read(line: bytes) -> None:
+    assert parse_record(line) is None
 
 
-def test_a_missing_directory_holds_no_records(tmp_path: Path) -> None:
-    assert read_journal(tmp_path / "absent") == []
+def test_a_pipe_in_place_of_a_journal_does_not_block_its_writer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "worker-0.jsonl")
+    Journal(tmp_path, 0).record(EXIT)
+    assert "Not a regular file" in caplog.text
 
 
 def test_a_write_error_is_logged_once_and_not_raised(
@@ -212,31 +196,6 @@ def test_a_link_is_not_followed_and_said(
     assert (mine / "worker-0.jsonl").read_text() == "notes\n"
     (said,) = caplog.messages
     assert "Links are not followed" in said
-
-
-def test_a_pipe_in_its_place_blocks_neither_writer_nor_reader(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    os.mkfifo(tmp_path / "worker-0.jsonl")
-    Journal(tmp_path, 0).record(EXIT)
-    assert "Not a regular file" in caplog.text
-    assert read_journal(tmp_path) == []
-
-
-def test_a_line_without_an_end_and_a_hole_cost_no_memory_and_no_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The attacker has appended to the journal of a worker."""
-    journal = Journal(tmp_path, 0)
-    journal.record(EXIT)
-    journal.close()
-    path = tmp_path / "worker-0.jsonl"
-    with path.open("ab") as file:
-        file.write(b"x" * (3 * MAX_LINE_BYTES))
-        file.truncate(8 << 40)
-    Journal(tmp_path, 0).record(EXIT)
-    assert [each["event"] for each in read_journal(tmp_path)] == ["exit", "exit"]
-    assert "Skipped 1 damaged line(s)" in caplog.text
 
 
 def test_lines_are_read_as_the_file_grows(tmp_path: Path, rng: random.Random) -> None:

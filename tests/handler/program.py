@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tests.journals import read_journal
 from tfpreempt import TerminationConfig
-from tfpreempt.core.journal import journal_directory, read_journal
+from tfpreempt.core.journal import journal_directory
 from tfpreempt.handler import this_process
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.notice.source import OnNotice

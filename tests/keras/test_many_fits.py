@@ -18,6 +18,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
+from tests.journals import read_journal  # noqa: E402
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import (  # noqa: E402
     BATCH,
@@ -32,7 +33,7 @@ from tests.keras.small_fit import (  # noqa: E402
 )
 from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
 from tfpreempt.checkpoint import bundle_writer  # noqa: E402
-from tfpreempt.core.journal import journal_directory, read_journal  # noqa: E402
+from tfpreempt.core.journal import journal_directory  # noqa: E402
 from tfpreempt.keras.fit.steps import Steps  # noqa: E402
 from tfpreempt.keras.record import Encoded  # noqa: E402
 

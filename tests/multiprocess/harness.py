@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.journals import read_journal
 from tests.ports import free_ports
-from tfpreempt.core.journal import journal_directory, read_journal
+from tfpreempt.core.journal import journal_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().with_name("programs")

@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.tensorflow, pytest.mark.multiprocess]
 pytest.importorskip("orbit.actions")  # PyPI has other packages of that name
 
+from tests.journals import read_journal  # noqa: E402
 from tests.multiprocess.harness import (  # noqa: E402
     RESTART,
     Cluster,
@@ -17,7 +18,6 @@ from tests.multiprocess.harness import (  # noqa: E402
     place,
     wait_until,
 )
-from tfpreempt.core.journal import read_journal  # noqa: E402
 
 HERE = Path(__file__).parent
 ORBIT = str(HERE / "orbit_program.py")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import tfpreempt
+from tests.journals import read_journal
 from tests.multiprocess.harness import wait_until
 from tests.recipes.folders import RECIPES, config, page, text, unit
-from tfpreempt.core.journal import journal_directory, read_journal
+from tfpreempt.core.journal import journal_directory
 
 SHARE = "10.0.0.2:/ckpt"
 WHEEL = f"https://host/tfpreempt-1.0-py3-none-any.whl#sha256={'0f' * 32}"

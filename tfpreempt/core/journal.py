@@ -195,40 +195,6 @@ class Journal(JsonLines):
         return []
 
 
-def read_journal(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All records of a run, of every worker and supervisor, by wall time.
-
-    Lines that are not a whole record (a killed writer's last line) are skipped; a
-    warning in the log says how many and where.
-
-    Args:
-        directory: the run's journal directory; one that is missing holds no records.
-
-    Raises:
-        OSError: a file of the journal cannot be read.
-    """
-    records: list[dict[str, Any]] = []
-    for path in sorted(Path(directory).glob("*.jsonl")):
-        if path.is_symlink() or not path.is_file():
-            continue
-        reader, descriptor = LineReader(), contained.open_file(path, os.O_RDONLY)
-        try:
-            lines = [line for line in reader.read_on(descriptor) if line.strip()]
-        finally:
-            os.close(descriptor)
-        lines += [reader.rest] if reader.rest.strip() else []
-        parsed = [parse_record(line) for line in lines]
-        intact = [record for record in parsed if record is not None]
-        records += intact
-        if damaged := len(lines) - len(intact):
-            text = (
-                "Skipped %d damaged line(s) of the journal %s, such as a process "
-                "leaves that is killed while it writes. No commit is concerned."
-            )
-            _log.warning(text, damaged, path)
-    return sorted(records, key=lambda record: float(record["wall"]))
-
-
 class LineReader:
     """Reads the lines of a growing file, with bounded memory.
 

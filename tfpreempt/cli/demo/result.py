@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tfpreempt.cli.demo.job import STEP
-from tfpreempt.core.journal import journal_directory, read_journal
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.journal import journal_directory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +64,19 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
     logs = [first / "logs" / f"worker-{i}.log" for i in indexes]
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
     trained = [[int(step) for step, *_ in STEP.findall(text)] for text in texts]
-    journal = read_journal(journal_directory(first / "checkpoints"))
-    seconds = notice_to_commit(journal)
+    journals = JournalTailer(journal_directory(first / "checkpoints"), keeps_all=True)
+    with contextlib.suppress(FileNotFoundError):  # the job has made no checkpoint
+        journals.read_on(SystemClock.wall())
+    commits = [each["notice_to_commit_seconds"] for each in journals.records("commit")]
+    seconds = tuple(round(each, 4) for each in commits if each is not None)
+    starts = [start for each in journals.supervisors for start in each.starts]
     return Result(
         preemptions=len(seconds),
         steps_lost=count_lost(trained, steps),
         bit_identical=len({file.read_bytes() for file in files}) == 1,
         notice_to_commit_seconds=seconds,
         final_accuracy=float((first / "accuracy-0.txt").read_text()),
-        restarts=sum(each["event"] == "restarted" for each in journal),
+        restarts=sum(each.records[0].event == "restarted" for each in starts),
         steps=steps,
     )
 
@@ -87,26 +93,3 @@ def count_lost(trained: Iterable[Iterable[int]], steps: int) -> int:
         times = collections.Counter([*range(steps), *each])
         lost |= {step for step, count in times.items() if count != 2}
     return len(lost)
-
-
-def notice_to_commit(journal: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
-    """The seconds of each preemption that ended in a commit, in order.
-
-    From the first notice that any worker of the incarnation recorded to the first
-    commit, by the wall clock: all workers of the demo share one machine.
-
-    Args:
-        journal: its records by wall time.
-    """
-    noticed: dict[str, float] = {}
-    committed: dict[str, float] = {}
-    for each in journal:
-        if each["event"] == "notice":
-            noticed.setdefault(each["incarnation"], each["wall"])
-        elif each["event"] == "commit" and each["because"] == "preemption":
-            committed.setdefault(each["incarnation"], each["wall"])
-    return tuple(
-        round(wall - noticed[incarnation], 4)
-        for incarnation, wall in committed.items()
-        if incarnation in noticed
-    )
