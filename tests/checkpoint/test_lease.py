@@ -668,7 +668,7 @@ def test_one_that_was_released_is_taken_again_unless_somebody_has_it(tmp_path):
 
 def commit_of_another_run(directory, step, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
         lease, saver = leased(directory)
         save(saver, step)
         lease.release()

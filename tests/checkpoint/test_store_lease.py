@@ -198,7 +198,7 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     assert mirror.wait(20)
     mirror.release()
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
         other = Other(store)
         others = make_saver(tmp_path / "other", OwnPayload(), copies=mirror)
         Upload(store, catalog.at(save(others, 2).path)).run()  # above all that is there
@@ -217,7 +217,7 @@ def test_a_copy_of_what_the_run_before_had_committed_is_no_strangers(
     directory, journal = tmp_path / "run", Journal()
     saver = make_saver(directory, OwnPayload())
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "the run before")
+        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "the run before")
         before = save(saver, 1)
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     if can_look:

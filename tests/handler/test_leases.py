@@ -110,7 +110,7 @@ def commit_of_another_run(
     directory: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
         lease = Lease()
         lease.acquire(str(directory))
         save(make_saver(directory, OwnPayload(), lease=lease), step)
@@ -138,7 +138,7 @@ def test_nor_from_what_came_to_the_store(
 ) -> None:
     commit(program, remote_checkpoint_dir=store)
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.commit._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
         there = tmp_path / "elsewhere"
         with program.handler(
             checkpoint_dir=there, remote_checkpoint_dir=store

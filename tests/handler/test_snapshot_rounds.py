@@ -14,7 +14,7 @@ import pytest
 from tests.checkpoint.fakes import Words
 from tests.fakes.storage import FaultyFiles
 from tests.handler.test_snapshot_crashes import snapshots
-from tfpreempt.checkpoint.manifest import FileEntry
+from tfpreempt.checkpoint.manifest import FileEntry, Parent
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.coordination.events import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
@@ -27,7 +27,6 @@ from tfpreempt.handler.snapshots import (
     attempt_of,
     directory_for,
     is_newer,
-    notes_of,
 )
 from tfpreempt.storage import reading
 
@@ -360,8 +359,8 @@ def test_a_snapshot_is_gone_on_from_where_its_run_has_committed_last(
     def entry(step: int, token: str | None, sequence: int, **more: Any) -> Any:
         return SimpleNamespace(step=step, token=token, sequence=sequence, **more)
 
-    notes = notes_of(None if noted[0] is None else entry(1, *noted), noted[1])
-    snapshot = entry(9, "s", 1, manifest=SimpleNamespace(metadata=notes))
+    parent = Parent(token=noted[0] or "", sequence=noted[1])
+    snapshot = entry(9, "s", 1, manifest=SimpleNamespace(parent=parent))
     committed = None if there is None else entry(5, *there)
     assert is_newer(snapshot, committed, highest) == expected
 

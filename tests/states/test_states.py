@@ -204,6 +204,7 @@ def test_a_worker_that_loads_from_two_commits_is_warned(directory, monkeypatch, 
             "task": {"type": "worker", "index": worker},
         }
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        monkeypatch.setattr("tfpreempt.checkpoint.head._PROCESS", f"worker {worker}")
 
     words = Words("words", "one")
     become(0)

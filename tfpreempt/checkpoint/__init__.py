@@ -17,6 +17,7 @@ fence           the lease of a directory on its disk, and what it fences
 flat            commits of checkpoints that stay flat
 foreign         checkpoints that somebody else wrote, among ours in a directory
 handle          Checkpoint: a reference to one checkpoint, for users
+head            has another run committed meanwhile? the parent of the next commit
 holder          who holds a lease, and does that process live?
 inspection      what `tfpreempt inspect` and `tfpreempt verify` show of the catalog
 iterator_state  positions in tf.data pipelines: states of dataset iterators

@@ -28,7 +28,6 @@ import logging
 import os
 import platform
 import sys
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tfpreempt import errors
@@ -42,8 +41,6 @@ from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
-
-_PROCESS = uuid.uuid4().hex[:16]
 
 
 def publish(
@@ -263,17 +260,6 @@ def free_target(files: Files, directory: str, number: int, sequence: int) -> str
         directory, f"{number}/{layout.PAYLOAD}"
     )
     return f"{plain}.{sequence}" if is_taken else plain
-
-
-def this_process() -> str:
-    """What this process names itself by in its manifests; a forked child is another."""
-    return f"{_PROCESS}-{os.getpid()}"
-
-
-def is_own(commit: Entry) -> bool:
-    """Whether this very process made a commit."""
-    manifest = commit.manifest
-    return manifest is not None and manifest.metadata.get("process") == this_process()
 
 
 def versions() -> dict[str, str]:

@@ -26,7 +26,7 @@ import errno
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
@@ -247,12 +247,17 @@ def is_leased_by(directory: str, token: str) -> bool:
 class Held(Protocol):
     """A lease, as those see it who write under it."""
 
+    @property
+    def token(self) -> str | None:
+        """Token of the lease; None where this process does not hold it."""
+        ...
+
     def check(self) -> None:
         """Raises where it is lost."""
         ...
 
-    def check_newest(self, sequence: int) -> None:
-        """Raises where others have committed up to this one while it was released."""
+    def lose_to_another_run(self) -> NoReturn:
+        """Raises: another run had the lease meanwhile, and committed."""
         ...
 
     def moving(self) -> contextlib.AbstractContextManager[str | None]:

@@ -17,11 +17,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.fence import GONE, Disk, LeaseDirectory
+from tfpreempt.checkpoint.head import Head
 from tfpreempt.checkpoint.holder import Found, Holder, this_process
 from tfpreempt.checkpoint.patience import GRACE, Patience, Renewal
 from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
@@ -123,6 +124,9 @@ class Lease:
         grace_seconds: that this process may need to leave; None where nobody knows.
         pause: waits so many seconds, and says how many passed since the last look.
         disk: where directories are.
+
+    Attributes:
+        head: of the directory or mirror; keeps apart the commits of two runs.
     """
 
     def __init__(
@@ -140,8 +144,7 @@ class Lease:
         self._telling = threading.Lock()
         self._on_loss: Callable[[str], None] | None = None
         self._lost = ""
-        self._newest: int | None = None  # of others' commits, at the last look
-        self._newest_as: str | None = None  # the token at that look
+        self.head = Head()
 
     @property
     def token(self) -> str | None:
@@ -219,24 +222,14 @@ class Lease:
         if self._lost:
             raise errors.LeaseLostError(self._lost)
 
-    def check_newest(self, sequence: int) -> None:
-        """Refuses to go on where others committed while the lease was released.
-
-        Args:
-            sequence: the highest of others' commits that are there now, or that this
-                process brings there.
+    def lose_to_another_run(self) -> NoReturn:
+        """Loses the lease for good: another run had it meanwhile, and committed.
 
         Raises:
-            LeaseLostError: it is higher than when the lease was held before.
+            LeaseLostError: always.
         """
-        token = self.token
-        if token is None:
-            return  # who does not hold it commits nothing
-        is_held_anew = self._newest_as != token
-        if self._newest is not None and is_held_anew and sequence > self._newest:
-            self._lose("another run has had it meanwhile, and committed")
-            raise errors.LeaseLostError(self._lost)
-        self._newest, self._newest_as = max(sequence, self._newest or 0), token
+        self._lose("another run has had it meanwhile, and committed")
+        raise errors.LeaseLostError(self._lost)
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[str | None]:

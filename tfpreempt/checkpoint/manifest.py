@@ -17,6 +17,7 @@ from tfpreempt.storage import paths
 
 _FORMAT = 1
 MAX_FILES = 100_000
+_MAX_TOKEN = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,19 @@ class FileEntry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """The commit on which another one was published.
+
+    Attributes:
+        token: token of the commit; "" where there was none, or none could be read.
+        sequence: the highest sequence that was known; 0 where there was none.
+    """
+
+    token: str
+    sequence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a commit holds.
 
@@ -50,6 +64,8 @@ class Manifest:
         because: "preemption", "periodic" or "save".
         save_seconds: from the start of writing to the manifest.
         metadata: further JSON-able facts.
+        parent: the newest commit when this one was published; of a snapshot, the newest
+            of the checkpoint directory. None in manifests of earlier versions.
     """
 
     step: int
@@ -62,6 +78,7 @@ class Manifest:
     because: str = "save"
     save_seconds: float = 0.0
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    parent: Parent | None = None
 
     @property
     def bytes(self) -> int:
@@ -88,6 +105,7 @@ _DEFAULTS: dict[str, Any] = {
     "versions": {},
     "save_seconds": 0.0,
     "metadata": {},
+    "parent": None,
 }
 _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "format": (lambda it: it == _FORMAT, f"{_FORMAT}"),
@@ -140,7 +158,20 @@ def from_json(data: bytes, source: str) -> Manifest:
         _check(source, "prefix", record["prefix"], False, expected)
     known = {field.name: record[field.name] for field in dataclasses.fields(Manifest)}
     known |= {"workers": tuple(sorted(workers)), "files": _files(source, files)}
+    known |= {"parent": _parent(source, record["parent"])}
     return Manifest(**known | {"save_seconds": float(record["save_seconds"])})
+
+
+def _parent(source: str, record: Any) -> Parent | None:
+    if record is None:
+        return None
+    _check(source, "parent", record, type(record) is dict, "a JSON object")
+    token, sequence = record.get("token"), record.get("sequence")
+    is_token = type(token) is str and len(token) <= _MAX_TOKEN
+    _check(source, "parent.token", token, is_token, "the token of a commit")
+    is_sequence = _is_whole(0, 1 << 63)(sequence)
+    _check(source, "parent.sequence", sequence, is_sequence, "a whole number from 0 on")
+    return Parent(token=token, sequence=sequence)
 
 
 def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tfpreempt import errors
@@ -21,9 +21,10 @@ from tfpreempt.checkpoint import catalog, directory_identity, flat, layout, rete
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
-from tfpreempt.checkpoint.fence import Held
+from tfpreempt.checkpoint.head import Head, committed, newest, this_process
+from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.manifest import Manifest
+from tfpreempt.checkpoint.manifest import Manifest, Parent
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.state import sync_states, try_states, write_states
 from tfpreempt.core import events
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _LEFT_BEHIND = "tfpreempt: %s could not be removed; it only takes up room: %s"
 _AWAITED = 8  # saves that are over, whose late shares are looked for
-_committed: dict[tuple[str, str], int] = {}  # the newest, by process and directory
+_heads: dict[tuple[str, str], Head] = {}  # where this process committed, by directory
 
 
 class Copies(Protocol):
@@ -69,7 +70,7 @@ class CheckpointSaver:
     loader: CheckpointLoader
     copies: Copies | None = None
     clock: Clock = dataclasses.field(default_factory=SystemClock)
-    lease: Held | None = None
+    lease: Lease | None = None
 
     def __post_init__(self) -> None:
         keep = self.loader.max_to_keep
@@ -123,7 +124,7 @@ class CheckpointSaver:
             LeaseLostError: it did; this process's steps are not to be mixed with its.
         """
         if self.lease is not None:
-            self.lease.check_newest(_newest_of_others(found))
+            self.lease.head.follow(committed(found), self.lease)
 
     def check_nothing_came(self) -> None:
         """Refuses to begin where another run committed after this process had done so.
@@ -136,12 +137,12 @@ class CheckpointSaver:
             DirectoryInUseError: it did.
             SaveError: the disk.
         """
-        last = _committed.get(self._key)
-        if last is None:
+        head = _heads.get(self._key)
+        if head is None:
             return
         with failure.translated("read the last commit", self.directory):
             found = catalog.scan(self.directory)
-        if _newest_of_others(found) > last:
+        if head.has_moved(committed(found)):
             raise errors.DirectoryInUseError(
                 f"another program has committed in {self.directory!r} since this "
                 "process closed its handler there; to go on from that in this process "
@@ -151,7 +152,7 @@ class CheckpointSaver:
 
     @property
     def _key(self) -> tuple[str, str]:
-        return committing.this_process(), os.path.realpath(self.directory)
+        return this_process(), os.path.realpath(self.directory)
 
     def needs_peers(self) -> bool:
         """Whether `stage` needs all workers at once; main thread."""
@@ -272,7 +273,7 @@ class CheckpointSaver:
         staged: Staged,
         because: str,
         workers: Sequence[int],
-        notes: Mapping[str, Any] | None = None,
+        parent: Parent | None = None,
     ) -> events.Commit | None:
         """Makes a staged save the newest commit; on the chief.
 
@@ -281,7 +282,7 @@ class CheckpointSaver:
             because: "preemption", "periodic" or "save".
             workers: indices of the workers that are known to have staged; shards of
                 others are left out.
-            notes: what else its manifest is to say.
+            parent: for a snapshot, the newest commit of the checkpoint directory.
 
         Returns:
             The commit; None if a save_fn left nothing to commit.
@@ -314,11 +315,11 @@ class CheckpointSaver:
             present = self._keep_shards(staged.directory, workers)
             if staged.is_dealt:
                 staged = self._payload.complete(staged, workers)
-            committed = self._publish(staged, because, present, notes or {})
+            made = self._publish(staged, because, present, parent)
         is_whole = len(set(workers)) == self.loader.cluster.world
         self._intents.pop(staged.directory, None)
         self._end_save(staged.directory, is_over=is_whole)
-        return committed
+        return made
 
     def discard(self, staged: Staged) -> None:
         """Removes a staged save that will not be committed. Never raises."""
@@ -412,7 +413,7 @@ class CheckpointSaver:
         staged: Staged,
         because: str,
         workers: Sequence[int],
-        notes: Mapping[str, Any],
+        parent: Parent | None,
     ) -> events.Commit:
         """Commits what is staged, in its form; then deletes what is not kept."""
         found = catalog.scan(self.directory)
@@ -431,17 +432,19 @@ class CheckpointSaver:
             files=(),
             because=because,
             versions=committing.versions(),
+            parent=parent or newest(committed(found)),
             metadata={
-                **notes,
                 "restart": self._restart,
                 "attempt": staged.attempt,
-                "process": committing.this_process(),
+                "process": this_process(),
             },
         )
         is_flat = staged.prefix is not None
         publish = flat.publish if is_flat else committing.publish
         path, manifest = publish(self._files, self.clock, self.directory, staged, draft)
-        _committed[self._key] = self.loader.highest_sequence = manifest.sequence
+        self.loader.highest_sequence = manifest.sequence
+        if self.lease is not None:
+            _heads[self._key] = self.lease.head
         with committing.tidying(self.directory):
             if is_flat:
                 if self.lease is not None:
@@ -538,11 +541,3 @@ class CheckpointSaver:
         with failure.translated(f"delete {entry.path!r}", self.directory):
             self._identity.check()
             retention.delete(self._files, entry)
-
-
-def _newest_of_others(found: Iterable[Entry]) -> int:
-    """The highest sequence of what other processes have committed; 0 without one."""
-    commits = (each for each in found if each.is_committed)
-    return catalog.highest_sequence(
-        each for each in commits if not committing.is_own(each)
-    )

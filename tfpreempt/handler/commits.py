@@ -13,6 +13,7 @@ from tfpreempt.checkpoint import catalog, handle
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.manifest import Parent
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.remote.exchange import ShardExchange, clear_others
 from tfpreempt.checkpoint.remote.mirror import Mirror
@@ -22,7 +23,7 @@ from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Fault, Restored
 from tfpreempt.core.journal import journal_directory
-from tfpreempt.handler.snapshots import Snapshots, notes_of
+from tfpreempt.handler.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class Commits:
             # Its own number is its rank in memory; here it comes after what there is.
             agreed = dataclasses.replace(agreed, sequence=highest)
         # Of the commits on the disk, as far as this worker knows; the chief's counts.
-        self._notes = notes_of(self.on_disk, highest)
+        token = self.on_disk.token if self.on_disk is not None else ""
+        self._parent = Parent(token=token, sequence=highest)
         if self.snapshots is not None:
             for each in (self.on_disk, self.candidate):
                 if each is not None and each.manifest is not None:
@@ -186,7 +188,7 @@ class Commits:
     def _tell(self, commit: Commit) -> None:
         """Of a new commit, to those who go by it."""
         made = catalog.at(commit.path)
-        self._notes = notes_of(made, commit.sequence)
+        self._parent = Parent(token=made.token, sequence=commit.sequence)
         if self.snapshots is not None and made.manifest is not None:
             self.snapshots.expect_as_in(made.manifest)
         if self.mirror is not None:
@@ -215,7 +217,7 @@ class Commits:
         if self.snapshots is None:
             return False
         self._count(step)
-        return self.snapshots.capture(step, f"{self.token}-{name}", self._notes)
+        return self.snapshots.capture(step, f"{self.token}-{name}", self._parent)
 
     # --- restore ---------------------------------------------------------------------
 

@@ -20,13 +20,12 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.manifest import Manifest
+from tfpreempt.checkpoint.manifest import Manifest, Parent
 from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.core.memory import LentMemory, available_bytes
@@ -113,7 +112,7 @@ class Snapshots:
     _latest: str = ""  # the one that all have captured; "" after a round with a no
     _whole: str = ""  # the newest that this worker has made
     _why: str = ""  # the newest failure
-    _captured: tuple[Staged, Permit, Mapping[str, Any]] | None = None
+    _captured: tuple[Staged, Permit, Parent] | None = None
     _under_way: AsyncSave | None = None
 
     # --- the start -------------------------------------------------------------------
@@ -187,7 +186,7 @@ class Snapshots:
 
     # --- taking one ------------------------------------------------------------------
 
-    def capture(self, step: int, attempt: str, notes: Mapping[str, Any]) -> bool:
+    def capture(self, step: int, attempt: str, parent: Parent) -> bool:
         """Takes this worker's part of a snapshot, which `go_on` has written.
 
         What fails is told, and training goes on. What other workers need of this one is
@@ -196,7 +195,7 @@ class Snapshots:
         Args:
             step: that it is of.
             attempt: its name, equal on all workers and never used again.
-            notes: what its manifest is to say.
+            parent: the newest commit of the checkpoint directory.
 
         Returns:
             Whether it was captured, and the one before is whole here.
@@ -222,7 +221,7 @@ class Snapshots:
         except Exception as error:  # noqa: BLE001 - of a State, say; training goes on
             self._failed(error)
             return False
-        self._captured = captured, permit, notes
+        self._captured = captured, permit, parent
         self.expect(_size(captured))
         if self._is_too_large():
             self.discard()
@@ -266,13 +265,13 @@ class Snapshots:
         if self._latest:  # which all have whole, as they said
             self.agreed, self.refused = self._latest, 0
         self.is_after_commit = False
-        captured, permit, notes = self._captured
+        captured, permit, parent = self._captured
         self._latest = captured.attempt
         if not is_wanted:
             self._throw_away()
             return
         self._captured = None
-        complete = functools.partial(self._complete, captured, notes)
+        complete = functools.partial(self._complete, captured, parent)
         try:
             self._under_way = AsyncSave(
                 captured.attempt, permit, complete, self._failed
@@ -284,12 +283,12 @@ class Snapshots:
         self.is_dropped = False
         self.taken = Taken(arrived=arrived, left=left, steps=steps, intervals=intervals)
 
-    def _complete(self, captured: Staged, notes: Mapping[str, Any]) -> None:
+    def _complete(self, captured: Staged, parent: Parent) -> None:
         """Writes it and marks it; on a thread of its own."""
         self._drop_older()
         staged = self.saver.write(captured)
         worker = self.saver.loader.cluster.worker
-        commit = self.saver.commit(staged, BECAUSE, (worker,), notes)
+        commit = self.saver.commit(staged, BECAUSE, (worker,), parent)
         if commit is not None:
             self._bytes, self._whole = commit.bytes, captured.attempt
 
@@ -474,17 +473,6 @@ def attempt_of(snapshot: Entry) -> str:
     return "" if manifest is None else str(manifest.metadata.get("attempt"))
 
 
-def notes_of(newest: Entry | None, sequence: int) -> dict[str, Any]:
-    """What a snapshot's manifest says of the commits on the disk; see `is_newer`.
-
-    Args:
-        newest: that this run made, or restored, or would have restored.
-        sequence: the highest that is known there.
-    """
-    token = None if newest is None else newest.token
-    return {"disk": {"token": token, "sequence": sequence}}
-
-
 def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
     """Whether a snapshot goes on from a commit, and is of a later step.
 
@@ -495,17 +483,16 @@ def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
         committed: the newest that is whole on the disk; None without one.
         highest: the highest sequence there, of what is damaged too.
     """
-    manifest = snapshot.manifest
-    disk = None if manifest is None else manifest.metadata.get("disk")
-    if not isinstance(disk, dict) or not isinstance(disk.get("sequence"), int):
+    parent = None if snapshot.manifest is None else snapshot.manifest.parent
+    if parent is None:
         return False
-    nothing_came = bool(highest <= disk["sequence"])
+    nothing_came = highest <= parent.sequence
     if committed is None:
         return nothing_came
     if (snapshot.step or 0) <= (committed.step or 0):
         return False
-    if disk.get("token") == committed.token:
+    if parent.token == committed.token:
         return True
     # That one is damaged, and an older one of this run stands in for it.
-    is_older = committed.sequence is not None and committed.sequence < disk["sequence"]
+    is_older = committed.sequence is not None and committed.sequence < parent.sequence
     return nothing_came and is_older

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.fence import FencedFiles
+from tfpreempt.checkpoint.head import Head, committed
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.saver import CheckpointSaver
@@ -51,7 +53,6 @@ class StatesAlone:
         self._saver: CheckpointSaver | None = None  # from the first save on
         self._has_directory = False  # from the first save of all States on
         self._has_held = False  # from the first save on, of all States or of one
-        self._seen: int | None = None  # the highest sequence at the first load
         self._is_warned = False
 
     def load(self, state: State) -> bool:
@@ -63,8 +64,8 @@ class StatesAlone:
         if self._copies is not None:
             self._take()
             self._copies.begin()
-        if self._seen is None:
-            self._seen = self._highest()
+        if not self._lease.head.is_known:
+            self._lease.head.follow(self._commits(), self._lease)
         elif not (self._cluster.is_chief or self._has_directory):
             self._warn_if_chief_committed()
         return self._loader.load(state)
@@ -153,11 +154,9 @@ class StatesAlone:
 
         Loading takes no lease, so another program can commit between load and save.
         """
-        if (
-            self._seen is None
-            or this_process.current()
-            or self._highest() <= self._seen
-        ):
+        if this_process.current():
+            self._lease.head = Head()  # the handler knows on which commits it stands
+        if not self._lease.head.has_moved(self._commits()):
             return
         self._lease.release()
         raise errors.DirectoryInUseError(
@@ -169,7 +168,7 @@ class StatesAlone:
 
     def _warn_if_chief_committed(self) -> None:
         """Warns once of a commit between two loads of a worker that never saved."""
-        if not self._is_warned and self._highest() > (self._seen or 0):
+        if not self._is_warned and self._lease.head.has_moved(self._commits()):
             self._is_warned = True
             _log.warning(
                 "tfpreempt: a newer commit appeared in %s while worker %d loaded its "
@@ -179,9 +178,9 @@ class StatesAlone:
                 self._cluster.worker,
             )
 
-    def _highest(self) -> int:
+    def _commits(self) -> list[Entry]:
         with failure.translated("read the last commit", self._directory):
-            return catalog.highest_sequence(catalog.scan(self._directory))
+            return committed(catalog.scan(self._directory))
 
     def _files(self) -> Files:
         return FencedFiles(files_for(self._directory), self._lease)

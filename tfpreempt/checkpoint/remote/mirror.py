@@ -21,7 +21,6 @@ from pathlib import Path
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.commit import is_own
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote import upload
 from tfpreempt.checkpoint.remote.journals import JournalCopies
@@ -112,8 +111,7 @@ class Mirror:
                     self.store.uri,
                     error,
                 )
-            self._retention.look(timeout)
-            self.lease.check_newest(self.highest_sequence)
+            self.lease.head.follow(self._retention.look(timeout), self.lease)
 
     def begin(
         self,
@@ -412,8 +410,7 @@ class Mirror:
             raise errors.LeaseLostError(f"the lease of {self.store.uri} is lost")
         if token != before:
             found = catalog.commits(self.store, lambda problem: None)
-            newest = next((each for each in found if not is_own(each)), None)
-            lease.check_newest(0 if newest is None else newest.sequence or 0)
+            lease.head.follow(found, lease)
         return token
 
     # --- the thread ------------------------------------------------------------------
@@ -488,7 +485,7 @@ class Mirror:
     def _tell_copied(self, entry: Entry) -> None:
         step = entry.step or 0
         if self.lease is not None:  # it may be of the run before, but no stranger's
-            self.lease.check_newest(entry.sequence or 0)
+            self.lease.head.follow([entry], self.lease)
         _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
         with self._changed:
             if self.status.fault is not None:
