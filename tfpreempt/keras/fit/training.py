@@ -81,7 +81,7 @@ class Training:
         self._moment: Moment | None = None  # where an epoch has trained its last step
         self._is_stop_held = False
         self._varies = False  # whether the data differed between starts
-        self._guards: list[Callable[[], None]] = []  # end the guard of a validation
+        self._guards = contextlib.ExitStack()  # of a validation
         self._saved = Progress()  # of the commit
         self._test = self._test_step  # stands in for the model's test function
         self._inner_test: Any = None  # Keras' own
@@ -523,9 +523,11 @@ class Training:
         """
         try:
             yield
-        except Exception:
-            commits = self.member.commits
-            if self.member.has_moved and not commits.saver.needs_peers():
+        except BaseException as error:
+            self._guards.close()
+            is_error = isinstance(error, Exception) and is_running(self.fit)
+            needs_peers = self.member.commits.saver.needs_peers()
+            if is_error and self.member.has_moved and not needs_peers:
                 with self._saving():
                     self._session.saves.try_save(self.member, because="error")
             raise
@@ -540,10 +542,9 @@ class Training:
             calls.append((model, "evaluate"))
             if getattr(model, fit.validation_iterator, None) is None:
                 calls.append(fit.validation_maker)
-        self._guards = [
-            instead_once(owner, name, self._guarded(getattr(owner, name)))
-            for owner, name in calls
-        ]
+        for owner, name in calls:
+            guarded = self._guarded(getattr(owner, name))
+            self._guards.callback(instead_once(owner, name, guarded))
         return is_due
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -631,8 +632,7 @@ class Training:
         self._moment = None
         for name in (*_MAKE_AGAIN, _ASKS):
             uncover(self.fit.model, name)
-        for take_back in self._guards:
-            take_back()
+        self._guards.close()
         self._give_back_test()
         if self.fit.model.train_function is self.steps:
             self.fit.model.train_function = self.steps.inner
