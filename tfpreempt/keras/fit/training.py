@@ -538,6 +538,7 @@ class Training:
         """Keras is about to make the validation data, if need be, and to validate."""
         model, fit = self.fit.model, self.fit
         calls: list[tuple[Any, str]] = []
+        self._guards.close()
         if is_due:
             calls.append((model, "evaluate"))
             if getattr(model, fit.validation_iterator, None) is None:
