@@ -270,6 +270,7 @@ class Worker(Program):
 
     def agree(self, directory: Path, keys: Any) -> Any:
         """The commits that all workers go on from; the others call it meanwhile."""
+        from tfpreempt.checkpoint.lease import Lease
         from tfpreempt.checkpoint.writer import make_saver
         from tfpreempt.core.cluster import Cluster
         from tfpreempt.handler.start import Start
@@ -283,7 +284,9 @@ class Worker(Program):
             max_to_keep=None,
             registry=self.registry,
         )
-        return Start(make, directory / DISK, cluster).agree(keys, "start", 60.0)
+        lease = Lease() if cluster.is_chief else None
+        start = Start(make, directory / DISK, cluster, lease=lease)
+        return start.agree(keys, "start", 60.0)
 
     def restore(self, commits: Any) -> int:
         """The step that it has restored."""
@@ -473,7 +476,7 @@ class WorkersForm(Form):
 
     def write(self, directory: Path) -> None:
         workers = [Worker(self, index) for index in range(WORLD)]
-        with self._random_numbers():
+        with self._new_processes():
             chief, *others = self._agree(workers, directory)
             for step in STEPS:
                 staged = []
@@ -484,7 +487,7 @@ class WorkersForm(Form):
 
     def start(self, directory: Path) -> int:
         workers = [Worker(self, index) for index in range(WORLD)]
-        with self._random_numbers():
+        with self._new_processes():
             before = random.getstate()
             try:
                 agreed = self._agree(workers, directory)
@@ -514,13 +517,16 @@ class WorkersForm(Form):
         return [each.result() for each in started]
 
     @contextlib.contextmanager
-    def _random_numbers(self) -> Iterator[None]:
-        """Python's are as before after the body; whoever runs trials may draw some."""
+    def _new_processes(self) -> Iterator[None]:
+        """After the body no lease is held; Python's random numbers are as before."""
+        from tfpreempt.checkpoint import lease
+
         before = random.getstate()
         try:
             yield
         finally:
             random.setstate(before)
+            lease.release_all()
 
 
 FORMS = (
