@@ -15,10 +15,9 @@ export TFPREEMPT_PLATFORM ?= generic
 MEMORY  := $(shell test -w /dev/shm && \
 	test "$$(df -k --output=avail /dev/shm | tail -n 1)" -gt 1048576 && echo TMPDIR=/dev/shm)
 
-# Two at a time, for two cores. Bytecode is
-# for them to share: some environments forbid it. A file stays whole in `make test`, for
-# its servers and processes; in the order of the folders the long ones come early. A
-# process that dies is not replaced: pytest-xdist may wait for ever for what it had left.
+# Two at a time, for two cores. Bytecode is for them to share: some environments forbid
+# it. A file stays whole in `make test`, for its servers and processes; in the order of
+# the folders the long ones come early. A process that dies is not replaced: pytest-xdist may wait for ever for what it had left.
 # One is ended if a test waits longer than any may, where no signal comes through to it.
 JOBS    ?= 2
 XDIST   := --max-worker-restart=0

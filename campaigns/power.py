@@ -48,8 +48,6 @@ MOST = 3
 """Losses of power in a row."""
 LOOKS = 20
 """More instants of each run; the disk is looked at, and not gone on from."""
-CLAIMED = (layout.STAGING, layout.INTENT_SUFFIX)
-"""What may stay for an hour where it is not known any more whose it was."""
 ROOT = 0
 CHIEF = 0
 PLACES = ("ckpt", "mirror", "memory")
@@ -242,11 +240,7 @@ def prepare() -> Iterator[Trial]:
                 cluster.expect(*[0] * job.world)
                 committed = check_restored(job, cluster, here, committed)
                 assert results_of(job, cluster, here) == known.results
-            differs = [
-                each
-                for each in sorted(left_in(here) ^ known.left)
-                if not any(name in each for name in CLAIMED)
-            ]
+            differs = sorted(left_in(here) ^ known.left)
             assert not differs, f"left, or gone: {differs}"
             check_kept(here)
         crashes = restarts * (LOOKS + 1)

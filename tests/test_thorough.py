@@ -18,7 +18,11 @@ MATRIX = ["a-1", "a-2", "b-1", "b-2"]
 
 def items(function: str, cases: list[str], *marks: str) -> list[Any]:
     return [
-        SimpleNamespace(nodeid=f"{function}[{case}]", keywords=dict.fromkeys(marks))
+        SimpleNamespace(
+            nodeid=f"{function}[{case}]",
+            keywords=dict.fromkeys(marks),
+            callspec=SimpleNamespace(params=dict(enumerate(case.split("-")))),
+        )
         for case in cases
     ]
 

@@ -80,20 +80,25 @@ def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[s
         items: tests that were collected.
         named: node ids of tests that docs/reliability.md names, with or without case.
     """
-    seen: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
     # The named cases first: the values that they contain need no further case.
     for item in sorted(items, key=lambda item: item.nodeid not in named):
         function, _, case = item.nodeid.removesuffix("]").partition("[")
-        # A value is a part of the case's name, at the position of this part. In FITS
-        # all cases count as one.
-        parts = [] if function.startswith(FITS) else case.split("-")
-        values = {(-1, function), *enumerate(parts)}
+        # In FITS all cases count as one.
+        parameters = {} if function.startswith(FITS) else parameters_of(item)
+        values = {("", function), *parameters.items()}
         is_repeated = needs_tensorflow(item) and values <= seen[function]
         seen[function] |= values
         listed = TESTS.get(function)
         is_left_out = is_repeated if listed is None else case not in listed
         if is_left_out and item.nodeid not in named:
             yield item.nodeid
+
+
+def parameters_of(item: pytest.Item) -> dict[str, str]:
+    """Returns the values of a case, by the names of the parameters."""
+    case = getattr(item, "callspec", None)
+    return {} if case is None else {key: repr(val) for key, val in case.params.items()}
 
 
 def needs_tensorflow(item: pytest.Item) -> bool:

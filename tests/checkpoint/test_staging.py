@@ -13,6 +13,7 @@ import pytest
 
 from tests.checkpoint.fakes import (
     FlatPayload,
+    Later,
     OwnPayload,
     Words,
     make_saver,
@@ -24,6 +25,7 @@ from tests.checkpoint.test_lease import acquired
 from tests.checkpoint.test_saver import worker
 from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage.files import LocalFiles
 
 BEGIN = """
@@ -257,3 +259,17 @@ def test_workers_of_one_run_share_a_staging_directory(tmp_path):
     staged = chief.stage(1, "a-1")
     assert chief.commit(staged, "save", [0, 1]).step == 1
     assert (tmp_path / "1" / layout.worker_name(1)).exists()
+
+
+def test_without_a_lease_a_save_is_over_when_nothing_of_it_changes(
+    tmp_path: Path,
+) -> None:
+    """Workers with separate storage may share the disk of their machine."""
+    make_saver(str(tmp_path)).stage(1, "run-1")
+    clean = retention.clean
+    files, directory = LocalFiles(), str(tmp_path)
+    assert clean(files, directory, SystemClock(), is_sole=False) == []
+    assert names(layout.staging_directory(directory, "run-1"))
+
+    staged = layout.staging_directory(directory, "run-1")
+    assert clean(files, directory, Later(), is_sole=False) == [staged]

@@ -664,6 +664,14 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_the_code_of_a_watched_exit_can_be_changed() -> None:
+    """As that of any SystemExit which a program catches and raises again."""
+    watched = process_end.WatchedExit()
+    assert watched.code is None
+    watched.code = 7
+    assert (watched.code, watched.args) == (7, (7,))
+
+
 def forked(program: Callable[[], None]) -> int:
     """The exit code of a process that runs this; 99 if it comes to its end."""
     pid = os.fork()

@@ -6,6 +6,7 @@ import datetime
 import gc
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -213,6 +214,19 @@ def test_the_end_of_a_fold_is_given_to_no_other_fold(on: Machine, line: str) -> 
         for shift in (1, 2):
             with pytest.raises(errors.CheckpointMismatchError, match="other training"):
                 on.fit(epochs=1, x=X + shift)
+
+
+@LINES
+def test_nor_to_a_fold_that_is_an_argument_of_the_program(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start has other arrays, and says so in its command line."""
+    on.run(lambda: on.fit(epochs=1))
+    for fold in (2, 3, 4):
+        on.start()
+        monkeypatch.setattr(sys, "argv", ["train.py", "--fold", f"{fold}"])
+        with pytest.raises(errors.CheckpointMismatchError, match="other training"):
+            on.fit(epochs=1, x=X + fold)
 
 
 @LINES

@@ -35,7 +35,7 @@ class DirectoryIdentity:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._identity = _identity(directory)
-        self._token = _token(directory)
+        self._token = read_token(directory)
 
     def check(self) -> None:
         """Raises an error if the path leads to other storage now.
@@ -65,12 +65,12 @@ class DirectoryIdentity:
             return self._is_same_url()
         if self._identity is not None and _identity(self._directory) == self._identity:
             return True
-        return self._token != "" and _token(self._directory) == self._token
+        return self._token != "" and read_token(self._directory) == self._token
 
     def _is_same_url(self) -> bool:
         """A bucket's rule may delete old objects: a missing token proves nothing."""
         try:
-            token = _token(self._directory)
+            token = read_token(self._directory)
             return token == self._token or (
                 "" in (token, self._token) and reading.is_dir(self._directory)
             )
@@ -99,8 +99,8 @@ def _identity(directory: str) -> tuple[int, int] | None:
     return (status.st_dev, status.st_ino) if is_directory else None
 
 
-def _token(directory: str) -> str:
-    """Returns what `write_token` wrote; empty where it cannot be read."""
+def read_token(directory: str) -> str:
+    """Returns the token that `write_token` wrote; empty if it cannot be read."""
     try:
         with reading.open_file(os.path.join(directory, layout.TOKEN)) as file:
             return file.read(64).decode("ascii", "replace")

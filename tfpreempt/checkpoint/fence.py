@@ -228,18 +228,17 @@ class LeaseDirectory:
 def is_leased_by(directory: str, token: str) -> bool:
     """Returns whether a directory is the one whose lease has a token; any worker.
 
-    The chief tells its token to the other workers, and they look for the lease in what
-    each calls the directory.
+    The chief gives its token to the other workers, and each worker looks for the lease
+    in the directory that has the worker's path. A network file system may serve old
+    listings from the cache of a machine, so the worker asks for one name, which no
+    machine has asked for before: the server is asked then.
 
     Args:
         directory: path of the directory on this machine; it need not exist.
         token: token of the chief's lease.
     """
     try:
-        # A network file system may serve old listings; to list a directory renews what
-        # it knows of the names there.
-        reading.names(directory)
-        return token in reading.names(os.path.join(directory, layout.LEASE))
+        return reading.is_there(os.path.join(directory, layout.LEASE, token, _HOLDER))
     except OSError:
         return False
 

@@ -27,7 +27,7 @@ from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
 
 QUIET_SECONDS = 3600.0
-"""Age of the newest change at which a save in a directory that is a URL is over."""
+"""Age of the newest change at which a save in a directory without a lease is over."""
 
 
 def plan(
@@ -117,17 +117,22 @@ def delete_staging(files: Files, path: str) -> None:
     files.remove_dir(path)
 
 
-def clean(files: Files, directory: str, clock: Clock) -> list[str]:
-    """Removes saves that never committed; on the chief, before its first save.
+def clean(
+    files: Files, directory: str, clock: Clock, *, is_sole: bool = True
+) -> list[str]:
+    """Removes saves that never committed, before the first save of this process.
 
     The chief holds the lease of the directory, so no other process can commit there,
-    and each save that another process began is over. A URL has no lease: see
-    `QUIET_SECONDS`.
+    and each save that another process began is over. A URL has no lease, and neither
+    has the directory of a worker with separate storage, which another worker of the
+    machine may use too: there a save is over after `QUIET_SECONDS` without a change.
 
     Args:
         files: the file operations.
         directory: the checkpoint directory.
-        clock: for the age of files below a URL.
+        clock: for the age of files.
+        is_sole: whether no other process can commit in the directory, if the directory
+            is not a URL.
 
     Returns:
         The paths that were removed.
@@ -138,7 +143,8 @@ def clean(files: Files, directory: str, clock: Clock) -> list[str]:
     removed = []
 
     def is_over(path: str) -> bool:
-        return not paths.is_url(path) or _is_quiet(path, clock.wall())
+        has_one_owner = is_sole and not paths.is_url(path)
+        return has_one_owner or _is_quiet(path, clock.wall())
 
     for path in filter(is_over, [*_staged(directory), *_staged_in_place(directory)]):
         delete_staging(files, path)

@@ -92,17 +92,21 @@ class CheckpointSaver:
 
     # --- saving ----------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Removes saves that never committed; on the chief, before its first save.
+    def start(self, *, shares_directory: bool = False) -> None:
+        """Removes saves that never committed; before the first save of this process.
 
-        The chief holds the lease of the directory: see `retention.clean`. A failure is
-        logged: leftovers cost space, never correctness.
+        A failure is logged: leftovers cost space, never correctness.
+
+        Args:
+            shares_directory: whether processes that hold no lease may use the directory
+                too; see `retention.clean`.
         """
+        is_sole = not shares_directory
         try:
-            removed = retention.clean(self._files, self.directory, self.clock)
-            flat.settle(self._files, self.directory)
-            directory_identity.write_token(self._files, self.directory)
-            self._identity = DirectoryIdentity(self.directory)
+            for path in retention.clean(
+                self._files, self.directory, self.clock, is_sole=is_sole
+            ):
+                _log.info("Removed %s, left by a save that never committed", path)
         except OSError as error:
             _log.warning(
                 "tfpreempt: what unfinished saves left in %s could not be removed; it "
@@ -110,9 +114,17 @@ class CheckpointSaver:
                 self.directory,
                 error,
             )
-        else:
-            for path in removed:
-                _log.info("Removed %s, left by a save that never committed", path)
+        try:
+            flat.settle(self._files, self.directory)
+            directory_identity.write_token(self._files, self.directory)
+            self._identity = DirectoryIdentity(self.directory)
+        except OSError as error:
+            _log.warning(
+                "tfpreempt: the checkpoint directory %s could not be prepared; the "
+                "next save tries again: %s",
+                self.directory,
+                error,
+            )
 
     def check_others(self, found: Iterable[Entry]) -> None:
         """Refuses to go on where another run committed while this one let go.

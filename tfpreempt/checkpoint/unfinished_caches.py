@@ -95,8 +95,8 @@ def clear_interrupted(
     """Deletes the unfinished files that earlier processes of this run left.
 
     Called after a restore and before iterators are read, by the run that holds the
-    directory's lease: the earlier processes have ended. Files that a restored state
-    needs are kept. Files of other programs are kept and named.
+    directory's lease: no earlier process of the run saves any more. Files that a
+    restored state needs are kept. Files of other programs are kept and named.
 
     Args:
         recorded: records of `events.CacheWrite` in the run's journal.
@@ -215,13 +215,27 @@ def delete_shards(path: str, *, since: int) -> None:
 
 
 def _delete(files: Sequence[str]) -> None:
+    """Deletes files of an unfinished cache; a file that must stay is named."""
+    deleted = []
     for file in files:
-        os.unlink(file)
-    if files:
+        try:
+            os.unlink(file)
+            deleted.append(file)
+        except FileNotFoundError:  # another worker of this machine was first
+            pass
+        except OSError as error:
+            _log.warning(
+                "tfpreempt: an interrupted run left the file %r of an unfinished "
+                "cache, and the file cannot be deleted: %s. TensorFlow may refuse the "
+                "cache; delete the file, or give the cache another path",
+                file,
+                error,
+            )
+    if deleted:
         _log.warning(
             "tfpreempt: an interrupted run left files of an unfinished cache, which "
             "is written again: %s were deleted",
-            ", ".join(files),
+            ", ".join(deleted),
         )
 
 

@@ -427,8 +427,10 @@ class Coordinator:
     # --- deadlines -------------------------------------------------------------------
 
     def _close_round(self) -> None:
-        self._round = _Round(waits_since=self._round.waits_since)
+        before, self._round = self._round, _Round(waits_since=self._round.waits_since)
         self.extra.pop(Key.COMMIT, None)
+        if self.state.held is not None:  # one notice, over all of its rounds
+            self._round.timeouts_left = before.timeouts_left
         if self.state.held is None:
             self.deadlines.forget()
             self.extra.clear()

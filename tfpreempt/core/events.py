@@ -187,10 +187,12 @@ class DataRefused:
     Attributes:
         complete: samples of the arrays of the complete fit.
         refused: samples of the arrays of the refused fit.
+        arguments: checksum of the program's command line.
     """
 
     complete: str
     refused: str
+    arguments: str
 
 
 Event = (

@@ -127,11 +127,15 @@ class WatchedExit(SystemExit):
     has_ended_main = False
 
     @property
-    def code(self) -> Any:  # type: ignore[override]
+    def code(self) -> Any:
         """The exit code of the process."""
         if sys._getframe().f_back is None:
             self.has_ended_main = True
-        return self.args[0]
+        return self.args[0] if self.args else None
+
+    @code.setter
+    def code(self, code: Any) -> None:
+        self.args = (code,)
 
 
 class LastExit(OwnedThread):

@@ -13,6 +13,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.directory_identity import read_token
 from tfpreempt.checkpoint.fence import PACE, is_leased_by
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import LONGEST_GRACE, MARGIN
@@ -173,7 +174,9 @@ class Start:
     def _leased(self, directory: str) -> rendezvous.Plan:
         """The directory, and the lease by which other workers know it again."""
         lease = self.lease.token if self.lease is not None else None
-        return {"directory": directory, "lease": lease or ""}
+        # A URL has no lease, and a file with a token.
+        token = read_token(directory) if paths.is_url(directory) else ""
+        return {"directory": directory, "lease": lease or "", "storage": token}
 
     def _sees(self, plan: rendezvous.Plan) -> str | None:
         if self.cluster.is_chief or self._shared_directory(plan) is not None:
@@ -286,14 +289,14 @@ class Start:
         if directory is None and not is_apart:
             return (
                 f"{NOT_SHARED}{self.own!r} here is not the same storage as worker 0's "
-                f"{plan['directory']!r} (this worker does not find worker 0's lease "
+                f"{plan['directory']!r} (a file by which worker 0 marks it is not "
                 "there). Use a directory that all machines mount; or, where there is "
                 "none, give all workers a remote_checkpoint_dir in object storage, by "
                 "way of which each has what it needs on its own disk."
             )
         saver = self._build(None if is_apart else directory)
         if is_apart:
-            saver.start()
+            saver.start(shares_directory=True)  # with other workers of this machine
         token = plan["checkpoint"]
         if token is not None:
             if is_apart and self.store is not None:
@@ -313,7 +316,8 @@ class Start:
         """The chief's directory as this worker names it; None if it sees another."""
         chiefs = str(plan["directory"])
         if paths.is_url(chiefs):
-            return chiefs  # it names the same storage on every machine
+            is_same = read_token(chiefs) == plan["storage"]
+            return chiefs if is_same else None
         own = paths.absolute(self.own) if self.own else ""
         for directory in (chiefs, own):
             if directory and is_leased_by(directory, plan["lease"]):

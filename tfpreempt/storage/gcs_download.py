@@ -96,6 +96,7 @@ class GcsDownload:
         part = answer.headers.get("Content-Range", "")
         is_part = answer.status_code == 206
         if is_part and not part.startswith(f"bytes {self._at}-"):
+            answer.close()
             raise errors.CheckpointError(
                 f"{answer.url} was asked for its bytes from {self._at} on and answered "
                 f"with {part or 'some bytes'!r}. Look at the server, and at proxies on "

@@ -260,4 +260,5 @@ class SupervisorJournal(_Journal):
         is_known = is_restart or before.newest("left") is not None
         cause = before.cause if is_known else "lost"
         if cause not in (None, Cause.FINISHED.value):
-            self.restarts[cause] += 1
+            is_named = cause == "lost" or cause in {each.value for each in Cause}
+            self.restarts[cause if is_named else "other"] += 1

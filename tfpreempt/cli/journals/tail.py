@@ -81,7 +81,7 @@ class _File:
 
 
 class JournalTailer:
-    """The journals of a run. Any thread may call `read_on`.
+    """The journals of a run. One thread at a time may call `read_on`.
 
     Args:
         directory: directory of the journals.

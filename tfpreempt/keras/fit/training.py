@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import functools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.interface import Fit, after_each, instead_once, uncover
 from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.detected import resolve_config
-from tfpreempt.storage import paths
+from tfpreempt.storage import checksum, paths
 
 log = logging.getLogger(__name__)
 
@@ -206,16 +207,24 @@ class Training:
         """Compares the training arrays; see `progress.check_values`."""
         saved, complete = self._saved, self._saved.made_of.get("values")
         self._varies = bool(saved.made_of.get("varies"))
-        refused: list[str] = []
+        # Another command line, such as --fold 2, may be another fit.
+        command = "\0".join(sys.argv).encode(errors="surrogateescape")
+        arguments, refused = f"{checksum.of_bytes(command):08x}", list[str]()
         if saved.phase == "complete" and not plan.is_refused(self._directory):
-            earlier = self.member.read_earlier(DataRefused)
-            refused = [e["refused"] for e in earlier if e["complete"] == complete]
+            refused = [
+                str(each.get("refused"))
+                for each in self.member.read_earlier(DataRefused)
+                if (each.get("complete"), each.get("arguments"))
+                == (complete, arguments)
+            ]
         try:
             problem = progress.check_values(saved, now, self._directory, refused)
         except errors.CheckpointMismatchError:
             plan.note_refused(self._directory)
             self.member.record(
-                DataRefused(complete=complete or "", refused=now["values"])
+                DataRefused(
+                    complete=complete or "", refused=now["values"], arguments=arguments
+                )
             )
             raise
         if problem:
@@ -297,8 +306,10 @@ class Training:
 
     def _trace(self, inner: Callable[[Any], Any], iterator: Any, name: str) -> Any:
         attributes = self._state.attributes
-        kinds, spec = attributes.traces[name].kinds, iterator.element_spec
-        if spec not in kinds:
+        kinds = attributes.traces[name].kinds
+        # Keras 3's test_on_batch gives a plain generator, whose batch has no spec yet.
+        spec = getattr(iterator, "element_spec", None)
+        if spec is not None and spec not in kinds:
             kinds.append(spec)
         if inner is attributes.traces[name].function or self.fit.model.run_eagerly:
             return inner(iterator)
