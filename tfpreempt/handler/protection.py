@@ -103,7 +103,9 @@ class Protection:
             return
         if not this_process.keep(notice):
             return
-        left = "" if wait is None else f"; without one the process leaves in {wait:g} s"
+        left = (
+            "" if wait is None else f"; without one the process leaves in {wait:.1f} s"
+        )
         log.warning("%s: the next handler of this process serves it%s", text, left)
         if wait is not None:
             alarm = threading.Timer(wait, self._expire, [notice])

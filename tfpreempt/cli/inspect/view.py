@@ -33,7 +33,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
     """Prints a line for each, and below what is to be said of them."""
     if not found:
         below = hint(place)
-        told = f"no checkpoints in {place}{'.' if below else ''}{below}"
+        told = f"no checkpoints in {place!r}{'.' if below else ''}{below}"
         console.print(plain(told), markup=False, soft_wrap=True)
         return
     times = [_saved(row.entry) for row in found]

@@ -139,7 +139,7 @@ def _upload(upload: MirrorStatus) -> str:
 def _remark(status: RunStatus, worker: Worker) -> str:
     """What is to be said of one worker beside its step."""
     if worker.why:
-        is_told_below = worker.why in status.ended
+        is_told_below = worker.why == status.ended
         told = [] if is_told_below else [plain(worker.why)]
         told += [] if worker.since is None else [_clock(worker.since)]
         return ", ".join(told)

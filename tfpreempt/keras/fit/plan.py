@@ -83,10 +83,10 @@ def make_plan(
             "train"
         )
         if saved.stopped:
-            note += (
-                ". It had been stopped early (model.stop_training); use another "
-                "checkpoint_dir to train again"
-            )
+            note += ". It had been stopped early (model.stop_training)"
+        note += (
+            ". To train from the start, use another checkpoint_dir, or restore=False"
+        )
     return Plan(number=number, beginning=beginning, histories=histories, note=note)
 
 
