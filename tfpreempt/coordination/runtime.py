@@ -47,8 +47,9 @@ class Runtime:
     deaths_every: float = 1.0
 
     def __post_init__(self) -> None:
-        self._reads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_stopped = False
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._alarm_set = threading.Condition()
@@ -56,6 +57,18 @@ class Runtime:
         OwnedThread("tfpreempt-hub", lambda: self._work(reads)).start()
         OwnedThread("tfpreempt-writer", lambda: self._work(writes)).start()
         OwnedThread("tfpreempt-alarms", self._ring).start()
+
+    def stop(self) -> None:
+        """Ends the threads, as soon as their reads end. For tests: see `new_process`.
+
+        A process that trains has one runtime, which ends with the process. A test run
+        makes thousands in one process, and the kernel limits the number of threads.
+        """
+        self._is_stopped = True
+        self._reads.put(None)
+        self._writes.put(None)
+        with self._alarm_set:
+            self._alarm_set.notify_all()
 
     def get(self, key: str, then: OnValue) -> None:
         """Calls `then` with the key's value once it is there. One at a time."""
@@ -147,7 +160,8 @@ class Runtime:
             try:
                 job()
             except StoreGoneError as error:
-                self.on_gone(error)
+                if not self._is_stopped:
+                    self.on_gone(error)
             except Exception as error:
                 log.exception(
                     "tfpreempt: this worker cannot talk with the others any more, by a "
@@ -158,10 +172,11 @@ class Runtime:
                 )
 
     def _ring(self) -> None:
-        while True:
+        while not self._is_stopped:
             with self._alarm_set:
-                while not self._alarms:
+                if not self._alarms:
                     self._alarm_set.wait()
+                    continue
                 when, _, call = self._alarms[0]
                 wait = when - self.clock.monotonic()
                 if wait > 0:

@@ -117,6 +117,9 @@ def new_process() -> Iterator[None]:
             for member in made.members:
                 made.part(member)
             made.come_back()
+            made.runtime.stop()
+            if isinstance(made.runtime.store, MemoryStore):
+                made.runtime.store.close()  # ends the reads of the threads
 
 
 def keep(notice: Notice) -> bool:
