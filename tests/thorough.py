@@ -80,13 +80,13 @@ def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[s
         items: tests that were collected.
         named: node ids of tests that docs/reliability.md names, with or without case.
     """
-    seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    seen: dict[str, set[tuple[str, int | str]]] = defaultdict(set)
     # The named cases first: the values that they contain need no further case.
     for item in sorted(items, key=lambda item: item.nodeid not in named):
         function, _, case = item.nodeid.removesuffix("]").partition("[")
         # In FITS all cases count as one.
         parameters = {} if function.startswith(FITS) else parameters_of(item)
-        values = {("", function), *parameters.items()}
+        values: set[tuple[str, int | str]] = {("", function), *parameters.items()}
         is_repeated = needs_tensorflow(item) and values <= seen[function]
         seen[function] |= values
         listed = TESTS.get(function)
@@ -95,10 +95,18 @@ def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[s
             yield item.nodeid
 
 
-def parameters_of(item: pytest.Item) -> dict[str, str]:
-    """Returns the values of a case, by the names of the parameters."""
+def parameters_of(item: pytest.Item) -> dict[str, int]:
+    """Returns what identifies each value of a case, by the parameter's name."""
     case = getattr(item, "callspec", None)
-    return {} if case is None else {key: repr(val) for key, val in case.params.items()}
+    return {} if case is None else {k: identity(v) for k, v in case.params.items()}
+
+
+def identity(value: object) -> int:
+    """Returns a number that is the same for equal values, if these have a hash."""
+    try:
+        return hash((type(value), value))
+    except TypeError:
+        return id(value)
 
 
 def needs_tensorflow(item: pytest.Item) -> bool:
