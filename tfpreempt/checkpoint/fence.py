@@ -237,6 +237,8 @@ def is_leased_by(directory: str, token: str) -> bool:
         directory: path of the directory on this machine; it need not exist.
         token: token of the chief's lease.
     """
+    if os.path.basename(token) != token:  # a peer sent the token
+        return False
     try:
         return reading.is_there(os.path.join(directory, layout.LEASE, token, _HOLDER))
     except OSError:
