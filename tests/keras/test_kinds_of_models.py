@@ -535,7 +535,7 @@ def evaluated_by_a_callback(on: Machine, ours: Any) -> Any:
     on.fit(model, on.callback(on_epoch_end=evaluate), ours=ours, **HELD_OUT)
 
 
-def tested_on_a_batch_by_a_callback(on: Machine, ours: Any) -> Any:
+def with_a_batch_that_a_callback_tests(on: Machine, ours: Any) -> Any:
     """Keras 3 gives its test function a generator then, and no iterator."""
     model = scaled(on)
     losses = []
@@ -610,7 +610,7 @@ def scaled(on: Machine) -> Any:
 
 RARE = [
     (evaluated_by_a_callback, [("begin", 2, 1)], "all traces of the test function"),
-    (tested_on_a_batch_by_a_callback, [("begin", 2, 1)], None),
+    (with_a_batch_that_a_callback_tests, [("begin", 2, 1)], None),
     (traced_after_it_was_made_again, [("begin", 2, 3)], None),
     (evaluated_between_two_fits, [("begin", 2, 3)], "was traced were not restored"),
     (frozen_in_another_model, [("begin", 2, 3)], None),
