@@ -19,6 +19,8 @@ from tfpreempt.keras.fit import progress
 from tfpreempt.keras.fit.attributes import Attributes
 from tfpreempt.keras.record import Encoded, Record
 
+pytestmark = pytest.mark.tensorflow
+
 DAMAGED = errors.CheckpointDamagedError
 PLACE: dict[str, Any] = {"kind": "index", "made": 1, "read": 1, "batches": 3}
 WRONG = {"array": 7, "dtype": "<f4", "shape": [1]}  # there is no such part
