@@ -239,8 +239,8 @@ def point(
 def free_target(files: Files, directory: str, number: int, sequence: int) -> str:
     """Where a commit goes: an older commit of this number stays until retention.
 
-    A save of this number that never committed is removed: whoever holds the lease of
-    the directory has one save at a time.
+    A save of this number that never committed is removed: the owner of the directory's
+    lease has one save at a time.
 
     Nor does it go where TensorFlow's state file says that one is: that would vouch for
     it before its marker is there.

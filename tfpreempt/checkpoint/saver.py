@@ -92,16 +92,14 @@ class CheckpointSaver:
 
     # --- saving ----------------------------------------------------------------------
 
-    def start(self, *, shares_directory: bool = False) -> None:
+    def start(self, *, is_sole: bool = True) -> None:
         """Removes saves that never committed; before the first save of this process.
 
         A failure is logged: leftovers cost space, never correctness.
 
         Args:
-            shares_directory: whether processes that hold no lease may use the directory
-                too; see `retention.clean`.
+            is_sole: see `retention.clean`.
         """
-        is_sole = not shares_directory
         try:
             for path in retention.clean(
                 self._files, self.directory, self.clock, is_sole=is_sole

@@ -429,12 +429,12 @@ class Coordinator:
     def _close_round(self) -> None:
         before, self._round = self._round, _Round(waits_since=self._round.waits_since)
         self.extra.pop(Key.COMMIT, None)
-        if self.state.held is not None:  # one notice, over all of its rounds
-            self._round.timeouts_left = before.timeouts_left
         if self.state.held is None:
             self.deadlines.forget()
             self.extra.clear()
-        elif self.state.held is NoticeKind.TRAIN_ON:
+            return
+        self._round.timeouts_left = before.timeouts_left  # over all rounds of a notice
+        if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.set_last_call()
 
     def _last_call(self) -> None:

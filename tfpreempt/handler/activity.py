@@ -15,7 +15,7 @@ from tfpreempt.handler.member import Members
 from tfpreempt.handler.now import Doing
 
 _TRAINS = (Main.TRAINING, Main.DETACHED)
-"""Who is detached by an error, and hangs on its way out, is ended by nobody else."""
+"""A detached worker counts too: if it hangs in its exit, nothing else ends it."""
 
 _STANDS = (*STANDING, Main.LEAVING)
 

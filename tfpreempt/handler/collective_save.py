@@ -215,7 +215,8 @@ class CollectiveSaves:
     def breaking_off(self) -> Iterator[None]:
         """Tells the peers if this worker cannot take part in a collective read.
 
-        The peers, which are in that read, are told whoever catches the error.
+        The peers are in that read, so they are notified even if the program catches
+        the error.
         """
         try:
             yield
@@ -242,13 +243,13 @@ class CollectiveSaves:
         self._remember(member, name)
         permit = Permit()
         go_on = functools.partial(self._complete, member, name, "periodic", may_miss)
-        told = functools.partial(self._members.fault, "periodic save")
+        on_error = functools.partial(self._members.fault, "periodic save")
         captured = None
         try:
             captured = member.capture(name, permit)
             write = functools.partial(member.commits.write, captured)
             complete = functools.partial(go_on, write)
-            self._under_way = AsyncSave(name, permit, complete, told)
+            self._under_way = AsyncSave(name, permit, complete, on_error)
         except BaseException as error:
             if captured is not None and self._cluster.is_chief:
                 member.commits.discard(captured)

@@ -296,7 +296,7 @@ class Start:
             )
         saver = self._build(None if is_apart else directory)
         if is_apart:
-            saver.start(shares_directory=True)  # with other workers of this machine
+            saver.start(is_sole=False)  # other workers of this machine may be there
         token = plan["checkpoint"]
         if token is not None:
             if is_apart and self.store is not None:

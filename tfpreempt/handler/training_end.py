@@ -172,7 +172,7 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
     keep_streams()
     session.come_back()
     if session.cluster.world == 1:
-        limit = None  # there is nobody to wait for
+        limit = None  # there are no other workers
     session.saves.finishing()
     with watching_store(session), session.deferring_sigint():
         while True:
@@ -246,7 +246,7 @@ def _commit_final(session: Session, member: Member) -> Exception | None:
             lost = _lost_in_save(session, error)
             votes = session.cluster.world > 1 and list(session.members) == [member]
             if lost and deadlines.may_go and not votes:
-                session.exit.leave(Outcome.LOST, lost)  # it had told, as in a step
+                session.exit.leave(Outcome.LOST, lost)  # expected: it had a notice
             because = f"{lost}. " if lost else ""
             add_note(
                 error,
@@ -275,7 +275,7 @@ def _end_together(session: Session, member: Member) -> Exception | None:
         failures = [failure, *session.vote.failures.values()]
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
-        if not session.exit.left:  # or the others were told why
+        if not session.exit.left:  # or the others know why
             me = f"worker {session.cluster.worker} broke off in the final save"
             session.vote.abort(me)
             session.detach("was interrupted")
@@ -293,7 +293,7 @@ def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
     why = ""
     if failed is not None:
         lost = _lost_in_save(session, failed)
-        if lost and session.coordinator.deadlines.may_go:  # it had told, as in a step
+        if lost and session.coordinator.deadlines.may_go:  # expected: it had a notice
             session.vote.abort(lost)
             return TrainingOutcome(lost=lost)
         why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")

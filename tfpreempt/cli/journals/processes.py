@@ -23,6 +23,7 @@ from tfpreempt.cli.journals.records import (
 from tfpreempt.cli.run.policy import Cause
 from tfpreempt.core.events import Outcome
 
+_CAUSES = {"lost", *(cause.value for cause in Cause)}  # all others are one: "other"
 _NEWEST = 4  # trainings, or starts: records of those before may come late
 
 
@@ -260,5 +261,4 @@ class SupervisorJournal(_Journal):
         is_known = is_restart or before.newest("left") is not None
         cause = before.cause if is_known else "lost"
         if cause not in (None, Cause.FINISHED.value):
-            is_named = cause == "lost" or cause in {each.value for each in Cause}
-            self.restarts[cause if is_named else "other"] += 1
+            self.restarts[cause if cause in _CAUSES else "other"] += 1

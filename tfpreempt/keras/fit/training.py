@@ -210,12 +210,12 @@ class Training:
         # Another command line, such as --fold 2, may be another fit.
         command = "\0".join(sys.argv).encode(errors="surrogateescape")
         arguments, refused = f"{checksum.of_bytes(command):08x}", list[str]()
+        start = complete, arguments
         if saved.phase == "complete" and not plan.is_refused(self._directory):
             refused = [
                 str(each.get("refused"))
                 for each in self.member.read_earlier(DataRefused)
-                if (each.get("complete"), each.get("arguments"))
-                == (complete, arguments)
+                if (each.get("complete"), each.get("arguments")) == start
             ]
         try:
             problem = progress.check_values(saved, now, self._directory, refused)
