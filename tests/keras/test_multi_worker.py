@@ -224,12 +224,27 @@ def results() -> Iterator[dict[str, Any]]:
 @with_workers
 @pytest.mark.parametrize("case", ["layers", "schedule", "callbacks"])
 def test_training_is_that_of_one_process(results: Any, case: str) -> None:
+    """Within rounding: of one program, two runs may differ by the last bit.
+
+    TensorFlow 2.21 did that once in a run of all tests, although
+    op determinism was enabled.
+    """
     [process] = results["process"]
     expected = process["mirrored"][case]
-    replicas = expected.pop("weights")
+    replicas = expected["weights"]
     for worker, replica in zip(results["workers"], replicas, strict=True):
-        assert worker[case].pop("weights") == [replica]
-        assert worker[case] == expected
+        found = worker[case]
+        assert found.keys() == expected.keys()
+        assert found["steps"] == expected["steps"]
+        wanted = flat(expected | {"weights": [replica]})
+        assert flat(found) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+@with_workers
+@pytest.mark.parametrize("case", ["schedule", "callbacks"])
+def test_all_workers_hold_the_same_weights(results: Any, case: str) -> None:
+    first, second = (worker[case]["weights"] for worker in results["workers"])
+    assert first == second
 
 
 @with_workers
