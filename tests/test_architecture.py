@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.core import seams
+from tests.without_tensorflow import WITHOUT_TENSORFLOW
+from tfpreempt.core import frameworks, seams
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tfpreempt"
@@ -43,38 +44,46 @@ SAME_FLOOR = {
     ("core", "errors"),
 }
 
-# Who imports TensorFlow (or Keras, which imports it), and why.
+# The modules that import TensorFlow or Keras, or take private names of theirs, each
+# with its reason; and `keras/` and `data/`. The core is the rest: it works where
+# TensorFlow is missing. The list may only shrink. A module here is imported by modules
+# here, and by the core as an adapter of `core/frameworks.py`.
 TENSORFLOW = {
-    "coordination/tf_service.py": "the store is TensorFlow's coordination service",
-    "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
-    "checkpoint/collective_read.py": "the part of a save that all workers do at once",
     "checkpoint/bundle_reader.py": "gives tensors of its own to a restore",
-    "checkpoint/large_tensors.py": "takes large tensors out of a save",
-    "checkpoint/reader.py": "restores a tf.train.Checkpoint",
-    "checkpoint/random_state.py": "seeds and generators",
-    "checkpoint/per_replica.py": "the local parts of distributed variables",
-    "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
-    "checkpoint/iterator_state.py": "States of tf.data iterators",
-    "checkpoint/data_order.py": "fingerprints of tf.data pipelines",
+    "checkpoint/bundle_writer.py": "adds large tensors to TensorFlow's index",
     "checkpoint/cache_files.py": "which files a tf.data cache needs",
+    "checkpoint/collective_read.py": "the part of a save that all workers do at once",
+    "checkpoint/data_order.py": "fingerprints of tf.data pipelines",
+    "checkpoint/iterator_state.py": "States of tf.data iterators",
+    "checkpoint/large_tensors.py": "takes large tensors out of a save",
+    "checkpoint/per_replica.py": "the local parts of distributed variables",
+    "checkpoint/reader.py": "restores a tf.train.Checkpoint",
     "checkpoint/shuffle_seeds.py": "adds the seeds of shuffles to iterators' states",
-    "checkpoint/unsaved_state_check.py": "reads variables to see which a step changes",
+    "checkpoint/tensorflow_checkpoints.py": "adapter: the checkpoint that a user gives",
+    "checkpoint/tensorflow_generators.py": "adapter: seeds and generators",
+    "checkpoint/tensorflow_values.py": "adapter: values that a step changes",
+    "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
+    "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
+    "checkpoint/worker_parts.py": "writes shares into TensorFlow's data files",
     "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
-    "storage/gfile.py": "paths that only tf.io.gfile can reach",
-    "handler/handler.py": "takes strategies, checkpoints and cluster resolvers",
-    "handler/admission.py": "checks the user's checkpoint, and counts in it",
-    "handler/step_errors.py": "TensorFlow's errors, and what they mean",
-    "handler/remote_cluster.py": "connects to remote workers",
-    "states/tensorflow_states.py": "States of TensorFlow's own things",
     "cli/demo/worker.py": "the demo's training program, a process of its own",
+    "coordination/tf_service.py": "adapter: TensorFlow's coordination service",
+    "handler/tensorflow_errors.py": "adapter: TensorFlow's errors, and their meaning",
+    "states/tensorflow_states.py": "States of TensorFlow's own things",
+    "storage/gfile.py": "paths that only tf.io.gfile can reach",
 }
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.data"}
+# The core imports these in other ways, until they are gone.
+TO_GO = {
+    "checkpoint/writer.py": "builds the saver of a program without TensorFlow too",
+    "storage/gfile.py": "checkpoint directories that are URLs",
+}
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",
     "checkpoint/bundle_reader.py": "which machine this is, as devices are named",
     "checkpoint/large_tensors.py": "which machine this is, as devices are named",
-    "checkpoint/random_state.py": "the global seed can be read nowhere else",
+    "checkpoint/tensorflow_generators.py": "the global seed is private",
 }
 # Private names outside of `seams.py` that are not TensorFlow's or Keras'.
 OTHER_PRIVATE = {
@@ -292,15 +301,43 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
+def needs_tensorflow(file: str) -> bool:
+    return file in TENSORFLOW or file.partition("/")[0] in TENSORFLOW_FOLDERS
+
+
+def target_of(each: Import) -> str:
+    """The file of ours that an import names; empty for another library's."""
+    path = each.module.replace(".", "/").removeprefix("tfpreempt/")
+    return next(
+        (f for f in (f"{path}.py", f"{path}/__init__.py") if f in sources()), ""
+    )
+
+
 def test_only_listed_files_import_tensorflow() -> None:
-    importers = {
-        each.file
+    """Not in a function either, and not by a private name, which imports its module."""
+    frameworks_of = {"tensorflow", "keras", "tf_keras"}
+    users = {e.file for e in imports() if e.module.split(".")[0] in frameworks_of}
+    users |= {file for file, module, _ in taken_by_name() if module in seams.MODULES}
+    assert [file for file in sorted(users) if not needs_tensorflow(file)] == []
+    of_users = {e.file for e in imports() if target_of(e) in users}
+    assert TENSORFLOW.keys() <= users | of_users, "delete the entries without a use"
+
+
+def test_the_core_imports_what_needs_tensorflow_as_adapters_only() -> None:
+    found = [
+        str(each)
         for each in imports()
-        if not each.is_for_types
-        and each.module.split(".")[0] in {"tensorflow", "keras", "tf_keras"}
-        and each.file.partition("/")[0] not in TENSORFLOW_FOLDERS
+        if not needs_tensorflow(each.file) and not each.is_for_types
+        if needs_tensorflow(target := target_of(each)) and target not in TO_GO
+    ]
+    assert found == []
+    adapters = {
+        f"{module.replace('.', '/').removeprefix('tfpreempt/')}.py"
+        for modules in frameworks.ADAPTERS.values()
+        for module in modules.values()
     }
-    assert importers <= TENSORFLOW.keys()
+    listed = {file for file, why in TENSORFLOW.items() if why.startswith("adapter")}
+    assert adapters == listed
 
 
 def taken_by_name() -> Iterator[tuple[str, str, str]]:
@@ -474,27 +511,21 @@ def test_no_file_without_a_subject() -> None:
     assert [path for path in paths if path.name in FORBIDDEN_NAMES] == []
 
 
-WITHOUT_TENSORFLOW = (
-    "tfpreempt",
-    "tfpreempt.errors",
-    "tfpreempt.platforms.detect",
-    "tfpreempt.states",
-    "tfpreempt.states.registered",
-    "tfpreempt.cli",
-    "tfpreempt.cli.demo.command",
-    "tfpreempt.cli.doctor.command",
-    "tfpreempt.cli.inspect.command",
-    "tfpreempt.cli.notify.command",
-    "tfpreempt.cli.report.command",
-    "tfpreempt.keras.fit.phases",
-    "tfpreempt.keras.fit.plan",
-)
+# In `keras/`, and yet without Keras: the table of a fit's phases, and what it leads to.
+PURE_KERAS = ("keras/__init__.py", "keras/fit/phases.py", "keras/fit/plan.py")
 
 
-def test_importing_leaves_tensorflow_alone() -> None:
-    look = "if found := {'tensorflow', 'keras'} & sys.modules.keys(): sys.exit(%r)"
-    lines = [f"import {each}\n{look % f'{each}'}" for each in WITHOUT_TENSORFLOW]
-    code = "\n".join(["import sys", *lines])
+def test_all_other_modules_are_imported_where_tensorflow_is_missing() -> None:
+    files = [file for file in sources() if not needs_tensorflow(file)]
+    files.remove("__main__.py")  # is the command line
+    for file in ("handler/admission.py", "handler/handler.py"):  # import what is TO_GO
+        files.remove(file)
+    names = [
+        f"tfpreempt/{file}".removesuffix(".py").removesuffix("/__init__")
+        for file in (*files, *PURE_KERAS)
+    ]
+    lines = [f"import {name.replace('/', '.')}" for name in names]
+    code = "\n".join([f"import sys\n{WITHOUT_TENSORFLOW}", *lines])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
     )

@@ -18,12 +18,12 @@ from typing import IO, Any
 
 import pytest
 
-from tfpreempt import coordination
 from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.state import REGISTRY, State
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.core.events import Commit, Event, Exit, Notice, Outcome
@@ -323,7 +323,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the peers are told."""
     sent: list[str] = []
     service = SimpleNamespace(report_error=lambda message, code: sent.append(message))
-    monkeypatch.setattr(coordination, "tf_service", service, raising=False)
+    monkeypatch.setattr(frameworks, "adapter", lambda *question: service)
     return sent
 
 

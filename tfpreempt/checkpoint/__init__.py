@@ -48,6 +48,9 @@ step_inspection  finds the objects that a step reaches and the numbers that it u
 structure       does a checkpoint fit the objects it is to be restored into?
 unfinished_caches  which files of an unfinished Dataset.cache(path) may be deleted
 unsaved_state_check  names state that a step changes and no commit holds
+tensorflow_checkpoints  the checkpoint or manager that a user gives to a handler
+tensorflow_generators   the random generators of TensorFlow and Keras
+tensorflow_values       values of TensorFlow's objects that a step changes
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track
 variables       the variables behind a tf.train.Checkpoint, found without a read
 verification    are the files of a commit what its manifest says?

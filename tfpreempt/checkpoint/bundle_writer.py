@@ -23,7 +23,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_table
-from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal
+from tfpreempt.checkpoint.shares import DenseTensor, Part, Stretch, deal
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
@@ -39,36 +39,6 @@ _PIECE_BYTES_ASYNC = 1 << 23
 """While training goes on. Between two pieces a thread needs Python's lock, for which it
 and the training wait in turn, so there are fewer pieces."""
 _PATIENCE_SECONDS = 10.0  # for the other threads to leave, where one has failed
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A data file that is on the disk.
-
-    Attributes:
-        path: where it is now.
-        size: its bytes.
-        crc32c: of all of it.
-        stretches: what is wanted of it; mostly all.
-        offsets: where each begins.
-        sums: crc32c of each.
-    """
-
-    path: str
-    size: int
-    crc32c: int
-    stretches: Sequence[Stretch]
-    offsets: Sequence[int]
-    sums: Sequence[int]
-
-    def only(self, is_wanted: Sequence[bool]) -> Part:
-        """The same file, of which only some of these stretches are wanted."""
-        return dataclasses.replace(
-            self,
-            stretches=list(itertools.compress(self.stretches, is_wanted)),
-            offsets=list(itertools.compress(self.offsets, is_wanted)),
-            sums=list(itertools.compress(self.sums, is_wanted)),
-        )
 
 
 def add(

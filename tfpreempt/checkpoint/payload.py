@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.bundle_writer import Part
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.shares import DenseTensor
+from tfpreempt.checkpoint.shares import DenseTensor, Part
 from tfpreempt.checkpoint.state import State
 
 

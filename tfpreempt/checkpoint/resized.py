@@ -10,10 +10,8 @@ the same, and each restart draws the same again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import IO
 
 from tfpreempt.checkpoint import layout
@@ -22,8 +20,6 @@ from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.state import State, naming, no_rule, read_state
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage import reading
-
-_SEED_BYTES = 16
 
 
 def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
@@ -96,41 +92,3 @@ def _paths(entry: Entry, state: State) -> list[str]:
     folders = map(layout.worker_name, range(entry.manifest.world_size))
     name = state.name + layout.STATE_SUFFIX
     return [os.path.join(entry.shards, folder, name) for folder in folders]
-
-
-def own_or_first(
-    files: Sequence[IO[bytes] | None], worker: int
-) -> tuple[IO[bytes], bool]:
-    """What a random generator of a worker goes on from, of what others saved.
-
-    Returns:
-        The worker's own, or the first there is, and whether that is another's.
-    """
-    if worker < len(files) and (own := files[worker]) is not None:
-        return own, False
-    return next(file for file in files if file is not None), True
-
-
-def load_own_or_first(
-    state: State, files: Sequence[IO[bytes] | None], worker: int
-) -> int | None:
-    """Loads a State of one random generator: the worker's own, or the first there is.
-
-    Returns:
-        For a new worker the seed that its generator is to get; else None.
-    """
-    file, is_another = own_or_first(files, worker)
-    saved = file.read()
-    state.load(io.BytesIO(saved))
-    return derived_seed(saved, worker) if is_another else None
-
-
-def derived_seed(saved: bytes, worker: int) -> int:
-    """The seed of a new worker's random generator: a number of 128 bits.
-
-    Args:
-        saved: the state of the chief's.
-        worker: index of the new one.
-    """
-    digest = hashlib.sha256(saved + b"\0" + str(worker).encode())
-    return int.from_bytes(digest.digest()[:_SEED_BYTES], "little")

@@ -7,6 +7,7 @@ hold the same tensors know each other's shares without a word.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,6 +73,36 @@ class Stretch:
             dataclasses.replace(self, rows=rows),
             dataclasses.replace(self, start=self.start + rows, rows=have - rows),
         ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A data file that is on the disk.
+
+    Attributes:
+        path: where it is now.
+        size: its bytes.
+        crc32c: of all of it.
+        stretches: what is wanted of it; mostly all.
+        offsets: where each begins.
+        sums: crc32c of each.
+    """
+
+    path: str
+    size: int
+    crc32c: int
+    stretches: Sequence[Stretch]
+    offsets: Sequence[int]
+    sums: Sequence[int]
+
+    def only(self, is_wanted: Sequence[bool]) -> Part:
+        """The same file, of which only some of these stretches are wanted."""
+        return dataclasses.replace(
+            self,
+            stretches=list(itertools.compress(self.stretches, is_wanted)),
+            offsets=list(itertools.compress(self.offsets, is_wanted)),
+            sums=list(itertools.compress(self.sums, is_wanted)),
+        )
 
 
 def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:

@@ -4,6 +4,9 @@ A forgotten optimizer, a metric beside the model, `self.n += 1`, `losses.append(
 after a restart such state starts from scratch without an error. So the values that a
 step function reaches are compared before and after one call; a value that changed and
 is not saved is named.
+
+Values of Python and NumPy are compared here. Of the objects of a framework that the
+program has imported, an adapter knows the values ("values" in `core/frameworks.py`).
 """
 
 from __future__ import annotations
@@ -17,35 +20,71 @@ import random
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
-from tfpreempt.checkpoint.iterator_state import KEEP_SERVICE_OUT, reads_data_service
-from tfpreempt.checkpoint.shuffle_seeds import parts
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.checkpoint.step_inspection import (
     is_updated,
     reachable,
     updated_keys,
 )
-from tfpreempt.checkpoint.untracked import attach
-from tfpreempt.checkpoint.variables import local_parts, walk
-from tfpreempt.core import reach, seams
+from tfpreempt.core import frameworks, reach
 from tfpreempt.core.reach import Place
 
 _log = logging.getLogger(__name__)
 
 _SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_SAVED_WHOLE = (State, tf.train.experimental.PythonState, tf.train.Checkpoint)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 _NOT_CHECKED = (
     "tfpreempt: cannot see what the step changes, so state that a restart would lose "
     "is not named"
 )
+_ADVICE = "Put them into a named State (tfpreempt.states)."
+
+
+class Values(Protocol):
+    """The questions to the adapter of a framework, which is a module.
+
+    Attributes:
+        SAVED_WHOLE: classes of objects whose attributes a save of them writes.
+        REPLACED: classes of values that cannot change, as numbers and strings cannot: a
+            step puts another value in the place.
+        ADVICE: where the user is to put what no commit holds.
+    """
+
+    SAVED_WHOLE: tuple[type, ...]
+    REPLACED: tuple[type, ...]
+    ADVICE: str
+
+    def saved(self, checkpoint: Any) -> tuple[list[Any], list[Any]]:
+        """Returns the objects and variables that a save of a checkpoint writes, and
+        those objects among them of which the save writes the attributes.
+
+        Args:
+            checkpoint: as the user gave it; None for named States alone.
+        """
+        ...
+
+    def variables(self, value: Any) -> Sequence[Any]:
+        """Returns the variables of an object of the framework; none of another one."""
+        ...
+
+    def sample(self, thing: Any, size: int) -> np.ndarray[Any, Any] | None:
+        """Returns about `size` elements of a variable, or of a value in REPLACED that
+        is large; None of other things."""
+        ...
+
+    def restarts(self, iterator: Any) -> bool:
+        """Returns whether an object is an iterator that has a position to save."""
+        ...
+
+    def advice_on_iterators(self, unread: Mapping[str, Any]) -> str:
+        """Returns what happens to iterators that no commit holds, and what to do."""
+        ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,7 +122,8 @@ class UnsavedStateCheck:
         self._functions[key] = function
         with _errors_logged():
             call = functools.partial(function, *args, **kwargs)
-            self._call = _Call(call, self._saved())
+            values: list[Values] = frameworks.adapters("values")
+            self._call = _Call(call, values, self._saved(values))
 
     def after_call(self) -> None:
         """Warns of the values that the call changed and no commit holds."""
@@ -95,27 +135,26 @@ class UnsavedStateCheck:
             _warn(
                 [name for name in changed if name not in self._named],
                 {name: it for name, it in unread.items() if name not in self._named},
+                call.values,
             )
             self._named.update(changed, unread)
 
-    def _saved(self) -> set[Any]:
+    def _saved(self, values: Sequence[Values]) -> set[Any]:
         """Returns the keys of the values that a commit holds."""
         roots: list[Any] = []
         for state in self.registry.in_order():
             roots += [state, state.save]
-        saved: list[tuple[str, Any]] = []
-        if self.checkpoint is not None:
-            saved += attach(self.checkpoint).own
-            saved += walk(self.checkpoint)
         keys: set[Any] = set()
-        for _, obj in saved:
-            keys |= {id(obj), *map(id, local_parts(obj))}
-            if isinstance(obj, tf.train.experimental.PythonState):
-                roots.append(obj)
+        whole: tuple[type, ...] = (State,)
+        for framework in values:
+            whole += framework.SAVED_WHOLE
+            saved, with_attributes = framework.saved(self.checkpoint)
+            keys |= set(map(id, saved))
+            roots += with_attributes
         named = {str(number): root for number, root in enumerate(roots)}
-        for place in reachable(named, _is_saved_with):
+        for place in reachable(named, functools.partial(_is_saved_with, whole)):
             keys |= {id(place.value), (id(place.owner), place.key)}
-            keys |= set(map(id, _variables(place.value)))
+            keys |= set(map(id, _variables(place.value, values)))
         return keys
 
 
@@ -132,13 +171,13 @@ def _is_searched(value: Any) -> bool:
     return reach.is_of_program(type(value)) and not isinstance(value, State)
 
 
-def _is_saved_with(value: Any) -> bool:
+def _is_saved_with(whole: tuple[type, ...], value: Any) -> bool:
     """Whether a State that holds it may save what lies in it.
 
     By its kind: to compare a variable may read it, and for an ON_READ one that is a
     collective that no other worker takes part in.
     """
-    return isinstance(value, _SAVED_WHOLE) or reach.is_of_program(type(value))
+    return isinstance(value, whole) or reach.is_of_program(type(value))
 
 
 def _identity(function: Any) -> Any:
@@ -152,30 +191,39 @@ class _Call:
     """One call of a step, with the values before the call.
 
     Attributes:
+        values: the adapters of the frameworks.
         unread: the iterators that start from the beginning after a restart, by name.
     """
 
-    def __init__(self, call: functools.partial[Any], saved: set[Any]) -> None:
+    def __init__(
+        self,
+        call: functools.partial[Any],
+        values: Sequence[Values],
+        saved: set[Any],
+    ) -> None:
+        self.values = values
         self._roots = {"": call}
         places = reachable(self._roots, _is_searched)
         self._updated = updated_keys(places)
         self._before = {  # the place and the thing keep their ids in use
-            key: (place, thing, _mark(thing))
-            for key, (place, thing) in _things(places, self._updated).items()
+            key: (place, thing, self._mark(thing))
+            for key, (place, thing) in self._things(places).items()
             if key not in saved
         }
         self.unread = {
-            place.path: place.value for place in places if _restarts(place.value, saved)
+            place.path: place.value
+            for place in places
+            if id(place.value) not in saved
+            if any(each.restarts(place.value) for each in values)
         }
 
     def changed(self) -> list[str]:
         """Returns the names of the values that are others now."""
-        places = reachable(self._roots, _is_searched)
-        things = _things(places, self._updated)
+        things = self._things(reachable(self._roots, _is_searched))
         changed = {
             id(things[key][0]): things[key][0].path
             for key, (_, _, mark) in self._before.items()
-            if key in things and _mark(things[key][1]) != mark
+            if key in things and self._mark(things[key][1]) != mark
         }
         counts = collections.Counter[str]()
         names = []
@@ -184,142 +232,82 @@ class _Call:
             names.append(path if counts[path] == 1 else f"{path} ({counts[path]})")
         return names
 
-
-def _things(places: Iterable[Place], updated: set[Any]) -> dict[Any, tuple[Place, Any]]:
-    """Returns what may change, and where: by the thing's identity, or by the place
-    where another value replaces the old one."""
-    found: dict[Any, tuple[Place, Any]] = {}
-    for place in places:
-        value = place.value
-        if not isinstance(value, (*_SCALARS, tf.Tensor)):
-            for thing in _mutable(place):
-                found.setdefault(id(thing), (place, thing))
-        elif is_updated(place, updated):
-            found.setdefault((id(place.owner), place.key), (place, value))
-    return found
-
-
-def _mutable(place: Place) -> Sequence[Any]:
-    """Returns the things in a place that a step may change."""
-    value = place.value
-    if isinstance(value, np.ndarray):
-        is_memory = value.flags.writeable and not isinstance(value, np.memmap)
-        return [value] if is_memory else []
-    if isinstance(value, reach.GROWING):
-        return [] if reach.is_set_by_library(place.owner, place.key) else [value]
-    return [value] if isinstance(value, _GENERATORS) else _variables(value)
-
-
-def _variables(value: Any) -> Sequence[Any]:
-    """The local tf.Variables of a variable, model, optimizer, metric or generator."""
-    if found := local_parts(value):
+    def _things(self, places: Iterable[Place]) -> dict[Any, tuple[Place, Any]]:
+        """Returns the things that may change, and their places: by the identity of the
+        thing, or by the place where another value replaces the old one."""
+        replaced = sum((each.REPLACED for each in self.values), _SCALARS)
+        found: dict[Any, tuple[Place, Any]] = {}
+        for place in places:
+            value = place.value
+            if not isinstance(value, replaced):
+                for thing in self._mutable(place):
+                    found.setdefault(id(thing), (place, thing))
+            elif is_updated(place, self._updated):
+                found.setdefault((id(place.owner), place.key), (place, value))
         return found
-    if isinstance(value, type):
-        return []
-    if hasattr(type(value), "variables"):
-        try:
-            all_of_it = value.variables
-            many = all_of_it() if callable(all_of_it) else all_of_it
-        except ValueError:  # a layer that is not built
-            return []
-        return [part for each in many for part in local_parts(each)]
-    if isinstance(value, tf.random.Generator):
-        return local_parts(value.state)
-    return local_parts(getattr(value, "__dict__", {}).get("state"))
 
+    def _mutable(self, place: Place) -> Sequence[Any]:
+        """Returns the things in a place that a step may change."""
+        value = place.value
+        if isinstance(value, np.ndarray):
+            is_memory = value.flags.writeable and not isinstance(value, np.memmap)
+            return [value] if is_memory else []
+        if isinstance(value, reach.GROWING):
+            return [] if reach.is_set_by_library(place.owner, place.key) else [value]
+        is_generator = isinstance(value, _GENERATORS)
+        return [value] if is_generator else _variables(value, self.values)
 
-def _mark(thing: Any) -> Any:
-    """Equal as long as the value is; of what is large a sample."""
-    if isinstance(thing, np.random.Generator):
-        return repr(thing.bit_generator.state)
-    if isinstance(thing, np.random.RandomState):
-        return repr(thing.get_state())
-    if isinstance(thing, random.Random):
-        return hash(thing.getstate())
-    if isinstance(thing, reach.GROWING):
-        return len(thing)  # what else may change in it has a place of its own
-    if isinstance(thing, _SCALARS):
+    def _mark(self, thing: Any) -> Any:
+        """Returns a value that is equal as long as the thing is; of large things a
+        sample."""
+        if isinstance(thing, np.random.Generator):
+            return repr(thing.bit_generator.state)
+        if isinstance(thing, np.random.RandomState):
+            return repr(thing.get_state())
+        if isinstance(thing, random.Random):
+            return hash(thing.getstate())
+        if isinstance(thing, reach.GROWING):
+            return len(thing)  # what else may change in it has a place of its own
+        if isinstance(thing, _SCALARS):
+            return type(thing), repr(thing)
+        if isinstance(thing, np.ndarray):
+            return _mark_of_array(thing)
+        for each in self.values:
+            if (sample := each.sample(thing, _SAMPLES)) is not None:
+                return _mark_of_array(sample)
         return type(thing), repr(thing)
-    if not isinstance(thing, np.ndarray):
-        flat = tf.reshape(thing, [-1])
-        thing = flat[:: max(1, len(flat) // _SAMPLES)].numpy()
-    sample = np.asarray(thing.flat[:: max(1, thing.size // _SAMPLES)])
+
+
+def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:
+    """Returns the variables of an object, of whatever framework."""
+    return [variable for each in values for variable in each.variables(value)]
+
+
+def _mark_of_array(array: np.ndarray[Any, Any]) -> Any:
+    sample = np.asarray(array.flat[:: max(1, array.size // _SAMPLES)])
     if sample.dtype.hasobject:
-        return thing.shape, repr(sample.tolist())
-    return thing.shape, zlib.crc32(sample.tobytes())
+        return array.shape, repr(sample.tolist())
+    return array.shape, zlib.crc32(sample.tobytes())
 
 
-# --- iterators -----------------------------------------------------------------------
-
-
-def _restarts(iterator: Any, held: set[Any]) -> bool:
-    """Whether it is a dataset iterator that begins anew after a restart."""
-    found = _datasets(iterator)
-    if id(iterator) in held or not found or None in found:
-        return False
-    return not any(map(_begins_late, parts(*found)))
-
-
-def _datasets(iterator: Any) -> list[Any]:
-    """The datasets below a dataset iterator; none for another object."""
-    if isinstance(iterator, tf.distribute.DistributedIterator):
-        return [
-            getattr(each, "iterator", each)._dataset for each in iterator._iterators
-        ]
-    if isinstance(iterator, tf.data.Iterator | tf.data.NumpyIterator):
-        return [getattr(iterator, "_iterator", iterator)._dataset]
-    return []
-
-
-def _begins_late(dataset: Any) -> bool:
-    """Whether a part of a pipeline leaves out what comes first: the steps before."""
-    kind = type(dataset).__name__
-    return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
-
-
-# --- words ---------------------------------------------------------------------------
-
-
-def _warn(changed: Sequence[str], unread: Mapping[str, Any]) -> None:
+def _warn(
+    changed: Sequence[str], unread: Mapping[str, Any], values: Sequence[Values]
+) -> None:
     problems = []
     if changed:
+        advice = " ".join(each.ADVICE for each in values) or _ADVICE
         problems.append(
             f"The step changes what no commit holds: {', '.join(changed)}. A restarted "
-            "run begins with these anew. Put variables, models, optimizers and metrics "
-            "into the tf.train.Checkpoint; a metric of Keras 3 is no object for it: "
-            "make it an attribute of a model that is there (model.mean = mean). "
-            "Numbers, lists and arrays go into a named State (tfpreempt.states), or "
-            "numbers into a tf.Variable."
+            f"run begins with these anew. {advice}"
         )
     if unread:
-        is_theirs = any(map(_is_of_tensorflow, unread.values()))
-        is_service = all(
-            reads_data_service(*_datasets(each)) for each in unread.values()
-        )
         problems.append(
             f"The step reads from {', '.join(unread)}, and no commit holds the "
-            "position in these data. "
-            + (
-                f"{KEEP_SERVICE_OUT}."
-                if is_service
-                else "A restarted run reads them from the beginning. "
-                + (_MAKE_OURS if is_theirs else "Put the iterator into the ")
-                + "tf.train.Checkpoint, or let it begin behind what was read: "
-                "iter(dataset.skip(handler.total_run_calls))."
-            )
+            "position in these data."
         )
+    for each in values:
+        mine = {name: it for name, it in unread.items() if each.restarts(it)}
+        if mine:
+            problems.append(each.advice_on_iterators(mine))
     if problems:
         _log.warning("tfpreempt: %s", " ".join(problems))
-
-
-def _is_of_tensorflow(iterator: Any) -> bool:
-    """Whether TensorFlow made it for a strategy, so that nobody can save it."""
-    is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
-    return is_distributed and not isinstance(iterator, seams.trackable_base.Trackable)
-
-
-_MAKE_OURS = (
-    "TensorFlow cannot save a distributed iterator; make it with "
-    "tfpreempt.data.distribute(dataset, strategy), which gives the same batches, and "
-    "put it into the "
-)

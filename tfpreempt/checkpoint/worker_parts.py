@@ -24,9 +24,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint import bundle_writer, layout
-from tfpreempt.checkpoint.bundle_writer import Part
 from tfpreempt.checkpoint.payload import Staged
-from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal
+from tfpreempt.checkpoint.shares import DenseTensor, Part, Stretch, deal
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files

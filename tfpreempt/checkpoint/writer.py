@@ -44,10 +44,11 @@ from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.loader import CheckpointLoader
 from tfpreempt.checkpoint.payload import Payload, Staged
 from tfpreempt.checkpoint.per_replica import PerReplicaState
-from tfpreempt.checkpoint.random_state import RandomState, warn_of_kernels
+from tfpreempt.checkpoint.random_state import RandomState
 from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
 from tfpreempt.checkpoint.shares import DenseTensor
 from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
+from tfpreempt.checkpoint.tensorflow_generators import warn_of_kernels
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import (
     distributed,

@@ -10,11 +10,17 @@ the states of the tasks: only the host, which answers itself, asks for the dead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfpreempt.core import seams
-from tfpreempt.errors import KeyExistsError, StoreGoneError, WaitTimeoutError
+from tfpreempt.errors import (
+    KeyExistsError,
+    StoreGoneError,
+    UsageError,
+    WaitTimeoutError,
+)
 
 NATIVE_NOTICE_KEY = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
 """The key that TensorFlow's own SIGTERM handler sets (its C++ preemption notifier)."""
@@ -68,6 +74,19 @@ class TensorFlowStore:
         return frozenset(i for i, state in enumerate(states) if state is not None)
 
 
+def open_store(jobs: Sequence[tuple[str, int]]) -> TensorFlowStore:
+    """Returns the store of this process's cluster.
+
+    Args:
+        jobs: see `TensorFlowStore`.
+
+    Raises:
+        UnsupportedVersionError: this TensorFlow lacks a name that the store rests on.
+    """
+    seams.require("coordination")
+    return TensorFlowStore(jobs)
+
+
 def read_native_notice() -> str:
     """Waits for TensorFlow's own key; returns the task that got SIGTERM.
 
@@ -101,19 +120,37 @@ def wait_service_gone(limit: float) -> bool:
     return False
 
 
-def is_initialized() -> bool:
-    """Whether TensorFlow has its devices already; then no service can be configured."""
-    return seams.eager_context.context()._context_handle is not None
-
-
-def configure_standalone(leader: str) -> None:
-    """Has one of the remote tasks host the service. Before anything else.
+def connect(
+    spec: Any, job: str, task: int, protocol: str, *, leader: str | None
+) -> None:
+    """Connects this process to the tasks of a cluster.
 
     Args:
-        leader: the task, such as "/job:worker/replica:0/task:0".
+        spec: a tf.train.ClusterSpec or a cluster resolver.
+        job: the name of this process's job.
+        task: the index of this process in the job.
+        protocol: of the servers of the tasks.
+        leader: the remote task that is to host the service, such as
+            "/job:worker/replica:0/task:0"; None if the service was configured before.
+
+    Raises:
+        UsageError: TensorFlow has its devices already, so no service can be configured.
+        UnsupportedVersionError: this TensorFlow cannot connect to remote workers.
     """
-    seams.eager_context.context().configure_coordination_service(
-        service_type="standalone", service_leader=leader, enable_health_check=False
+    seams.require("remote_cluster")
+    if leader is not None:
+        context = seams.eager_context.context()
+        if context._context_handle is not None:
+            raise UsageError(
+                "connect_to_cluster() was called after TensorFlow had listed its "
+                "devices or run an op; call it first, before any tensor, variable or "
+                "strategy is made"
+            )
+        context.configure_coordination_service(
+            service_type="standalone", service_leader=leader, enable_health_check=False
+        )
+    tf.config.experimental_connect_to_cluster(
+        spec, job_name=job, task_index=task, protocol=protocol
     )
 
 

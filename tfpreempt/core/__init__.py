@@ -6,6 +6,7 @@ cluster     who the workers are, and which of them this process is
 contained   opens files below a directory, and follows no link out of the directory
 deadline    arithmetic of deadlines
 events      the frozen values that travel the path
+frameworks  the adapters of the frameworks that a program computes with
 fields      what a value may be that is read from a file of others
 journal     the record of what happened, one JSON object a line
 life        signs of life: how a worker tells its supervisor that it gets on

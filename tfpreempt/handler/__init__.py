@@ -19,6 +19,7 @@ final_vote       the keys by which all workers end with 0, or all are restarted
 exit             every way out: commit, loss, error, deadline, the interpreter's end
 process_end      the end of a process with its code, whatever holds it up
 step_errors      an error in a step: a preemption, or one that peers are told of
+tensorflow_errors  TensorFlow's errors: the end of data, the loss of a worker
 lost_peers       which workers are gone, by what a collective has failed with
 data_errors      whether an error comes of data that could not be read
 interrupts       Ctrl-C waits for the save that is under way

@@ -13,16 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tfpreempt import errors
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import GRACE
 from tfpreempt.checkpoint.remote.chosen_store import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.variables import out_of_scope
 from tfpreempt.checkpoint.writer import make_saver
-from tfpreempt.core import seams
+from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import after_travel
@@ -39,9 +36,6 @@ from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
 
 log = logging.getLogger(__name__)
-
-COUNTER = "checkpointed_runs"
-"""The name under which TensorFlow's own handler saves the number of runs."""
 
 START_TIMEOUT = 300.0
 """Seconds that the slowest worker may need to make its handler, its waits apart."""
@@ -85,8 +79,11 @@ def admit(
         WorkersDisagreeError: workers differ.
     """
     began = time.monotonic()
-    seams.name_if_unseen("tensorflow")
-    counter = attach_counters(checkpoint)
+    for framework in frameworks.adapters("checkpoints"):
+        framework.name_if_untested()
+    counter = None
+    if checkpoint is not None:
+        counter = _adapter_of(checkpoint).attach_counter(checkpoint)
     cluster, connected = session.cluster, connection()
     own = getattr(checkpoint, "directory", checkpoint_dir)
     store = chosen_store(remote_checkpoint_dir, own)
@@ -212,11 +209,10 @@ def _native_source(
     config: TerminationConfig, connected: Connection | None
 ) -> WatchedSource:
     """TensorFlow's own key, by which SIGTERM to a remote worker is heard of."""
-    from tfpreempt.coordination import tf_service
-
+    service = frameworks.adapter("tensorflow", "coordination")
     grace = config.grace_seconds
     native = NativeKeySource(
-        tf_service.read_native_notice,
+        service.read_native_notice,
         identity=None if connected is None else connected.notice_identity,
         is_alone=connected is not None,
     )
@@ -224,35 +220,36 @@ def _native_source(
     return WatchedSource(native, left)
 
 
-def attach_counters(given: Any) -> Any:
-    """Attaches the variables that a save counts by to the user's checkpoint.
+def check_given(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> None:
+    """Checks the first arguments of a handler.
 
     Args:
-        given: a tf.train.Checkpoint, a CheckpointManager, or None.
-
-    Returns:
-        The variable that counts runs, int64; None where there is no checkpoint.
+        given: a checkpoint of a framework, a manager of checkpoints, or None.
+        checkpoint_dir: where a checkpoint is saved.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: `given` is none of these, or a checkpoint has no directory.
     """
-    kinds = (tf.train.Checkpoint, tf.train.CheckpointManager)
-    if given is not None and not isinstance(given, kinds):
-        raise errors.ConfigurationError(
-            f"checkpoint_or_checkpoint_manager is {given!r}; expected a "
-            "tf.train.Checkpoint with checkpoint_dir, a tf.train.CheckpointManager, or "
-            "None for named States alone"
-        )
-    checkpoint = getattr(given, "checkpoint", given)
-    if checkpoint is None:
-        return None
+    if given is not None:
+        _adapter_of(given).check_directory(given, checkpoint_dir)
 
-    def make() -> Any:
-        _ = checkpoint.save_counter  # made as it is asked for
-        if hasattr(checkpoint, COUNTER):
-            return None
-        return tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
 
-    if (counter := out_of_scope(make)) is not None:
-        setattr(checkpoint, COUNTER, counter)
-    return getattr(checkpoint, COUNTER)
+def _adapter_of(given: Any) -> Any:
+    """Returns the adapter of the framework that a checkpoint or manager is of.
+
+    An adapter of checkpoints ("checkpoints" in `core/frameworks.py`) has the functions
+    `name_if_untested()`, `is_checkpoint(given)`, `check_directory(given, directory)`,
+    and `attach_counter(given)`, which returns the variable that counts steps in the
+    checkpoint.
+
+    Raises:
+        ConfigurationError: no framework of the program knows the object.
+    """
+    for adapter in frameworks.adapters("checkpoints"):
+        if adapter.is_checkpoint(given):
+            return adapter
+    raise errors.ConfigurationError(
+        f"checkpoint_or_checkpoint_manager is {given!r}; expected a "
+        "tf.train.Checkpoint with checkpoint_dir, a tf.train.CheckpointManager, or "
+        "None for named States alone"
+    )

@@ -14,20 +14,18 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import tensorflow as tf
-
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler import training_end
-from tfpreempt.handler.admission import admit
+from tfpreempt.handler.admission import admit, check_given
 from tfpreempt.handler.collective_save import PLAIN, Stages
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
-from tfpreempt.handler.step_errors import END_OF_DATA, step_failed, was_preemption
+from tfpreempt.handler.step_errors import is_end_of_data, step_failed, was_preemption
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.platforms.detected import resolve_config
 
@@ -35,16 +33,6 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class DirectoryRequiredError(
-    errors.ConfigurationError,
-    tf.errors.InvalidArgumentError,  # type: ignore[misc]  # TensorFlow is untyped
-):
-    """A checkpoint was passed without a directory."""
-
-    def __init__(self, message: str) -> None:
-        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
 
 class PreemptionCheckpointHandler:
@@ -109,12 +97,7 @@ class PreemptionCheckpointHandler:
         async_save: bool = True,
     ) -> None:
         given = checkpoint_or_checkpoint_manager
-        if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
-            raise DirectoryRequiredError(
-                "checkpoint_or_checkpoint_manager is a tf.train.Checkpoint and "
-                f"checkpoint_dir is {checkpoint_dir!r}; pass the directory too, or a "
-                "tf.train.CheckpointManager, which has one"
-            )
+        check_given(given, checkpoint_dir)
         config = resolve_config(termination_config)
         every = check_save_every(save_every)
         self._save_steps = every if isinstance(every, int) else None
@@ -391,7 +374,8 @@ class PreemptionCheckpointHandler:
         elif not (member.is_closed or session.is_forked):
             if not session.exit.left:
                 was_preemption(error, session, is_whole=session.is_whole)
-            is_meant = isinstance(error, (SystemExit, GeneratorExit, *END_OF_DATA))
+            is_exit = isinstance(error, SystemExit | GeneratorExit)
+            is_meant = is_exit or is_end_of_data(error)
             training_end.close_failed(
                 session, member, "" if is_meant else describe(error)
             )

@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.core import loading, seams
+from tfpreempt.core import frameworks, loading
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.notice.native import NativeKeySource, read_again
 
@@ -71,32 +71,18 @@ def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
         UsageError: TensorFlow was used before the first call.
         TensorFlowMissingError: there is none.
     """
+    global _connection
     if not loading.has_tensorflow():
         raise errors.TensorFlowMissingError(f"connect_to_cluster() {loading.WANTED}")
-    import tensorflow as tf
-
-    from tfpreempt.coordination import tf_service
-
-    global _connection
-    seams.require("remote_cluster")
     spec = _cluster_spec(resolver)
     job = _worker_job(resolver, spec)
-    if _connection is None:
-        if tf_service.is_initialized():
-            raise errors.UsageError(
-                "connect_to_cluster() was called after TensorFlow had listed its "
-                "devices or run an op; call it first, before any tensor, variable or "
-                "strategy is made"
-            )
-        tf_service.configure_standalone(f"/job:{job}/replica:0/task:0")
+    leader = f"/job:{job}/replica:0/task:0" if _connection is None else None
     task_type, task_id = getattr(resolver, "task_type", None), 0
     if task_type in spec.jobs and task_type != job:
         task_id = int(getattr(resolver, "task_id", None) or 0)
     else:
         task_type = "coordinator" if "coordinator" in spec.jobs else "localhost"
-    tf.config.experimental_connect_to_cluster(
-        spec, job_name=task_type, task_index=task_id, protocol=protocol
-    )
+    _service().connect(spec, task_type, task_id, protocol, leader=leader)
     _connection = Connection(
         number=1 if _connection is None else _connection.number + 1,
         device=f"/job:{task_type}/replica:0/task:{task_id}/device:CPU:0",
@@ -125,11 +111,9 @@ class PreemptionWatcher:
                 "PreemptionWatcher() was made before connect_to_cluster(); it hears "
                 "of remote workers by that connection, so connect first"
             )
-        from tfpreempt.coordination import tf_service
-
         self.preemption_message: str | None = None
         self._source = NativeKeySource(
-            tf_service.read_native_notice,
+            _service().read_native_notice,
             identity=made.notice_identity,
             is_alone=True,
         )
@@ -149,9 +133,8 @@ class PreemptionWatcher:
         Returns:
             Whether it is gone.
         """
-        from tfpreempt.coordination import tf_service
-
-        return tf_service.wait_service_gone(limit)
+        is_gone: bool = _service().wait_service_gone(limit)
+        return is_gone
 
     def close(self) -> None:
         """Stops to listen, and lets the next notice come."""
@@ -168,13 +151,16 @@ def notice_was_served() -> None:
     """
     if _connection is None:
         return
-    from tfpreempt.coordination import tf_service
-
     try:
-        call_within(FORGET_LIMIT, tf_service.forget_native_notice)
+        call_within(FORGET_LIMIT, _service().forget_native_notice)
     except (errors.TfpreemptError, OutOfTimeError) as error:
         log.info("tfpreempt: TensorFlow's notice could not be deleted: %s", error)
     read_again(_connection.notice_identity)
+
+
+def _service() -> Any:
+    """Returns the adapter of TensorFlow's coordination service."""
+    return frameworks.adapter("tensorflow", "coordination")
 
 
 def _cluster_spec(resolver: Any) -> Any:

@@ -23,6 +23,7 @@ from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import needed_seconds, until_end
@@ -632,9 +633,8 @@ class Session:
         if isinstance(error, Exception) and self.serve(error, is_whole):
             return  # the exit function came back
         if self.cluster.world > 1:
-            from tfpreempt.coordination import tf_service
-
+            service = frameworks.adapter("tensorflow", "coordination")
             self.exit.fail(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"
-            worker, send = self.cluster.worker, tf_service.report_error
+            worker, send = self.cluster.worker, service.report_error
             tell_peers(worker, self.runtime, key, error, send)

@@ -1,35 +1,31 @@
-"""An error leaves a step or the loop: peers are told, or it was a preemption."""
+"""An error leaves a step or the loop: peers are told, or it was a preemption.
+
+The errors of a framework are in an adapter ("errors" in `core/frameworks.py`), which
+has two tuples of classes, `END_OF_DATA` and `PEER_LOST`, and `is_lost_worker(error)`.
+"""
 
 from __future__ import annotations
 
-import re
 import weakref
 
-import tensorflow as tf
-
+from tfpreempt.core import frameworks
 from tfpreempt.core.events import Outcome
 from tfpreempt.handler.data_errors import is_before_all
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, connection
 from tfpreempt.handler.session import Session
 
-END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
-"""What a step raises where the data end: no error, and equal on all workers."""
-
-PEER_GONE = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-)
-"""What a collective raises when another worker has died."""
-
-_POISONED = re.compile(
-    "poisoned|incarnation|context_id|cancelled|aborted|unavailable|connect",
-    re.IGNORECASE,
-)
-
-
 _served: weakref.ref[BaseException] | None = None
+
+
+def is_end_of_data(error: BaseException) -> bool:
+    """Returns whether a step raises an error because the data end.
+
+    The end of the data is no failure, and equal on all workers.
+    """
+    ends = (StopIteration, StopAsyncIteration)
+    return isinstance(error, ends) or any(
+        isinstance(error, each.END_OF_DATA) for each in frameworks.adapters("errors")
+    )
 
 
 def step_failed(error: BaseException, session: Session) -> None:
@@ -41,7 +37,7 @@ def step_failed(error: BaseException, session: Session) -> None:
     """
     gate = session.gate
     gate.busy = False
-    is_end = isinstance(error, END_OF_DATA)
+    is_end = is_end_of_data(error)
     is_whole = not is_end and is_before_all(error)
     if is_whole:
         gate.started -= 1
@@ -71,15 +67,17 @@ def was_preemption(error: BaseException, session: Session, *, is_whole: bool) ->
             return False
         _served = weakref.ref(error)
         return True
-    if not (isinstance(error, END_OF_DATA) or session.exit.detached):
-        gone = isinstance(error, PEER_GONE)
-        session.failed(error, is_whole=is_whole, peer_is_gone=gone)
+    if not (is_end_of_data(error) or session.exit.detached):
+        known = frameworks.adapters("errors")
+        is_lost = any(isinstance(error, each.PEER_LOST) for each in known)
+        session.failed(error, is_whole=is_whole, peer_is_gone=is_lost)
     return False
 
 
 def _lost_workers(error: BaseException, session: Session) -> bool:
     """The step is half done where a remote worker went, so nothing can be saved."""
-    if not is_lost_worker(error) or not session.members:
+    known = frameworks.adapters("errors")
+    if not session.members or not any(each.is_lost_worker(error) for each in known):
         return False
     # A worker serves until it goes, also whoever connects anew; and where several go,
     # the notice names the first alone, because TensorFlow's key can be set once. So for
@@ -97,14 +95,3 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     why = f"a remote worker went, as it had told ({type(error).__name__})"
     session.exit.leave(Outcome.LOST, why)
     return True
-
-
-def is_lost_worker(error: BaseException) -> bool:
-    """Whether an error may come of the loss of a remote worker.
-
-    What it was to give to an op that is read later is an `InternalError`, "Remote
-    address looked up from remote data found to be poisoned".
-    """
-    if isinstance(error, tf.errors.InternalError):
-        return _POISONED.search(str(error)) is not None
-    return isinstance(error, PEER_GONE)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.store import KeyValueStore
-from tfpreempt.core import seams
+from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.cluster import cluster_from_environment, read_cluster
 from tfpreempt.core.events import Notice
@@ -60,10 +60,8 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
     if _current is None:
         store: KeyValueStore
         if cluster.world > 1:
-            from tfpreempt.coordination.tf_service import TensorFlowStore
-
-            seams.require("coordination")
-            store = TensorFlowStore(cluster.jobs)
+            service = frameworks.adapter("tensorflow", "coordination")
+            store = service.open_store(cluster.jobs)
         else:
             store = MemoryStore()
             if cluster_resolver is None and connection() is None:

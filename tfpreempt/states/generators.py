@@ -16,7 +16,7 @@ from tfpreempt.checkpoint.encoding import (
     encode,
     readable,
 )
-from tfpreempt.checkpoint.resized import load_own_or_first
+from tfpreempt.checkpoint.random_state import load_own_or_first
 from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 
 

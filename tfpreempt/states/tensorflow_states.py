@@ -9,18 +9,15 @@ from typing import IO, Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import data_order
+from tfpreempt.checkpoint import data_order, tensorflow_generators
 from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
 from tfpreempt.checkpoint.iterator_state import check_position, keep_seeds, pack, unpack
-from tfpreempt.checkpoint.random_state import (
+from tfpreempt.checkpoint.random_state import load_own_or_first
+from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.tensorflow_generators import (
     generator_record,
     load_generator_record,
-    load_tensorflow_record,
-    reseed_tensorflow,
-    tensorflow_record,
 )
-from tfpreempt.checkpoint.resized import load_own_or_first
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
 from tfpreempt.core import seams
 
 
@@ -51,7 +48,9 @@ class TensorFlowRandomState(State):
 
     def save(self, fileobj: IO[bytes]) -> None:
         own = self._generator
-        record = tensorflow_record() if own is None else generator_record(own)
+        record = (
+            tensorflow_generators.record() if own is None else generator_record(own)
+        )
         fileobj.write(json.dumps(record).encode())
 
     def load(self, fileobj: IO[bytes]) -> None:
@@ -59,7 +58,7 @@ class TensorFlowRandomState(State):
         with readable(self):
             record = json.loads(fileobj.read())
             if own is None:
-                load_tensorflow_record(record)
+                tensorflow_generators.load(record)
                 return
             saved, here = int(record["algorithm"]), int(own.algorithm)
             if saved == here:
@@ -74,7 +73,7 @@ class TensorFlowRandomState(State):
         """A new worker's generator is derived from the chief's."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if self._generator is None:
-                reseed_tensorflow(seed)
+                tensorflow_generators.reseed(seed)
             else:
                 self._generator.reset_from_seed(seed % 2**63)
 

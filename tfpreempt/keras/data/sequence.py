@@ -29,7 +29,7 @@ import tensorflow as tf
 from tfpreempt.checkpoint import data_order
 from tfpreempt.checkpoint.data_order import Order
 from tfpreempt.checkpoint.encoding import decode, encode
-from tfpreempt.checkpoint.random_state import is_seeded
+from tfpreempt.checkpoint.tensorflow_generators import is_seeded
 from tfpreempt.core import reach
 from tfpreempt.keras.callbacks.known import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset

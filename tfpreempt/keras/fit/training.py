@@ -22,7 +22,7 @@ from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
 from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
-from tfpreempt.handler.step_errors import END_OF_DATA
+from tfpreempt.handler.tensorflow_errors import END_OF_DATA
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks

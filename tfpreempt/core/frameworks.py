@@ -1,0 +1,63 @@
+"""The adapters of the frameworks that a program computes with, chosen in one place.
+
+The core saves, agrees, exits and resumes in a program that computes with anything. A
+few questions have another answer for each framework: the state of its random
+generators, the meaning of its errors, the values of its objects, the form of its
+checkpoints, its coordination service. The module that asks has the interface. The
+modules that answer are in `ADAPTERS`, and the core imports them in no other way.
+
+An adapter is imported once the program has imported the framework: before that, the
+program has no generator, no error and no object of the framework. So the questions are
+asked when the answer is needed, and never answered in advance.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from tfpreempt.core import loading
+
+ADAPTERS: dict[str, dict[str, str]] = {
+    "tensorflow": {
+        "generators": "tfpreempt.checkpoint.tensorflow_generators",
+        "values": "tfpreempt.checkpoint.tensorflow_values",
+        "checkpoints": "tfpreempt.checkpoint.tensorflow_checkpoints",
+        "errors": "tfpreempt.handler.tensorflow_errors",
+        "coordination": "tfpreempt.coordination.tf_service",
+    },
+}
+"""For each framework, by the name of its package, the modules that answer for it."""
+
+
+def is_imported(framework: str) -> bool:
+    """Returns whether the program has imported a framework; imports nothing."""
+    return sys.modules.get(framework) is not None
+
+
+def adapters(question: str) -> list[Any]:
+    """Returns the modules that answer, of the frameworks that the program has imported.
+
+    Args:
+        question: key of the adapters in `ADAPTERS`. The module that asks has the
+            interface.
+    """
+    return [
+        importlib.import_module(modules[question])
+        for framework, modules in ADAPTERS.items()
+        if question in modules and is_imported(framework)
+    ]
+
+
+def adapter(framework: str, question: str) -> Any:
+    """Returns the module that answers for one framework, and imports the framework.
+
+    Args:
+        framework: name of its package, a key of `ADAPTERS`.
+        question: see `adapters`.
+
+    Raises:
+        TensorFlowMissingError: the framework is not installed.
+    """
+    return loading.load(ADAPTERS[framework][question])
