@@ -57,13 +57,14 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
-    from tfpreempt.checkpoint import bundle_writer, writer
+    from tfpreempt.checkpoint import bundle_writer, tensor_contents
+    from tfpreempt.checkpoint.save import Save
 
     rng = np.random.default_rng(0)
     rows_of = [(mebibytes << 20) // 4096 * part // sum(parts) for part in parts]
     variables = [tf.Variable(rng.random((rows, 1024), np.float32)) for rows in rows_of]
     checkpoint = tf.train.Checkpoint(variables=variables)
-    saver = writer.make_saver(checkpoint, root / "run", max_to_keep=None)
+    saver = tensor_contents.open_directory(checkpoint, root / "run", max_to_keep=None)
     saver.start()
     ours, theirs, stock, restored, read = [], [], [], [], []
     kept, stock_read, first = [], [], 0.0
@@ -71,8 +72,10 @@ def _rows(
         memory = [np.asarray(variable.read_value()) for variable in variables]
         written = plain.write(root / "plain", memory, bundle_writer.THREADS)
         began = time.perf_counter()
-        staged = saver.stage(number, f"bench-{number}")
-        commit = saver.commit(staged, "save", [0])
+        save = Save(saver, number, f"bench-{number}")
+        save.capture()
+        save.write()
+        commit = save.publish("save", [0])
         took = time.perf_counter() - began
         assert commit is not None
         began = time.perf_counter()
@@ -128,7 +131,7 @@ def _rows(
 def _restore(saver: Any) -> float:
     """Seconds that it takes to verify and restore the newest commit."""
     began = time.perf_counter()
-    candidate = saver.loader.newest()
+    candidate = saver.newest()
     assert candidate is not None
-    saver.loader.restore(candidate)
+    saver.restore(candidate)
     return time.perf_counter() - began

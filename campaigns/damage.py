@@ -271,13 +271,13 @@ class Worker(Program):
     def agree(self, directory: Path, keys: Any) -> Any:
         """The commits that all workers go on from; the others call it meanwhile."""
         from tfpreempt.checkpoint.lease import Lease
-        from tfpreempt.checkpoint.writer import make_saver
+        from tfpreempt.checkpoint.tensor_contents import open_directory
         from tfpreempt.core.cluster import Cluster
         from tfpreempt.handler.start import Start
 
         cluster = Cluster(worker=self.index, jobs=(("worker", WORLD),))
         make = functools.partial(
-            make_saver,
+            open_directory,
             self.checkpoint,
             directory / DISK,
             cluster=cluster,

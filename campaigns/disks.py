@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import errno
 import os
 import pathlib
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from campaigns.campaign import Campaign, Facts, Trial, silent
 from tests.checkpoint.fakes import (
-    FlatPayload,
+    FlatContents,
     Later,
-    OwnPayload,
+    OwnContents,
     Words,
-    make_saver,
+    capture_part,
     names,
+    open_directory,
+    write_part,
 )
 from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.contents import Contents, Permit, Staged
+from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.payload import Payload, Permit, Staged
-from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import failure
@@ -57,19 +58,15 @@ def is_empty(path: str) -> bool:
     return os.path.isdir(path) and not os.listdir(path)
 
 
-class Own(OwnPayload):
+class Own(OwnContents):
     """The data files are written after the capture, as large tensors are."""
 
-    def write(
-        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
-    ) -> Staged:
-        prepare()
+    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
+        save.create_staging()
         self._put(save, names("ckpt")[:1])
-        return save
 
-    def write_tensors(self, save: Staged) -> Staged:
+    def write(self, save: Staged) -> None:
         self._put(save, names("ckpt")[1:])
-        return save
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         """What there is to see is seen in the files."""
@@ -77,17 +74,15 @@ class Own(OwnPayload):
     def _put(self, save: Staged, files: list[str]) -> None:
         for name in files:
             data = said_in(save.attempt, name)
-            pathlib.Path(save.directory, name).write_bytes(data)
+            pathlib.Path(save.staging, name).write_bytes(data)
 
 
-class Flat(FlatPayload):
+class Flat(FlatContents):
     """As a CheckpointManager that keeps one."""
 
-    def write(
-        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
-    ) -> Staged:
+    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
         prefix = os.path.join(self.directory, f"ckpt-{save.step}")
-        prepare(prefix)
+        save.create_staging(prefix)
         for name in reversed(names("ckpt")):
             path = pathlib.Path(
                 self.directory, name.replace("ckpt", f"ckpt-{save.step}")
@@ -95,23 +90,21 @@ class Flat(FlatPayload):
             path.write_bytes(said_in(save.attempt, name))
         # As its own: a path is in its list once.
         self.kept = [each for each in self.kept if each != prefix] + [prefix]
-        return dataclasses.replace(save, prefix=prefix)
+        save.prefix = prefix
 
     restore = Own.restore
 
 
-class Function(FlatPayload):
+class Function(FlatContents):
     """As a save_fn: whole before tfpreempt hears of it, and deleted by nobody."""
 
-    def write(
-        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
-    ) -> Staged:
+    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
         stem = save.attempt.replace("run", "ckpt")
         for name in reversed(names("ckpt")):
             path = pathlib.Path(self.directory, name.replace("ckpt", stem))
             path.write_bytes(said_in(save.attempt, name))
-        prepare()
-        return dataclasses.replace(save, prefix=os.path.join(self.directory, stem))
+        save.create_staging()
+        save.prefix = os.path.join(self.directory, stem)
 
     def committed(self) -> None:
         """It keeps all."""
@@ -171,7 +164,7 @@ class Run:
         self._attempts = 0
         self._reported = -1  # the newest that a save said is a commit
         self._step = 0
-        self._saver: CheckpointSaver | None = None
+        self._saver: Directory | None = None
         self._lease: Lease | None = None
         self.facts: Facts = {"form": form}
 
@@ -188,7 +181,7 @@ class Run:
                 self._lease.acquire(self._directory)
             saver.start()
             lost: list[str] = []
-            found = saver.loader.newest(lost.append, lost.append)
+            found = saver.newest(lost.append, lost.append)
             if self._reported >= 0 and self._number(found) < self._reported:
                 assert lost, f"{found} in place of {self._reported}, without a word"
             if found is not None:
@@ -211,15 +204,13 @@ class Run:
         commit = None
         with self._ours("save"):
             if self._form == "save_fn" or not is_async:
-                staged = saver.stage(self._step, attempt)
-                commit = saver.commit(staged, "save", [0])
+                staged = write_part(saver, self._step, attempt)
+                commit = staged.publish("save", [0])
             else:
-                captured = saver.capture(self._step, attempt, Permit())
+                captured = capture_part(saver, self._step, attempt, Permit())
                 with concurrent.futures.ThreadPoolExecutor(1) as thread:
-                    staged = thread.submit(saver.write, captured).result()
-                    commit = thread.submit(
-                        saver.commit, staged, "periodic", [0]
-                    ).result()
+                    thread.submit(captured.write).result()
+                    commit = thread.submit(captured.publish, "periodic", [0]).result()
         if commit is not None:
             self._reported = number
             self._check_lasts(commit.path)
@@ -272,7 +263,7 @@ class Run:
                 if each.is_committed and not is_pruned:
                     self._check_bytes(each)
             lost: list[str] = []
-            found = make_saver(self._directory).loader.newest(str, lost.append)
+            found = open_directory(self._directory).newest(str, lost.append)
             assert not lost, lost
             assert self._number(found) >= self._reported, (
                 f"{found and found.path} of attempt {self._number(found)}; attempt "
@@ -305,9 +296,9 @@ class Run:
 
     # --- details ---------------------------------------------------------------------
 
-    def _is_restored(self, saver: CheckpointSaver, found: Entry) -> bool:
+    def _is_restored(self, saver: Directory, found: Entry) -> bool:
         try:
-            saver.loader.restore(found)
+            saver.restore(found)
         except OSError as error:  # what loads a State raises it as it is
             said = f"{error} {vars(error)}"
         else:
@@ -316,11 +307,11 @@ class Run:
         self._count("starts failed")
         return False
 
-    def _made(self, clock: Clock | None) -> tuple[CheckpointSaver, Words]:
+    def _made(self, clock: Clock | None) -> tuple[Directory, Words]:
         registry = StateRegistry()
         self._word = Words("word", registry=registry)
         self._lease = Lease() if self._has_lease else None
-        payload: Payload
+        payload: Contents
         if self._form == "own":
             payload = Own()
         elif self._form == "save_fn":
@@ -329,7 +320,7 @@ class Run:
             payload = Flat(self._directory)
             payload.kept = self._flat_prefixes()
         with self._disk.sound():
-            saver = make_saver(
+            saver = open_directory(
                 self._directory,
                 payload,
                 registry=registry,

@@ -43,8 +43,8 @@ from tfpreempt.checkpoint import (
     pointer,
     state_file,
 )
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.manifest import from_json, to_json
-from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.destination import PROGRESS
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.remote.place import StorePlace
@@ -216,9 +216,8 @@ def share_in(place: Path, worker: int) -> tuple[WorkerParts, Staged]:
     save = Staged(
         step=3,
         attempt="a-1",
-        directory=str(place / "a-1"),
+        staging=str(place / "a-1"),
         started_at=0.0,
-        number=3,
         tensors=TENSORS,
         is_dealt=True,
     )
@@ -229,10 +228,10 @@ def read_share(data: bytes, place: Path) -> None:
     """What a peer says of its share, as the chief takes it."""
     peer, save = share_in(place, 1)
     peer.write_own(save)
-    written(data, Path(layout.parts_directory(save.directory, 1), "part.json"))
+    written(data, Path(layout.parts_directory(save.staging, 1), "part.json"))
     chief, _ = share_in(place, 0)
-    own = chief.write_own(save)
-    parts = chief.others(dataclasses.replace(save, parts=own), [0, 1])
+    save.parts = own = chief.write_own(save)
+    parts = chief.others(save, [0, 1])
     held = sum(each.data.nbytes for part in [*own, *parts] for each in part.stretches)
     assert held == sum(each.data.nbytes for each in TENSORS)
 
@@ -241,7 +240,7 @@ def own_share() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         peer, save = share_in(Path(directory), 1)
         peer.write_own(save)
-        return Path(layout.parts_directory(save.directory, 1), "part.json").read_bytes()
+        return Path(layout.parts_directory(save.staging, 1), "part.json").read_bytes()
 
 
 def read_index(data: bytes, place: Path) -> None:

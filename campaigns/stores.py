@@ -10,7 +10,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -18,12 +18,12 @@ from benchmarks import mirror_memory, mirror_speed
 from campaigns import clouds
 from campaigns.campaign import Campaign, Facts, Trial, unseen, warned_of
 from campaigns.clouds import Cloud, Link, Weather
-from tests.checkpoint.fakes import OwnPayload, make_saver, names
+from tests.checkpoint.fakes import OwnContents, names, open_directory, write_part
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core.clock import SystemClock
@@ -67,22 +67,19 @@ class Skewed(SystemClock):
         return super().wall() + self._seconds
 
 
-class Payload(OwnPayload):
+class RandomContents(OwnContents):
     """Files that no two saves have in common."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self._rng = rng
 
-    def write(
-        self, save: Staged, prepare: Callable[..., None], *_: Any, **__: Any
-    ) -> Staged:
-        prepare()
+    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
+        save.create_staging()
         for name in names("ckpt"):
             size = self._rng.choice([0, 20, 900, 4000, 15_000, 40_000])
-            path = pathlib.Path(save.directory, name)
+            path = pathlib.Path(save.staging, name)
             path.write_bytes(b"%d;" % save.step + self._rng.randbytes(size))
-        return save
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         """What there is to see is seen in the files."""
@@ -183,19 +180,19 @@ class Machine:
         lease = Lease(30.0, pause=self._wait_for_lease)
         mirror = Mirror(self._store, max_to_keep=keep, lease=lease)
         self._leases.append(lease)  # whose end may not have reached the store
-        self._saver = make_saver(
-            self.directory, Payload(self._rng), copies=mirror, clock=self._clock
+        self._opened = open_directory(
+            self.directory, RandomContents(self._rng), copies=mirror, clock=self._clock
         )
-        self._saver.start()
-        loader = self._saver.loader
+        self._opened.start()
+        opened = self._opened
         lost: list[str] = []
-        found = local = loader.newest(lost.append)
+        found = local = opened.newest(lost.append)
         fetch_newer = functools.partial(
-            loader.fetch_newer, self._store, found, lost.append, lost.append
+            opened.fetch_newer, self._store, found, lost.append, lost.append
         )
         try:
             if fetch.look_for_newer(mirror, found, fetch_newer, instead="begin anew"):
-                found = loader.newest(lost.append)
+                found = opened.newest(lost.append)
                 assert found is not None
             if found is None and lost:
                 raise errors.CheckpointDamagedError(lost[0])
@@ -203,7 +200,7 @@ class Machine:
             mirror.close()
             raise
         if found is not None:
-            loader.restore(found)
+            opened.restore(found)
             self._step = found.step or 0
             here = files_below(found.path)
             assert here == self._world.committed[folder_of(found)], found.path
@@ -223,8 +220,8 @@ class Machine:
         """As training saves: whatever the network does, that is a commit."""
         assert self.mirror is not None
         self._step += 1
-        staged = self._saver.stage(self._step, attempt)
-        made = self._saver.commit(staged, "save", [0])
+        staged = write_part(self._opened, self._step, attempt)
+        made = staged.publish("save", [0])
         assert made is not None
         self.newest = catalog.at(made.path)
         self._world.committed[folder_of(self.newest)] = files_below(made.path)

@@ -65,7 +65,7 @@ TENSORFLOW = {
     "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
     "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
     "checkpoint/worker_parts.py": "writes shares into TensorFlow's data files",
-    "checkpoint/writer.py": "wraps tf.train.CheckpointManager",
+    "checkpoint/tensor_contents.py": "wraps tf.train.CheckpointManager",
     "cli/demo/worker.py": "the demo's training program, a process of its own",
     "coordination/tf_service.py": "adapter: TensorFlow's coordination service",
     "handler/tensorflow_errors.py": "adapter: TensorFlow's errors, and their meaning",
@@ -75,7 +75,7 @@ TENSORFLOW = {
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.data"}
 # The core imports these in other ways, until they are gone.
 TO_GO = {
-    "checkpoint/writer.py": "builds the saver of a program without TensorFlow too",
+    "checkpoint/tensor_contents.py": "opens directories without TensorFlow too",
     "storage/gfile.py": "checkpoint directories that are URLs",
 }
 # Who asks TensorFlow's eager context, and for what.
@@ -553,7 +553,7 @@ RUN = "goes with decision 0027: Run, Directory and Save"
 LARGER: dict[str, tuple[tuple[int, ...], str]] = {
     "checkpoint/catalog.py:Entry": ((8, 17), RUN),
     "checkpoint/remote/mirror.py:Mirror": ((40, 19), RUN),
-    "checkpoint/writer.py:make_saver": ((14,), RUN),
+    "checkpoint/tensor_contents.py:open_directory": ((14,), RUN),
     "cli/run/command.py:run": ((12,), "click: a parameter for each option"),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
     "handler/admission.py:admit": ((10,), RUN),

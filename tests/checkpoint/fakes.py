@@ -1,16 +1,15 @@
-"""Payloads without TensorFlow: a few bytes per step, in the own and the flat form."""
+"""Contents without TensorFlow: a few bytes per step, in the own and the flat form."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 
 from tfpreempt.checkpoint import retention
+from tfpreempt.checkpoint.contents import Contents
+from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.fence import FencedFiles
-from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Payload
-from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.save import Save
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
@@ -29,7 +28,7 @@ def content(step):
     return (b"%d;" % step) * 1000
 
 
-class OwnPayload(Payload):
+class OwnContents(Contents):
     """Writes ckpt.index and two data files into the staging directory."""
 
     def __init__(self, is_chief=True):
@@ -37,17 +36,16 @@ class OwnPayload(Payload):
         self.restored_from = None
         self.states = []
 
-    def write(self, save, prepare, *args, **kwargs):
-        written = super().write(save, prepare, *args, **kwargs)
+    def capture(self, save, *args, **kwargs):
+        super().capture(save, *args, **kwargs)
         for name in names("ckpt") if self.is_chief else ():
-            put(os.path.join(save.directory, name), content(save.step))
-        return written
+            put(os.path.join(save.staging, name), content(save.step))
 
     def restore(self, prefix, with_data=True):
         self.restored_from = pathlib.Path(prefix + ".index").read_bytes()
 
 
-class FlatPayload(OwnPayload):
+class FlatContents(OwnContents):
     """Writes ckpt-N.* in place, as a CheckpointManager does, and keeps one."""
 
     def __init__(self, directory, before_file=lambda name: None):
@@ -56,15 +54,15 @@ class FlatPayload(OwnPayload):
         self.before_file = before_file
         self.kept = []
 
-    def write(self, save, prepare, *args, **kwargs):
+    def capture(self, save, *args, **kwargs):
         step = save.step
         prefix = os.path.join(self.directory, f"ckpt-{step}")
-        prepare(prefix)
+        save.create_staging(prefix)
         for name in reversed(names(f"ckpt-{step}")):
             self.before_file(name)
             put(os.path.join(self.directory, name), content(step))
         self.kept.append(prefix)
-        return dataclasses.replace(save, prefix=prefix)
+        save.prefix = prefix
 
     def committed(self):
         while len(self.kept) > 1:
@@ -73,19 +71,19 @@ class FlatPayload(OwnPayload):
                 pathlib.Path(name).unlink()
 
 
-class FunctionPayload(OwnPayload):
+class FunctionContents(OwnContents):
     """Writes ckpt-N.* and says so afterwards, as a save_fn does."""
 
     def __init__(self, directory):
         super().__init__()
         self.directory = directory
 
-    def write(self, save, prepare, *args, **kwargs):
+    def capture(self, save, *args, **kwargs):
         prefix = os.path.join(self.directory, f"ckpt-{save.step}")
         for name in names(prefix):
             pathlib.Path(name).write_bytes(content(save.step))
-        prepare()
-        return dataclasses.replace(save, prefix=prefix)
+        save.create_staging()
+        save.prefix = prefix
 
 
 def put(path, data):
@@ -116,35 +114,47 @@ def cluster(worker, world):
     return Cluster(worker=worker, jobs=(("worker", world),))
 
 
-def make_saver(
-    directory,
-    payload=None,
+def open_directory(
+    path,
+    contents=None,
     *,
     worker=0,
     world=1,
     registry=None,
     random_state=None,
-    copies=None,
     files=None,
     lease=None,
     clock=None,
     **kwargs,
 ):
-    if not is_url(str(directory)):
-        os.makedirs(directory, exist_ok=True)
-    files = files or files_for(str(directory))
-    loader = CheckpointLoader(
-        directory=str(directory),
+    if not is_url(str(path)):
+        os.makedirs(path, exist_ok=True)
+    files = files or files_for(str(path))
+    return Directory(
+        path=str(path),
         cluster=cluster(worker, world),
-        payload=payload or Payload(),
+        contents=contents or Contents(),
         random_state=random_state,
         registry=registry or StateRegistry(),
         files=files if lease is None else FencedFiles(files, lease),
+        lease=lease,
+        clock=clock or SystemClock(),
         **kwargs,
     )
-    return CheckpointSaver(loader, copies, clock or SystemClock(), lease)
 
 
-def save(saver, step, workers=(0,), attempt=None, **kwargs):
-    staged = saver.stage(step, attempt or f"run-{step}", **kwargs)
-    return saver.commit(staged, "save", workers)
+def capture_part(directory, step, attempt, permit=None, *args, **kwargs):
+    save = Save(directory, step, attempt, permit)
+    save.capture(*args, **kwargs)
+    return save
+
+
+def write_part(directory, step, attempt, *args, **kwargs):
+    save = capture_part(directory, step, attempt, None, *args, **kwargs)
+    save.write()
+    return save
+
+
+def save(directory, step, workers=(0,), attempt=None, **kwargs):
+    part = write_part(directory, step, attempt or f"run-{step}", **kwargs)
+    return part.publish("save", workers)

@@ -74,7 +74,8 @@ def main():
     logging.basicConfig(level=logging.INFO)
     import tensorflow as tf
 
-    from tfpreempt.checkpoint import bundle_writer, writer
+    from tests.checkpoint.fakes import write_part
+    from tfpreempt.checkpoint import bundle_writer, tensor_contents
     from tfpreempt.core.cluster import read_cluster
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -89,7 +90,7 @@ def main():
         given = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     if options.form == "threads":  # small as it is
         bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0
-    saver = writer.make_saver(
+    saver = tensor_contents.open_directory(
         given,
         str(directory),
         cluster=read_cluster(strategy.cluster_resolver),
@@ -97,14 +98,14 @@ def main():
     )
     fill(variables, worker, add=0.0)
     before = parts(variables)
-    report = {"needs_peers": saver.needs_peers(), "parts": before}
+    report = {"needs_peers": saver.contents.needs_peers(), "parts": before}
     for step in (3, 4):
-        staged = saver.stage(step, f"test-{step}")
+        staged = write_part(saver, step, f"test-{step}")
         (options.out / f"done-{step}-{worker}").touch()
         if worker == 0:
             for other in range(world):
                 wait_for(options.out / f"done-{step}-{other}")
-            commit = saver.commit(staged, "save", range(world))
+            commit = staged.publish("save", range(world))
             report["path"] = commit.path
             (options.out / f"committed-{step}").touch()
         wait_for(options.out / f"committed-{step}")
@@ -117,8 +118,8 @@ def main():
     report["next"] = [int(next(data)) for _ in range(5)]
     fill(variables, worker, add=5.0)
     variables["weights"].assign([0.0, 0.0, 0.0])
-    candidate = saver.loader.newest()
-    restored = saver.loader.restore(saver.loader.find(candidate.token))
+    candidate = saver.newest()
+    restored = saver.restore(saver.find(candidate.token))
     report["restored_next"] = [int(next(data)) for _ in range(5)]
     report["restored_parts"] = parts(variables)
     report["restored_step"] = restored.step

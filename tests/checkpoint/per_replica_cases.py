@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.checkpoint.fakes import save
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.checkpoint.writer import make_saver
+from tfpreempt.checkpoint.tensor_contents import open_directory
 
 
 def saved(state):
@@ -78,13 +78,13 @@ def test_parts_survive_a_save_that_reduces(strategy, tmp_path):
     for number, component in enumerate(total.values):
         component.assign([1.67 - number * 0.72] * 4)
     before = [component.numpy().tobytes() for component in total.values]
-    saver = make_saver(
+    saver = open_directory(
         tf.train.Checkpoint(total=total), tmp_path, registry=StateRegistry()
     )
     save(saver, 1)
     for component in total.values:
         component.assign([0.0] * 4)
-    saver.loader.restore(saver.loader.newest())
+    saver.restore(saver.newest())
     assert [component.numpy().tobytes() for component in total.values] == before
     plain = tf.Variable([0.0] * 4)
     path = tf.train.latest_checkpoint(str(tmp_path))
@@ -113,12 +113,12 @@ def test_batch_statistics_of_keras_3_are_each_replicas_own(strategy, tmp_path):
     means = strategy.experimental_local_results(layer.moving_mean.value)
     before = [part.numpy().tobytes() for part in means]
     assert before[0] != before[1]
-    saver = make_saver(
+    saver = open_directory(
         tf.train.Checkpoint(layer=layer), tmp_path, registry=StateRegistry()
     )
     save(saver, 1)
     step()
-    saver.loader.restore(saver.loader.newest())
+    saver.restore(saver.newest())
     assert [part.numpy().tobytes() for part in means] == before
 
 

@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from campaigns.disks import Run
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatContents,
+    OwnContents,
+    Words,
+    open_directory,
+    save,
+)
 from tests.fakes.storage import FaultyFiles
 from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
@@ -55,7 +61,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 def test_a_directory_that_cannot_be_looked_at_is_not_said_to_be_unmounted(
     tmp_path: Path, failing: Failing
 ) -> None:
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     failing(tmp_path, "stat")
     with pytest.raises(errors.SaveError, match="use another disk"):
         save(saver, 1)
@@ -81,11 +87,11 @@ def test_a_link_that_leads_nobody_knows_where_is_in_no_listings_way(
 def test_an_index_that_cannot_be_looked_at_hides_no_commit(
     tmp_path: Path, failing: Failing
 ) -> None:
-    save(make_saver(tmp_path, OwnPayload()), 1)
+    save(open_directory(tmp_path, OwnContents()), 1)
     strange = tmp_path / "theirs.index"
     strange.touch()
     failing(strange, "lstat", "stat")
-    newest = make_saver(tmp_path, OwnPayload()).loader.newest()
+    newest = open_directory(tmp_path, OwnContents()).newest()
     assert newest is not None
     assert newest.step == 1
 
@@ -94,18 +100,18 @@ def test_a_commit_that_cannot_be_looked_at_is_not_passed_over_in_silence(
     tmp_path: Path, failing: Failing
 ) -> None:
     """Without a word training began anew, or went on from an older commit."""
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     for step in (1, 2):
         save(saver, step)
     failing(tmp_path / "2", "stat", "lstat")
     said: list[str] = []
-    found = saver.loader.newest(said.append, said.append)
+    found = saver.newest(said.append, said.append)
     assert (found is not None and found.step == 2) or "2" in said[0]
 
 
 def test_nor_is_it_said_to_be_gone_already(tmp_path: Path, failing: Failing) -> None:
     """Where it was to be deleted, its copy in a bucket was, and it stayed."""
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     (tmp_path / "1" / "COMMITTED").write_bytes(b"what nobody can read")
     with pytest.raises(errors.CheckpointDamagedError, match="nothing was deleted"):
@@ -120,14 +126,14 @@ def test_what_cannot_be_read_for_a_moment_ranks_below_what_is_saved_then(
 ) -> None:
     """It came back as the newest, in place of all that was saved since."""
     for step in range(1, 5):
-        save(make_saver(tmp_path, OwnPayload(), max_to_keep=2), step)
-    saver = make_saver(tmp_path, OwnPayload(), max_to_keep=2)
-    assert saver.loader.newest().step == 4
+        save(open_directory(tmp_path, OwnContents(), max_to_keep=2), step)
+    saver = open_directory(tmp_path, OwnContents(), max_to_keep=2)
+    assert saver.newest().step == 4
     for step in (3, 4):
         broken(tmp_path / f"{step}" / "MANIFEST.json")
     save(saver, 5)
     broken.mend()
-    assert make_saver(tmp_path).loader.newest().step == 5
+    assert open_directory(tmp_path).newest().step == 5
 
 
 @pytest.mark.parametrize(
@@ -137,7 +143,7 @@ def test_what_cannot_be_read_for_a_moment_ranks_below_what_is_saved_then(
 def test_no_data_file_is_left_out_of_a_flat_commit(
     tmp_path: Path, failing: Failing, of: str, names: list[str]
 ) -> None:
-    save(make_saver(tmp_path, FlatPayload(str(tmp_path))), 1)
+    save(open_directory(tmp_path, FlatContents(str(tmp_path))), 1)
     failing(tmp_path / of, *names)
     with pytest.raises(OSError, match="Input/output"):
         flat.payload_files(str(tmp_path / "ckpt-1"))
@@ -184,8 +190,8 @@ def test_a_deletion_that_fails_at_a_folder_is_finished_by_the_next_start(
             super().remove_dir(path)
 
     def saver(files: LocalFiles) -> Any:
-        return make_saver(
-            tmp_path, OwnPayload(), files=files, max_to_keep=1, registry=registry
+        return open_directory(
+            tmp_path, OwnContents(), files=files, max_to_keep=1, registry=registry
         )
 
     registry = StateRegistry()
@@ -199,13 +205,13 @@ def test_a_deletion_that_fails_at_a_folder_is_finished_by_the_next_start(
 
 
 def test_an_intent_that_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
-    payload = FlatPayload(str(tmp_path))
+    payload = FlatContents(str(tmp_path))
     operations = FaultyFiles()
-    save(make_saver(tmp_path, payload, files=operations), 1)
+    save(open_directory(tmp_path, payload, files=operations), 1)
     at = [each.path.endswith("intent.tmp") for each in operations.operations]
     torn = FaultyFiles(fail_at=at.index(True), error=EIO, when="torn")
     with pytest.raises(errors.SaveError):
-        save(make_saver(tmp_path, payload, files=torn), 2)
+        save(open_directory(tmp_path, payload, files=torn), 2)
     assert not list(tmp_path.glob("*.tmp"))
 
 

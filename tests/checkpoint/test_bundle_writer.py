@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
+from tests.checkpoint.fakes import capture_part  # noqa: E402
 from tests.checkpoint.test_writer import Job, stock  # noqa: E402
 from tests.fakes.storage import (  # noqa: E402
     FaultyFiles,
@@ -30,7 +31,7 @@ from tfpreempt.checkpoint import (  # noqa: E402
     collective_read,
     large_tensors,
 )
-from tfpreempt.checkpoint.payload import Permit  # noqa: E402
+from tfpreempt.checkpoint.contents import Permit  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 from tfpreempt.storage import checksum  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
@@ -325,7 +326,7 @@ def test_a_commit_is_a_stock_checkpoint(tmp_path, everything):
 
 def test_every_byte_is_in_the_manifest(tmp_path, everything):
     commit = Job(tmp_path).save(3)
-    manifest = Job(tmp_path).saver.loader.newest().manifest
+    manifest = Job(tmp_path).saver.newest().manifest
     for entry in manifest.files:
         path = os.path.join(commit.path, entry.name)
         assert checksum.of_file(path) == (entry.size, entry.crc32c)
@@ -338,7 +339,7 @@ def test_a_damaged_tensor_is_found_by_us_and_by_tensorflow(tmp_path, everything)
     large = commit.path + "/ckpt.data-00001-of-00004"
     damage(large)
     problems = []
-    assert Job(tmp_path).saver.loader.newest(problems.append).step == 3
+    assert Job(tmp_path).saver.newest(problems.append).step == 3
     assert "ckpt.data-00001-of-00004" in problems[0]
     with pytest.raises(tf.errors.OpError, match="Checksum does not match"):
         read_all(commit.path + "/ckpt")
@@ -392,14 +393,15 @@ def test_what_is_captured_for_an_asynchronous_save_is_never_torn(tmp_path, every
     job.checkpoint.other = tf.Variable(tf.fill([1 << 23], 3.0))  # copied in pieces
     job.weight.assign([7.0, 7.5])
     shared = np.asarray(job.checkpoint.other.read_value())
-    captured = job.saver.capture(7, "run-7", Permit())
+    captured = capture_part(job.saver, 7, "run-7", Permit())
     assert captured.tensors
-    assert job.saver.loader.newest() is None
+    assert job.saver.newest() is None
     job.weight.assign([0.0, 0.0])
     job.checkpoint.table.scatter_nd_update([[0]], [[9.0] * 8])
     job.checkpoint.other.assign_add(tf.ones_like(job.checkpoint.other))
     ctypes.memset(shared.ctypes.data, 9, shared.nbytes)
-    job.saver.commit(job.saver.write(captured), "save", [0])
+    captured.write()
+    captured.publish("save", [0])
     assert stock_values(tmp_path) == {"weight": [7.0, 7.5], "table": 1.0, "other": 3.0}
 
 
@@ -434,10 +436,11 @@ def test_what_nothing_else_has_is_not_copied():
 def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
     job = Job(tmp_path)
     job.weight.assign([5.0, 5.5])
-    captured = job.saver.capture(5, "run-5", Permit())
+    captured = capture_part(job.saver, 5, "run-5", Permit())
 
     def finish():
-        job.saver.commit(job.saver.write(captured), "save", [0])
+        captured.write()
+        captured.publish("save", [0])
 
     thread = threading.Thread(target=finish)
     thread.start()
@@ -447,7 +450,7 @@ def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
 
 def test_what_is_captured_and_given_up_leaves_nothing(tmp_path, everything):
     job = Job(tmp_path)
-    job.saver.discard(job.saver.capture(5, "run-5", Permit()))
+    capture_part(job.saver, 5, "run-5", Permit()).discard()
     assert os.listdir(tmp_path) == [".tfpreempt-directory"]
 
 
@@ -494,7 +497,7 @@ def test_a_full_disk_in_one_thread_ends_the_others(tmp_path, everything, shard):
         job.save(3)
     assert set(threading.enumerate()) <= before
     assert os.listdir(tmp_path) == [".tfpreempt-directory"]
-    assert job.saver.loader.newest() is None
+    assert job.saver.newest() is None
 
 
 def test_everything_is_synced_before_the_marker(tmp_path, everything):

@@ -8,11 +8,11 @@ import shutil
 import pytest
 
 from tests.checkpoint.fakes import (
-    FlatPayload,
-    OwnPayload,
+    FlatContents,
+    OwnContents,
     Words,
     content,
-    make_saver,
+    open_directory,
     save,
 )
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
@@ -23,14 +23,14 @@ from tfpreempt.checkpoint.state import StateRegistry
 def with_state(directory, payload, files=None, text="old"):
     registry = StateRegistry()
     word = Words("word", text, registry=registry)
-    saver = make_saver(
+    saver = open_directory(
         directory, payload, files=files, registry=registry, max_to_keep=1
     )
     return saver, word
 
 
 def make_payload(form, directory):
-    return OwnPayload() if form == "own" else FlatPayload(str(directory))
+    return OwnContents() if form == "own" else FlatContents(str(directory))
 
 
 def save_new(form, directory, files):
@@ -46,9 +46,9 @@ def look(form, directory):
     """The step that a restarted run restores, checked to be all of a piece."""
     payload = make_payload(form, directory)
     saver, word = with_state(directory, payload, text="nothing")
-    candidate = saver.loader.newest()
+    candidate = saver.newest()
     assert candidate is not None
-    restored = saver.loader.restore(candidate)
+    restored = saver.restore(candidate)
     assert payload.restored_from == content(restored.step)
     assert word.text == {1: "old", 2: "new"}[restored.step]
     return restored.step, payload
@@ -139,7 +139,7 @@ def test_a_crash_while_the_manager_writes_leaves_the_old_one(tmp_path, base, for
                 raise SimulatedCrash(name)
             left[0] -= 1
 
-        saver, _ = with_state(directory, FlatPayload(str(directory), die), text="new")
+        saver, _ = with_state(directory, FlatContents(str(directory), die), text="new")
         with pytest.raises(SimulatedCrash):
             save(saver, 2)
         assert look(form, directory)[0] == 1

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver
+from tests.checkpoint.fakes import OwnContents, open_directory, write_part
 from tests.checkpoint.test_lease import acquired
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, structure
@@ -61,11 +61,11 @@ def test_the_name_of_a_directory_lasts(tmp_path, synced, made_before):
 
 
 def test_saving_below_a_file_is_a_save_error(tmp_path):
-    saver = make_saver(tmp_path / "d", OwnPayload())
+    saver = open_directory(tmp_path / "d", OwnContents())
     os.rmdir(tmp_path / "d")
     (tmp_path / "d").write_text("")
     with pytest.raises(errors.SaveError, match="something else is there"):
-        saver.stage(1, "a")
+        write_part(saver, 1, "a")
 
 
 def test_the_lease_tells_shared_storage_from_other_storage(tmp_path):

@@ -9,13 +9,19 @@ import sys
 
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatContents,
+    OwnContents,
+    open_directory,
+    save,
+    write_part,
+)
 from tests.checkpoint.test_saver import worker
 from tfpreempt import errors
 
 
 def started(directory, payload=None, **more):
-    saver = make_saver(directory, payload or OwnPayload(), **more)
+    saver = open_directory(directory, payload or OwnContents(), **more)
     saver.start()
     return saver
 
@@ -50,7 +56,7 @@ WAYS = ["gone", "empty", "another run's"]
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("form", ["own", "flat"])
 def test_a_directory_that_is_another_one_is_a_save_error(run, form, how):
-    payload = OwnPayload() if form == "own" else FlatPayload(str(run))
+    payload = OwnContents() if form == "own" else FlatContents(str(run))
     saver = started(run, payload)
     save(saver, 1)
     replace(run, how)
@@ -62,12 +68,12 @@ def test_a_directory_that_is_another_one_is_a_save_error(run, form, how):
     assert content(run.parent.parent) == before  # nothing was made in its place
     put_back(run)
     save(saver, 3)
-    assert started(run).loader.newest().step == 3
+    assert started(run).newest().step == 3
 
 
 @pytest.mark.parametrize("how", WAYS)
 def test_one_that_is_replaced_during_a_save(run, how):
-    class Slow(OwnPayload):
+    class Slow(OwnContents):
         def write(self, *args):
             written = super().write(*args)
             replace(run, how)
@@ -84,11 +90,11 @@ def test_one_that_is_replaced_during_a_save(run, how):
 @pytest.mark.parametrize("how", WAYS)
 def test_one_that_is_replaced_between_the_two_phases(run, how):
     saver = started(run)
-    staged = saver.stage(1, "a-1")
+    staged = write_part(saver, 1, "a-1")
     replace(run, how)
     before = content(run.parent.parent)
     with pytest.raises(errors.SaveError, match="not the directory any more"):
-        saver.commit(staged, "preemption", [0])
+        staged.publish("preemption", [0])
     assert content(run.parent.parent) == before
 
 
@@ -98,7 +104,7 @@ def test_a_workers_shard_does_not_go_elsewhere(run):
     other, _ = worker(run, 1, 2)
     replace(run, "empty")
     with pytest.raises(errors.SaveError, match="not the directory any more"):
-        other.stage(1, "a-1")
+        write_part(other, 1, "a-1")
     assert os.listdir(run) == []
 
 
@@ -110,7 +116,7 @@ def test_a_file_system_that_was_mounted_again_has_the_token(run):
     shutil.rmtree(run)
     run.parent.with_name("copy").rename(run)
     save(saver, 2)
-    assert started(run).loader.newest().step == 2
+    assert started(run).newest().step == 2
 
 
 MOUNTED = """
@@ -123,7 +129,7 @@ place = sys.argv[1]
 def sh(command):
     assert os.system(command) == 0, command
 sh(f"mount -t tmpfs none {place}")
-saver = make_saver(place, OwnPayload())
+saver = open_directory(place, OwnContents())
 saver.start()
 journal = Journal(place + "/journal", 0)
 save(saver, 1)
@@ -137,7 +143,7 @@ journal.record(events.Fault(where="save", error="gone"))
 print(os.listdir(place))
 sh(f"mount --bind {place}2 {place}")
 save(saver, 3)
-print(make_saver(place).loader.newest().step)
+print(open_directory(place).newest().step)
 """
 
 

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.fakes.storage import (
     FaultyFiles,
     FaultyObjectStore,
@@ -26,7 +26,7 @@ from tfpreempt.testing.clock import FakeClock
 def commit(directory, step, wall=0.0):
     """A commit at a time of its own."""
     clock = FakeClock(wall=wall)
-    save(make_saver(directory, OwnPayload(), clock=clock), step)
+    save(open_directory(directory, OwnContents(), clock=clock), step)
     return catalog.scan(str(directory))[0]
 
 
@@ -36,11 +36,11 @@ def mirrored(store, entry):
 
 def start(directory, store):
     """The step that a start on this disk restores."""
-    saver = make_saver(directory, OwnPayload())
+    saver = open_directory(directory, OwnContents())
     saver.start()
-    local = saver.loader.newest(print, print)
-    if saver.loader.fetch_newer(store, local, pytest.fail, pytest.fail):
-        local = saver.loader.newest(print, print)
+    local = saver.newest(print, print)
+    if saver.fetch_newer(store, local, pytest.fail, pytest.fail):
+        local = saver.newest(print, print)
     return None if local is None else local.step
 
 
@@ -139,6 +139,6 @@ def test_a_damaged_commit_that_is_fetched_anew_is_no_loss_at_any_line(tmp_path):
         dying = FaultyFiles(fail_at=index, when="after")
         with pytest.raises(SimulatedCrash):
             fetch.bring(dying, copy, str(directory))
-        make_saver(directory, OwnPayload()).start()
+        open_directory(directory, OwnContents()).start()
         restore.find_candidates(str(directory), pytest.fail)
         shutil.rmtree(directory)

@@ -13,7 +13,7 @@ import threading
 import fsspec
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.checkpoint.fakes import FlatContents, OwnContents, open_directory, save
 from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
 from tests.fakes.storage import FaultyObjectStore, damage
@@ -51,18 +51,18 @@ def remote(store):
 
 @pytest.fixture
 def own(tmp_path):
-    saver = make_saver(tmp_path / "run", OwnPayload())
+    saver = open_directory(tmp_path / "run", OwnContents())
     save(saver, 6)
-    return latest(saver.directory)
+    return latest(saver.path)
 
 
 @pytest.fixture
 def flat(tmp_path):
     directory = tmp_path / "flat"
-    saver = make_saver(directory, FlatPayload(str(directory)))
+    saver = open_directory(directory, FlatContents(str(directory)))
     save(saver, 6)
     (directory / "ckpt-9.index").write_bytes(b"another one's")
-    found = saver.loader.newest()
+    found = saver.newest()
     return Checkpoint(found.path, prefix=found.prefix, step=found.step)
 
 
@@ -196,7 +196,7 @@ def test_restore_calls_restore_with_the_prefix(any_handle, request):
 
 
 def test_a_path_that_tensorflow_takes_for_a_pattern_is_told(tmp_path):
-    place = save(make_saver(tmp_path / "lr=[1,2]", OwnPayload()), 1).path
+    place = save(open_directory(tmp_path / "lr=[1,2]", OwnContents()), 1).path
 
     class Restorable:
         def restore(self, prefix):

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.head import NONE, Head, this_process
@@ -86,7 +86,7 @@ def test_before_the_first_look_nothing_has_moved() -> None:
 
 def test_each_manifest_names_its_parent(tmp_path: Any) -> None:
     for step in (1, 2, 3):
-        save(make_saver(tmp_path, OwnPayload(), max_to_keep=None), step)
+        save(open_directory(tmp_path, OwnContents(), max_to_keep=None), step)
     third, second, first = catalog.scan(str(tmp_path))
     parents = [entry.manifest.parent for entry in (first, second, third)]
     assert parents == [
@@ -100,7 +100,7 @@ def test_each_manifest_names_its_parent(tmp_path: Any) -> None:
     "parent", [3, [], {}, {"token": 1, "sequence": 1}, {"token": "a", "sequence": -1}]
 )
 def test_a_parent_that_is_none_is_corrupt(tmp_path: Any, parent: object) -> None:
-    save(make_saver(tmp_path, OwnPayload()), 1)
+    save(open_directory(tmp_path, OwnContents()), 1)
     [entry] = catalog.scan(str(tmp_path))
     record = json.loads(to_json(entry.manifest))
     assert from_json(json.dumps(record).encode(), "x") == entry.manifest

@@ -12,7 +12,13 @@ import threading
 
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatContents,
+    OwnContents,
+    open_directory,
+    save,
+    write_part,
+)
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
@@ -466,14 +472,14 @@ def steal(directory):
 
 def leased(directory):
     lease = acquired(directory)
-    return lease, make_saver(directory, OwnPayload(), lease=lease)
+    return lease, open_directory(directory, OwnContents(), lease=lease)
 
 
 def test_a_holder_commits_and_leaves_nothing_in_the_lease(tmp_path):
     lease, saver = leased(tmp_path)
     for step in range(4):
         save(saver, step)
-    assert saver.loader.newest().step == 3
+    assert saver.newest().step == 3
     assert (tmp_path / "checkpoint").read_text().startswith('model_checkpoint_path: "3')
     [mine] = (tmp_path / layout.LEASE).iterdir()
     assert [each.name for each in mine.iterdir()] == ["holder"]
@@ -485,11 +491,11 @@ def test_who_lost_it_commits_nothing_whatever_was_staged(tmp_path):
     heard = []
     lease.on_loss(heard.append)
     save(saver, 1)
-    staged = saver.stage(2, "a-2")
+    staged = write_part(saver, 2, "a-2")
     steal(tmp_path)
     with pytest.raises(errors.LeaseLostError, match="4711 on node-7"):
-        saver.commit(staged, "preemption", [0])
-    assert saver.loader.newest().step == 1
+        staged.publish("preemption", [0])
+    assert saver.newest().step == 1
     assert len(heard) == 1
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(errors.LeaseLostError):
@@ -506,7 +512,7 @@ def test_who_lost_it_deletes_no_commit(tmp_path):
     steal(tmp_path)
     with pytest.raises(errors.LeaseLostError):
         saver.delete(entry)
-    assert saver.loader.newest().step == 1
+    assert saver.newest().step == 1
 
 
 def test_who_lost_it_amid_a_deletion_removes_no_file_of_the_next_run(tmp_path):
@@ -522,7 +528,9 @@ def test_who_lost_it_amid_a_deletion_removes_no_file_of_the_next_run(tmp_path):
                 steal(tmp_path)
 
     files = Frozen()
-    saver = make_saver(tmp_path, OwnPayload(), files=files, lease=acquired(tmp_path))
+    saver = open_directory(
+        tmp_path, OwnContents(), files=files, lease=acquired(tmp_path)
+    )
     save(saver, 1)
     save(saver, 2)  # else TensorFlow's state file goes before the marker
     entry = saver.commit_of(str(tmp_path / "1"))
@@ -540,9 +548,9 @@ def test_who_lost_it_lets_no_manager_delete(tmp_path):
             if os.path.basename(path).startswith("move-"):  # the intent: the last step
                 steal(tmp_path)
 
-    payload = FlatPayload(str(tmp_path))
+    payload = FlatContents(str(tmp_path))
     payload.committed = lambda: pytest.fail("it deletes")
-    save(make_saver(tmp_path, payload, files=Frozen(), lease=acquired(tmp_path)), 1)
+    save(open_directory(tmp_path, payload, files=Frozen(), lease=acquired(tmp_path)), 1)
 
 
 def test_a_save_fn_may_write_to_another_disk(tmp_path):
@@ -552,9 +560,9 @@ def test_a_save_fn_may_write_to_another_disk(tmp_path):
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
             super().rename(source, target)
 
-    saver = make_saver(tmp_path, files=TwoDisks(), lease=acquired(tmp_path))
+    saver = open_directory(tmp_path, files=TwoDisks(), lease=acquired(tmp_path))
     save(saver, 1)
-    assert saver.loader.newest().step == 1
+    assert saver.newest().step == 1
 
 
 def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
@@ -567,10 +575,10 @@ def test_the_fence_is_the_move_and_not_a_look_before(tmp_path):
             super().rename(source, target)
 
     lease = acquired(tmp_path)
-    saver = make_saver(tmp_path, OwnPayload(), files=Frozen(), lease=lease)
+    saver = open_directory(tmp_path, OwnContents(), files=Frozen(), lease=lease)
     with pytest.raises(errors.LeaseLostError):
         save(saver, 1)
-    assert saver.loader.newest() is None
+    assert saver.newest() is None
 
 
 def test_a_move_through_a_lease_that_is_gone_from_the_server_is_a_loss(tmp_path):
@@ -585,7 +593,7 @@ def test_a_move_through_a_lease_that_is_gone_from_the_server_is_a_loss(tmp_path)
 
     lease, heard = acquired(tmp_path), []
     lease.on_loss(heard.append)
-    saver = make_saver(tmp_path, OwnPayload(), files=Stale(), lease=lease)
+    saver = open_directory(tmp_path, OwnContents(), files=Stale(), lease=lease)
     with pytest.raises(errors.LeaseLostError):
         save(saver, 1)
     assert len(heard) == 1
@@ -685,7 +693,7 @@ def test_a_run_that_let_go_does_not_mix_its_steps_with_those_of_another(
     commit_of_another_run(tmp_path, 2, monkeypatch)
     with pytest.raises(errors.LeaseLostError, match="another run has had it"):
         save(saver, 3)
-    assert saver.loader.newest().step == 2
+    assert saver.newest().step == 2
     assert len(heard) == 1
     assert is_free(tmp_path)  # for the other one
 
@@ -701,7 +709,7 @@ def test_commits_of_the_run_that_it_goes_on_from_are_no_loss(tmp_path, monkeypat
     save(inner, 3)
     other.release()
     save(saver, 4)
-    assert saver.loader.newest().step == 4
+    assert saver.newest().step == 4
 
 
 def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
@@ -717,7 +725,7 @@ def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
     (tmp_path / "mount").rmdir()
     (tmp_path / "away").rename(tmp_path / "mount")
     save(saver, 2)
-    assert saver.loader.newest().step == 2
+    assert saver.newest().step == 2
 
 
 def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, from_json, to_json
@@ -39,7 +39,7 @@ def test_a_save_reads_each_manifest_once(tmp_path, monkeypatch):
     """It looks for the highest sequence, for what is kept, and for what is copied."""
     loads, read = json.loads, []
     monkeypatch.setattr(json, "loads", lambda data: read.append(data) or loads(data))
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     for step in (1, 2, 3):
         assert catalog.at(save(saver, step).path).step == step
     manifests = [data for data in read if b"crc32c" in data]

@@ -18,7 +18,13 @@ from typing import IO
 import pytest
 from click.testing import CliRunner
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatContents,
+    OwnContents,
+    Words,
+    open_directory,
+    save,
+)
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, state_file
 from tfpreempt.checkpoint.fence import FencedFiles
@@ -131,9 +137,9 @@ class Job:
         self.word = Words("word", registry=registry)
         self.lease = Lease(1.0, pause=lambda seconds: seconds)
         directory = str(self.directory)
-        self.saver = make_saver(
+        self.saver = open_directory(
             directory,
-            OwnPayload() if self.form == "own" else FlatPayload(directory),
+            OwnContents() if self.form == "own" else FlatContents(directory),
             registry=registry,
             files=self.files,
             lease=self.lease,
@@ -145,8 +151,8 @@ class Job:
         self.saver.start()
 
     def restore(self) -> None:
-        if (found := self.saver.loader.newest()) is not None:
-            self.saver.loader.restore(found)
+        if (found := self.saver.newest()) is not None:
+            self.saver.restore(found)
 
     def commit(self, step: int) -> None:
         self.word.text = str(step)

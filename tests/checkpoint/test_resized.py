@@ -10,7 +10,7 @@ from typing import IO
 import numpy as np
 import pytest
 
-from tests.checkpoint.fakes import Words, make_saver
+from tests.checkpoint.fakes import Words, open_directory, write_part
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.errors import CheckpointMismatchError
 from tfpreempt.states import NumpyRandomState, PythonRandomState
@@ -34,11 +34,11 @@ def save(directory: Path, world: int, make: Make) -> list[State]:
         registry = StateRegistry()
         states.append(make(registry, worker))
         savers.append(
-            make_saver(directory, worker=worker, world=world, registry=registry)
+            open_directory(directory, worker=worker, world=world, registry=registry)
         )
     for saver in reversed(savers):  # the chief last: it commits
-        staged.append(saver.stage(5, "run-5"))
-    savers[0].commit(staged[-1], "save", range(world))
+        staged.append(write_part(saver, 5, "run-5"))
+    staged[-1].publish("save", range(world))
     return states
 
 
@@ -48,8 +48,8 @@ def restore(directory: Path, world: int, make: Make) -> list[State]:
     for worker in range(world):
         registry = StateRegistry()
         states.append(make(registry, worker))
-        saver = make_saver(directory, worker=worker, world=world, registry=registry)
-        saver.loader.restore(saver.loader.newest())
+        saver = open_directory(directory, worker=worker, world=world, registry=registry)
+        saver.restore(saver.newest())
     return states
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import pty
@@ -12,12 +11,12 @@ import sys
 import pytest
 
 from tests.checkpoint.fakes import (
-    FlatPayload,
-    FunctionPayload,
+    FlatContents,
+    FunctionContents,
     Later,
-    OwnPayload,
+    OwnContents,
     Words,
-    make_saver,
+    open_directory,
     save,
 )
 from tests.fakes.storage import FaultyFiles, SimulatedCrash, damage
@@ -30,7 +29,7 @@ from tfpreempt.storage import reading
 
 @pytest.fixture
 def three(tmp_path):
-    saver = make_saver(tmp_path, OwnPayload(), max_to_keep=None)
+    saver = open_directory(tmp_path, OwnContents(), max_to_keep=None)
     for step in (10, 30, 20):
         save(saver, step)
     return tmp_path
@@ -72,10 +71,13 @@ def test_any_damage_leads_to_the_one_before(three, name, how):
 @pytest.mark.parametrize("gone", [["COMMITTED"], ["COMMITTED", "MANIFEST.json"]])
 def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
     """The state file names it, which no save does before the marker is there."""
-    save(make_saver(three, OwnPayload(), max_to_keep=None, random_state=Words("r")), 40)
+    save(
+        open_directory(three, OwnContents(), max_to_keep=None, random_state=Words("r")),
+        40,
+    )
     for name in gone:
         (three / "40" / name).unlink()
-    saver = make_saver(three, OwnPayload(), max_to_keep=None)
+    saver = open_directory(three, OwnContents(), max_to_keep=None)
     saver.start()
     lost = []
     assert restore.newest_verified(str(three), pytest.fail, lost.append).step == 20
@@ -90,18 +92,18 @@ def test_a_commit_without_its_marker_is_lost_and_stays(three, gone):
 
 def test_so_is_one_that_was_staged_in_its_place(tmp_path):
     """As in a bucket; what is left of a save that died there goes."""
-    save(make_saver(tmp_path, OwnPayload()), 40)
+    save(open_directory(tmp_path, OwnContents()), 40)
     commit = (tmp_path / "40").rename(tmp_path / "commit-run-40")
     state_file = tmp_path / "checkpoint"
     state_file.write_text(state_file.read_text().replace("40/", "commit-run-40/"))
     (commit / "COMMITTED").unlink()
-    make_saver(tmp_path, OwnPayload(), clock=Later()).start()
+    open_directory(tmp_path, OwnContents(), clock=Later()).start()
     assert (commit / "ckpt.index").exists()
     lost = []
     assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append) is None
     assert len(lost) == 1
     state_file.unlink()
-    make_saver(tmp_path, OwnPayload(), clock=Later()).start()
+    open_directory(tmp_path, OwnContents(), clock=Later()).start()
     assert not commit.exists()
 
 
@@ -110,10 +112,10 @@ def test_so_is_one_of_states_alone(tmp_path):
     registry = StateRegistry()
     word = Words("word", registry=registry)
     for step in (1, 2, 3):
-        save(make_saver(tmp_path, registry=registry), step)
+        save(open_directory(tmp_path, registry=registry), step)
     assert not (tmp_path / "1").exists()
     (tmp_path / "3" / "COMMITTED").unlink()
-    saver = make_saver(tmp_path, registry=registry)
+    saver = open_directory(tmp_path, registry=registry)
     saver.start()
     lost = []
     assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append).step == 2
@@ -124,15 +126,15 @@ def test_so_is_one_of_states_alone(tmp_path):
 
 
 def test_so_is_one_of_a_save_fn_that_writes_no_files_of_tensorflow(tmp_path):
-    class Folders(FunctionPayload):
-        def write(self, save, prepare, *args, **kwargs):
+    class Folders(FunctionContents):
+        def capture(self, save, *args, **kwargs):
             folder = tmp_path / f"model-{save.step}"
             folder.mkdir()
             (folder / "weights").write_bytes(b"weights")
-            prepare()
-            return dataclasses.replace(save, prefix=str(folder))
+            save.create_staging()
+            save.prefix = str(folder)
 
-    saver = make_saver(tmp_path, Folders(str(tmp_path)), random_state=Words("r"))
+    saver = open_directory(tmp_path, Folders(str(tmp_path)), random_state=Words("r"))
     for step in (1, 2):
         save(saver, step)
     (tmp_path / "model-2.tfpreempt" / "COMMITTED").unlink()
@@ -174,21 +176,21 @@ def crash_in_every_operation(directory, do):
 
 def start(directory, payload):
     """The step of what a start there tries first; nothing is lost."""
-    make_saver(directory, payload).start()
+    open_directory(directory, payload).start()
     found = restore.find_candidates(str(directory), lambda text: None, pytest.fail)
     return found[0].step if found else None
 
 
-@pytest.mark.parametrize("make_payload", [OwnPayload, lambda: None])
+@pytest.mark.parametrize("make_payload", [OwnContents, lambda: None])
 def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(
     tmp_path, make_payload
 ):
     directory = tmp_path / "run"
     word = Words("word", registry=(registry := StateRegistry()))
-    save(make_saver(directory, make_payload(), registry=registry), 10)
+    save(open_directory(directory, make_payload(), registry=registry), 10)
 
     def delete(files):
-        saver = make_saver(directory, make_payload(), files=files)
+        saver = open_directory(directory, make_payload(), files=files)
         saver.delete(saver.commit_of(str(directory / "10")))
 
     found = [
@@ -205,14 +207,14 @@ def test_a_witness_that_was_never_whole_goes_with_its_commit(tmp_path):
     """Its directory stayed, empty but for that, and nobody deleted it any more."""
 
     def save_one(files):
-        save(make_saver(tmp_path / "run", files=files), 1)
+        save(open_directory(tmp_path / "run", files=files), 1)
 
     save_one(dry := FaultyFiles())
     written = [each.path.endswith(".was-committed.tmp") for each in dry.operations]
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(SimulatedCrash):
         save_one(FaultyFiles(fail_at=written.index(True), when="after"))
-    saver = make_saver(tmp_path / "run")
+    saver = open_directory(tmp_path / "run")
     saver.delete(saver.commit_of(str(tmp_path / "run" / "1")))
     assert not (tmp_path / "run" / "1").exists()
 
@@ -220,14 +222,14 @@ def test_a_witness_that_was_never_whole_goes_with_its_commit(tmp_path):
 def test_a_save_that_dies_where_a_deleted_commit_was_is_no_loss(tmp_path):
     """TensorFlow's state file still names what somebody deleted by hand."""
     directory = tmp_path / "run"
-    save(make_saver(directory, OwnPayload()), 10)
+    save(open_directory(directory, OwnContents()), 10)
     shutil.rmtree(directory / "10")
 
     def save_again(files):
-        save(make_saver(directory, OwnPayload(), files=files), 10)
+        save(open_directory(directory, OwnContents(), files=files), 10)
 
     found = [
-        start(each, OwnPayload())
+        start(each, OwnContents())
         for each in crash_in_every_operation(directory, save_again)
     ]
     assert set(found) == {10, None}
@@ -236,11 +238,11 @@ def test_a_save_that_dies_where_a_deleted_commit_was_is_no_loss(tmp_path):
 def test_no_save_of_a_save_fn_that_dies_is_a_loss(tmp_path):
     """Its file is whole, and somebody else's, as long as nothing is committed."""
     directory = tmp_path / "run"
-    payload = FunctionPayload(str(directory))
-    save(make_saver(directory, payload), 1)
+    payload = FunctionContents(str(directory))
+    save(open_directory(directory, payload), 1)
 
     def save_both(files):
-        saver = make_saver(directory, payload, files=files)
+        saver = open_directory(directory, payload, files=files)
         save(saver, 1, attempt="anew")
         save(saver, 2)
 
@@ -253,26 +255,31 @@ def test_no_save_of_a_save_fn_that_dies_is_a_loss(tmp_path):
 
 @pytest.mark.parametrize("dies_at", ["MANIFEST.json", "ckpt-5.tfpreempt", "COMMITTED"])
 def test_what_the_user_saves_over_a_dead_save_of_ours_is_theirs(tmp_path, dies_at):
-    payload = FlatPayload(str(tmp_path))
+    payload = FlatContents(str(tmp_path))
     dry = FaultyFiles()
-    save(make_saver(tmp_path / "dry", FlatPayload(str(tmp_path / "dry")), files=dry), 5)
+    save(
+        open_directory(
+            tmp_path / "dry", FlatContents(str(tmp_path / "dry")), files=dry
+        ),
+        5,
+    )
     fail_at = next(
         index
         for index, operation in enumerate(dry.operations)
         if operation.name == "rename" and operation.path.endswith(dies_at)
     )
     with pytest.raises(SimulatedCrash):
-        save(make_saver(tmp_path, payload, files=FaultyFiles(fail_at=fail_at)), 5)
+        save(open_directory(tmp_path, payload, files=FaultyFiles(fail_at=fail_at)), 5)
     assert start(tmp_path, payload) is None
     assert not (tmp_path / "ckpt-5.tfpreempt").exists()
     (tmp_path / "ckpt-5.index").write_bytes(b"by the user's own manager.save()")
-    make_saver(tmp_path, payload).start()
+    open_directory(tmp_path, payload).start()
     (candidate,) = restore.find_candidates(str(tmp_path), pytest.fail)
     assert candidate.kind.value == "foreign"
 
 
 def test_what_the_user_saves_over_a_commit_that_lost_its_marker_is_theirs(tmp_path):
-    save(make_saver(tmp_path, FlatPayload(str(tmp_path))), 1)
+    save(open_directory(tmp_path, FlatContents(str(tmp_path))), 1)
     marker = tmp_path / "ckpt-1.tfpreempt" / "COMMITTED"
     marked = marker.stat().st_mtime
     marker.unlink()
@@ -294,7 +301,7 @@ def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypat
         return real(path)
 
     monkeypatch.setattr(reading, "open_file", fail)
-    make_saver(three, OwnPayload()).start()
+    open_directory(three, OwnContents()).start()
     monkeypatch.undo()
     lost = []
     assert restore.newest_verified(str(three), pytest.fail, lost.append).step == 30
@@ -305,9 +312,9 @@ def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypat
 @pytest.mark.parametrize("how", ["flip", "remove", "remove both"])
 def test_a_damaged_flat_commit_is_not_taken_for_somebody_elses(tmp_path, name, how):
     """TensorFlow's part of it would be restored, and nothing of the States."""
-    payload = FlatPayload(str(tmp_path))
+    payload = FlatContents(str(tmp_path))
     payload.committed = lambda: None
-    saver = make_saver(tmp_path, payload, random_state=Words("r"))
+    saver = open_directory(tmp_path, payload, random_state=Words("r"))
     for step in (1, 2):
         save(saver, step)
     sidecar = tmp_path / "ckpt-2.tfpreempt"
@@ -318,7 +325,7 @@ def test_a_damaged_flat_commit_is_not_taken_for_somebody_elses(tmp_path, name, h
     else:
         (sidecar / "COMMITTED").unlink()
         (sidecar / "MANIFEST.json").unlink()
-    make_saver(tmp_path, payload).start()
+    open_directory(tmp_path, payload).start()
     lost = []
     assert restore.newest_verified(str(tmp_path), pytest.fail, lost.append).step == 1
     assert len(lost) == 1
@@ -367,11 +374,11 @@ def test_so_are_others_while_an_older_one_is_there(tmp_path):
 
 def test_a_commit_of_a_save_fn_without_its_index_is_told_and_not_forgotten(tmp_path):
     """TensorFlow's state file names none of these."""
-    saver = make_saver(tmp_path, FunctionPayload(str(tmp_path)))
+    saver = open_directory(tmp_path, FunctionContents(str(tmp_path)))
     for step in (1, 2, 3):
         save(saver, step)
     (tmp_path / "ckpt-3.index").unlink()
-    make_saver(tmp_path, FunctionPayload(str(tmp_path))).start()
+    open_directory(tmp_path, FunctionContents(str(tmp_path))).start()
     lost = []
     newest = restore.newest_verified(str(tmp_path), pytest.fail, lost.append)
     assert newest.step == 2
@@ -379,17 +386,17 @@ def test_a_commit_of_a_save_fn_without_its_index_is_told_and_not_forgotten(tmp_p
 
 
 def test_a_deletion_that_was_cut_short_is_finished_with_the_next_sweep(tmp_path):
-    saver = make_saver(tmp_path, FunctionPayload(str(tmp_path)))
+    saver = open_directory(tmp_path, FunctionContents(str(tmp_path)))
     for step in (1, 2, 3):
         save(saver, step)
     (tmp_path / "ckpt-1.index").unlink()
-    make_saver(tmp_path, FunctionPayload(str(tmp_path))).start()
+    open_directory(tmp_path, FunctionContents(str(tmp_path))).start()
     assert not (tmp_path / "ckpt-1.tfpreempt").exists()
     assert (tmp_path / "ckpt-2.tfpreempt").exists()
 
 
 def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
-    class Damaged(OwnPayload):
+    class Damaged(OwnContents):
         def restore(self, prefix, with_data=True):
             raise errors.CheckpointDamagedError(f"{prefix} has another checksum.")
 
@@ -397,7 +404,7 @@ def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
     index = bundle_table.to_bytes({b"": b""})
     prefix.with_suffix(".index").write_bytes(index)
     prefix.with_suffix(".data-00000-of-00001").write_bytes(b"")
-    loader = make_saver(tmp_path, Damaged()).loader
+    loader = open_directory(tmp_path, Damaged())
     with pytest.raises(errors.CheckpointDamagedError) as raised:
         loader.restore(loader.newest())
     assert str(raised.value) == (
@@ -424,7 +431,7 @@ def test_a_manifest_of_another_commit_is_noticed(three):
 
 def test_sequences_go_on_above_a_damaged_commit(three):
     damage(str(three / "20" / "ckpt.index"))
-    commit = save(make_saver(three, OwnPayload(), max_to_keep=None), 40)
+    commit = save(open_directory(three, OwnContents(), max_to_keep=None), 40)
     assert commit.sequence == 4
     assert steps(three) == [40, 20, 30, 10]
 
@@ -432,7 +439,7 @@ def test_sequences_go_on_above_a_damaged_commit(three):
 def test_tokens_tell_commits_apart_and_find_them(three):
     found = restore.find_candidates(str(three))
     assert len({c.token for c in found}) == 3
-    loader = make_saver(three).loader
+    loader = open_directory(three)
     for candidate in found:
         again = loader.find(candidate.token)
         assert (again.path, again.token) == (candidate.path, candidate.token)
@@ -473,8 +480,8 @@ def test_foreign_ones_rank_by_time_against_our_markers(three):
 
 
 def test_a_checkpoint_that_the_user_saved_over_ours_counts_as_theirs(tmp_path):
-    payload = FlatPayload(str(tmp_path))
-    save(make_saver(tmp_path, payload), 1)
+    payload = FlatContents(str(tmp_path))
+    save(open_directory(tmp_path, payload), 1)
     assert restore.find_candidates(str(tmp_path))[0].kind.value == "flat"
     marked = (tmp_path / "ckpt-1.tfpreempt" / "COMMITTED").stat().st_mtime
     (tmp_path / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
@@ -484,7 +491,7 @@ def test_a_checkpoint_that_the_user_saved_over_ours_counts_as_theirs(tmp_path):
 
 
 def test_a_copied_directory_is_still_ours(tmp_path):
-    save(make_saver(tmp_path / "a", FlatPayload(str(tmp_path / "a"))), 1)
+    save(open_directory(tmp_path / "a", FlatContents(str(tmp_path / "a"))), 1)
     os.utime(tmp_path / "a" / "ckpt-1.index", (4e9, 4e9))
     (candidate,) = restore.find_candidates(str(tmp_path / "a"))
     assert (candidate.kind.value, candidate.step) == ("flat", 1)
@@ -496,11 +503,11 @@ def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_pa
             (tmp_path / name).write_bytes(b"torn")
             raise KeyboardInterrupt
 
-    saver = make_saver(tmp_path, FlatPayload(str(tmp_path), die))
+    saver = open_directory(tmp_path, FlatContents(str(tmp_path), die))
     with pytest.raises(KeyboardInterrupt):
         save(saver, 1)
     assert restore.find_candidates(str(tmp_path)) == []
-    saver = make_saver(tmp_path, FlatPayload(str(tmp_path)))
+    saver = open_directory(tmp_path, FlatContents(str(tmp_path)))
     saver.start()
     assert restore.find_candidates(str(tmp_path)) == []
     (tmp_path / "ckpt-1.index").write_bytes(b"anew")
@@ -524,13 +531,13 @@ def test_what_two_saves_left_half_is_no_one_elses(tmp_path, is_settled):
         raise KeyboardInterrupt
 
     for death in (die, die_at_once):
-        saver = make_saver(tmp_path, FlatPayload(str(tmp_path), death))
+        saver = open_directory(tmp_path, FlatContents(str(tmp_path), death))
         if is_settled:
             saver.start()
         with pytest.raises(KeyboardInterrupt):
             save(saver, 1)
         assert restore.find_candidates(str(tmp_path)) == []
-    make_saver(tmp_path, FlatPayload(str(tmp_path))).start()
+    open_directory(tmp_path, FlatContents(str(tmp_path))).start()
     assert restore.find_candidates(str(tmp_path)) == []
 
 
@@ -561,7 +568,7 @@ def test_an_intent_that_says_nothing_is_a_half_written_save(tmp_path, record):
     assert len(restore.find_candidates(str(tmp_path))) == 1
     (tmp_path / "ckpt-1.tfpreempt-intent").write_bytes(record)
     assert restore.find_candidates(str(tmp_path)) == []
-    make_saver(tmp_path, FlatPayload(str(tmp_path))).start()
+    open_directory(tmp_path, FlatContents(str(tmp_path))).start()
     assert restore.find_candidates(str(tmp_path)) == []
 
 
@@ -575,7 +582,7 @@ def test_a_pipe_in_a_commit_is_damage(three, name):
     found = restore.newest_verified(str(three), pytest.fail, lost.append)
     assert found.step == 30
     assert len(lost) == 1
-    save(make_saver(three, OwnPayload()), 40)
+    save(open_directory(three, OwnContents()), 40)
     assert steps(three)[0] == 40
 
 

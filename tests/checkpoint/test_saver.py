@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, Words, make_saver, save
+from tests.checkpoint.fakes import OwnContents, Words, open_directory, save, write_part
 from tests.fakes.storage import damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import latest
@@ -30,9 +30,9 @@ def worker(directory, index, world, text=""):
         Own("mine", f"{text}{index}", per_worker=True, registry=registry),
         Words("ours", f"{text}{index}", registry=registry),
     ]
-    saver = make_saver(
+    saver = open_directory(
         directory,
-        OwnPayload(index == 0),
+        OwnContents(index == 0),
         registry=registry,
         worker=index,
         world=world,
@@ -43,14 +43,14 @@ def worker(directory, index, world, text=""):
 
 def save_all(directory, world, complete=None, step=5):
     workers = [worker(directory, i, world, "text") for i in range(world)]
-    staged = [saver.stage(step, f"a-{step}") for saver, _ in workers]
-    return workers[0][0].commit(staged[0], "preemption", complete or range(world))
+    staged = [write_part(saver, step, f"a-{step}") for saver, _ in workers]
+    return staged[0].publish("preemption", complete or range(world))
 
 
 def restore(directory, index, world):
     saver, words = worker(directory, index, world, "fresh")
-    candidate = saver.loader.newest()
-    saver.loader.restore(candidate)
+    candidate = saver.newest()
+    saver.restore(candidate)
     return saver, candidate, [word.text for word in words]
 
 
@@ -62,9 +62,9 @@ def test_each_worker_gets_its_own_shard_and_the_chiefs_replicated_state(tmp_path
     for index in range(3):
         saver, candidate, texts = restore(tmp_path, index, 3)
         assert texts == [f"text{index}", "text0"]
-        assert saver.loader.random_state.text == f"fresh{index}"  # only when asked
-        assert saver.loader.load_random_state(candidate)
-        assert saver.loader.random_state.text == f"text{index}"
+        assert saver.random_state.text == f"fresh{index}"  # only when asked
+        assert saver.load_random_state(candidate)
+        assert saver.random_state.text == f"text{index}"
 
 
 def test_another_world_size_restores_what_is_everyones_with_one_warning(
@@ -87,13 +87,13 @@ def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):
 
 def test_only_the_chief_commits(tmp_path):
     saver, _ = worker(tmp_path, 1, 2)
-    staged = saver.stage(1, "a")
+    staged = write_part(saver, 1, "a")
     with pytest.raises(errors.UsageError, match="only worker 0 can"):
-        saver.commit(staged, "save", [0, 1])
+        staged.publish("save", [0, 1])
 
 
 def test_retention_keeps_two_by_default_and_never_strangers(tmp_path):
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     (tmp_path / "1" / "notes.txt").write_text("mine")
     (tmp_path / "workertemp_3").mkdir()
@@ -108,7 +108,7 @@ def test_retention_keeps_two_by_default_and_never_strangers(tmp_path):
 
 @pytest.mark.parametrize("keep", [1, 3, None])
 def test_retention_as_asked(tmp_path, keep):
-    saver = make_saver(tmp_path, OwnPayload(), max_to_keep=keep)
+    saver = open_directory(tmp_path, OwnContents(), max_to_keep=keep)
     for step in range(5):
         save(saver, step)
     kept = sorted(name for name in os.listdir(tmp_path) if name.isdigit())
@@ -127,8 +127,8 @@ def test_retention_goes_on_where_somebody_else_deletes_meanwhile(tmp_path, caplo
             super().write(path, data)
 
     for step in (1, 2, 3):
-        save(make_saver(tmp_path, OwnPayload(), max_to_keep=None), step)
-    save(make_saver(tmp_path, OwnPayload(), files=Slow(), max_to_keep=1), 4)
+        save(open_directory(tmp_path, OwnContents(), max_to_keep=None), step)
+    save(open_directory(tmp_path, OwnContents(), files=Slow(), max_to_keep=1), 4)
     assert sorted(os.listdir(tmp_path)) == ["4", "checkpoint"]
     assert caplog.text == ""
 
@@ -136,17 +136,17 @@ def test_retention_goes_on_where_somebody_else_deletes_meanwhile(tmp_path, caplo
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "2"])
 def test_retention_refuses(tmp_path, keep):
     with pytest.raises(errors.ConfigurationError, match="max_to_keep"):
-        make_saver(tmp_path, OwnPayload(), max_to_keep=keep)
+        open_directory(tmp_path, OwnContents(), max_to_keep=keep)
 
 
 def test_start_removes_what_dead_saves_left(tmp_path):
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
-    saver.stage(2, "dead")
+    write_part(saver, 2, "dead")
     (tmp_path / ".tfpreempt-staging" / "keep me").mkdir()
-    make_saver(tmp_path, OwnPayload()).start()
+    open_directory(tmp_path, OwnContents()).start()
     assert os.listdir(tmp_path / ".tfpreempt-staging") == ["keep me"]
-    assert saver.loader.newest().step == 1
+    assert saver.newest().step == 1
 
 
 UNREADABLE = {
@@ -165,8 +165,8 @@ def test_a_state_that_cannot_be_read_is_damage_though_its_bytes_are_right(
     make, text = UNREADABLE[kind]
 
     def job(made, step):
-        payload = OwnPayload()
-        saver = make_saver(tmp_path, payload, registry=made._registry)
+        payload = OwnContents()
+        saver = open_directory(tmp_path, payload, registry=made._registry)
         if step is not None:
             save(saver, step)
         return saver, payload
@@ -176,67 +176,60 @@ def test_a_state_that_cannot_be_read_is_damage_though_its_bytes_are_right(
     job(Words("x", text, per_worker=per_worker, registry=StateRegistry()), 2)
     again = make("x", per_worker=per_worker, registry=StateRegistry())
     saver, payload = job(again, None)
-    candidate = saver.loader.newest()
+    candidate = saver.newest()
     assert candidate.step == 1
     assert payload.restored_from is None
-    saver.loader.restore(candidate)
+    saver.restore(candidate)
     assert "Passing over a checkpoint" in caplog.text
 
 
 def test_discard(tmp_path):
-    saver = make_saver(tmp_path, OwnPayload())
-    staged = saver.stage(2, "no")
-    saver.discard(staged)
-    assert not os.path.exists(staged.directory)
-    saver.discard(staged)
+    saver = open_directory(tmp_path, OwnContents())
+    staged = write_part(saver, 2, "no")
+    staged.discard()
+    assert not os.path.exists(staged.staging)
+    staged.discard()
 
 
 @pytest.mark.parametrize("attempt", ["", "../x", "a/b", "x" * 101, "a b"])
 def test_an_attempt_that_cannot_be_a_name(tmp_path, attempt):
     with pytest.raises(errors.ConfigurationError, match="attempt"):
-        make_saver(tmp_path, OwnPayload()).stage(1, attempt)
-
-
-def test_a_lone_worker_needs_no_peers(tmp_path):
-    payload = OwnPayload()
-    payload.needs_peers = lambda: True
-    assert not make_saver(tmp_path, payload).needs_peers()
-    assert make_saver(tmp_path, payload, world=2).needs_peers()
+        write_part(open_directory(tmp_path, OwnContents()), 1, attempt)
 
 
 def test_handles(tmp_path):
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     save(saver, 6)
-    handle = latest(saver.directory)
+    handle = latest(saver.path)
     assert (handle.path, handle.step) == (str(tmp_path / "6"), 6)
     assert handle.prefix == str(tmp_path / "6" / "ckpt")
     assert repr(handle) == f"Checkpoint({str(tmp_path / '6')!r}, step=6, local)"
-    assert handle == latest(saver.directory)
+    assert handle == latest(saver.path)
     with pytest.raises(TypeError, match=r"\.path"):
         os.path.exists(handle)
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(2, ["1", "3"]), (None, ["1", "2", "3"])])
 def test_retention_does_not_count_a_commit_that_was_found_damaged(tmp_path, keep, kept):
-    saver = make_saver(tmp_path, OwnPayload())
+    saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     save(saver, 2)
     damage(str(tmp_path / "2" / "ckpt.index"))
-    saver = make_saver(tmp_path, OwnPayload(), max_to_keep=keep)
-    assert saver.loader.newest().step == 1
+    saver = open_directory(tmp_path, OwnContents(), max_to_keep=keep)
+    assert saver.newest().step == 1
     save(saver, 3)
     assert sorted(name for name in os.listdir(tmp_path) if name.isdigit()) == kept
     save(saver, 2)  # a new commit under the damaged one's number is a good one
-    assert saver.loader.newest().step == 2
+    assert saver.newest().step == 2
 
 
 def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_path):
-    save(make_saver(tmp_path, OwnPayload()), 1)
-    save(make_saver(tmp_path), 2)
-    assert make_saver(tmp_path).loader.newest().step == 2
+    save(open_directory(tmp_path, OwnContents()), 1)
+    save(open_directory(tmp_path), 2)
+    assert open_directory(tmp_path).newest().step == 2
     problems = []
-    saver = make_saver(tmp_path, OwnPayload(), needs_prefix=True)
-    assert saver.loader.newest(problems.append).step == 1
+    saver = open_directory(tmp_path, OwnContents(), needs_prefix=True)
+    assert saver.newest(problems.append).step == 1
     (problem,) = problems
     assert "only named States" in problem
     assert str(tmp_path / "2") in problem
@@ -246,5 +239,5 @@ def test_a_commit_stands_where_what_follows_it_finds_too_many_files_open(
     tmp_path, broken, caplog
 ):
     broken(tmp_path / "checkpoint", errno.EMFILE)
-    assert save(make_saver(tmp_path, OwnPayload()), 2).step == 2
+    assert save(open_directory(tmp_path, OwnContents()), 2).step == 2
     assert "clearing up after it failed" in caplog.text

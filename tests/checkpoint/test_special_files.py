@@ -9,7 +9,13 @@ import socket
 
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatContents,
+    OwnContents,
+    Words,
+    open_directory,
+    save,
+)
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import StateRegistry
 
@@ -49,8 +55,8 @@ def put(request):
 def job(directory, form="own"):
     registry = StateRegistry()
     word = Words("word", registry=registry)
-    payload = OwnPayload() if form == "own" else FlatPayload(str(directory))
-    saver = make_saver(directory, payload, registry=registry)
+    payload = OwnContents() if form == "own" else FlatContents(str(directory))
+    saver = open_directory(directory, payload, registry=registry)
     saver.start()
     return saver, word
 
@@ -63,8 +69,8 @@ def commit(directory, step, form="own"):
 
 def restored(directory, form="own"):
     saver, word = job(directory, form)
-    candidate = saver.loader.newest()
-    saver.loader.restore(candidate)
+    candidate = saver.newest()
+    saver.restore(candidate)
     assert word.text == str(candidate.step)
     return candidate.step
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.fakes import (
-    FlatPayload,
+    FlatContents,
     Later,
-    OwnPayload,
+    OwnContents,
     Words,
-    make_saver,
     names,
+    open_directory,
     put,
     save,
+    write_part,
 )
 from tests.checkpoint.test_lease import acquired
 from tests.checkpoint.test_saver import worker
@@ -49,28 +50,26 @@ def commit(saver):
 
 PROGRAMS = {
     "own": """
-class Staged(OwnPayload):
-    def write(self, *args, **kwargs):
-        written = super().write(*args, **kwargs)
+class Staged(OwnContents):
+    def capture(self, *args, **kwargs):
+        super().capture(*args, **kwargs)
         pause()
-        return written
-commit(make_saver(sys.argv[1], Staged(), lease=lease))
+commit(open_directory(sys.argv[1], Staged(), lease=lease))
 """,
     "flat": """
-class Staged(FlatPayload):
-    def write(self, *args, **kwargs):
-        written = super().write(*args, **kwargs)
+class Staged(FlatContents):
+    def capture(self, *args, **kwargs):
+        super().capture(*args, **kwargs)
         pause()
-        return written
-commit(make_saver(sys.argv[1], Staged(sys.argv[1]), lease=lease))
+commit(open_directory(sys.argv[1], Staged(sys.argv[1]), lease=lease))
 """,
     "before the first file of a flat one": """
-class Once(FlatPayload):
-    def write(self, *args, **kwargs):
+class Once(FlatContents):
+    def capture(self, *args, **kwargs):
         stops = iter([pause])
         self.before_file = lambda name: next(stops, print)()
-        return super().write(*args, **kwargs)
-commit(make_saver(sys.argv[1], Once(sys.argv[1]), lease=lease))
+        super().capture(*args, **kwargs)
+commit(open_directory(sys.argv[1], Once(sys.argv[1]), lease=lease))
 """,
     "before the marker": """
 from tfpreempt.storage.files import LocalFiles
@@ -79,7 +78,7 @@ class Slow(LocalFiles):
         super().sync_dir(path)
         if path == sys.argv[1]:
             pause()
-commit(make_saver(sys.argv[1], OwnPayload(), files=Slow(), lease=lease))
+commit(open_directory(sys.argv[1], OwnContents(), files=Slow(), lease=lease))
 """,
 }
 QUICK = "own"  # each starts an interpreter
@@ -124,7 +123,7 @@ def start_program(tmp_path):
 
 def started(directory):
     """The next owner of the lease."""
-    saver = make_saver(directory, OwnPayload(), lease=acquired(directory))
+    saver = open_directory(directory, OwnContents(), lease=acquired(directory))
     saver.start()
     return saver
 
@@ -142,9 +141,9 @@ def test_a_frozen_owner_that_was_taken_over_commits_nothing(
     saver = started(tmp_path)
     assert leftovers(tmp_path) == set()
     assert frozen.go_on() == "LeaseLostError"
-    assert saver.loader.newest() is None
+    assert saver.newest() is None
     assert save(saver, 2).path == str(tmp_path / "2")
-    assert saver.loader.newest().step == 2
+    assert saver.newest().step == 2
 
 
 @pytest.mark.parametrize("name", [QUICK, *SLOW])
@@ -156,18 +155,20 @@ def test_the_next_start_removes_the_save_of_a_killed_owner(
     start_program(name).kill()
     saver = started(tmp_path)
     assert leftovers(tmp_path) == set()
-    assert saver.loader.newest() is None
+    assert saver.newest() is None
 
 
 def test_a_worker_that_outlives_its_chief_gets_nothing_into_a_commit(tmp_path):
     registry = StateRegistry()
     word = Words("mine", "old", per_worker=True, registry=registry)
     assert word
-    late = make_saver(tmp_path, OwnPayload(False), worker=1, world=2, registry=registry)
-    late.stage(2, "old-2")
+    late = open_directory(
+        tmp_path, OwnContents(False), worker=1, world=2, registry=registry
+    )
+    write_part(late, 2, "old-2")
     chief = started(tmp_path)
     assert leftovers(tmp_path) == set()
-    late.stage(3, "old-3")  # it was not told yet
+    write_part(late, 3, "old-3")  # it was not told yet
     commit = save(chief, 3, attempt="new-3")
     assert not [n for n in os.listdir(commit.path) if n.startswith(layout.WORKER)]
     started(tmp_path)
@@ -191,17 +192,17 @@ def test_a_save_that_is_renamed_while_it_is_deleted_is_removed_by_the_next_start
     tmp_path,
 ):
     """Its owner was frozen before the rename, and wakes while the next one starts."""
-    staged = make_saver(tmp_path, OwnPayload()).stage(2, "old-2")
-    commit = save(make_saver(tmp_path / "other", OwnPayload()), 2)
-    shutil.copy(Path(commit.path, layout.MANIFEST), staged.directory)
+    staged = write_part(open_directory(tmp_path, OwnContents()), 2, "old-2")
+    commit = save(open_directory(tmp_path / "other", OwnContents()), 2)
+    shutil.copy(Path(commit.path, layout.MANIFEST), staged.staging)
 
     class Wakes(LocalFiles):
         def remove(self, path):
             super().remove(path)
-            if os.path.exists(staged.directory):
-                os.rename(staged.directory, tmp_path / "2")
+            if os.path.exists(staged.staging):
+                os.rename(staged.staging, tmp_path / "2")
 
-    retention.delete_staging(Wakes(), staged.directory)
+    retention.delete_staging(Wakes(), staged.staging)
     assert (tmp_path / "2").exists()
     started(tmp_path)
     assert leftovers(tmp_path) == set()
@@ -210,7 +211,7 @@ def test_a_save_that_is_renamed_while_it_is_deleted_is_removed_by_the_next_start
 # --- flat checkpoints, whose files no fence stops ------------------------------------
 
 
-class Frozen(FlatPayload):
+class Frozen(FlatContents):
     """A process that is frozen before TensorFlow's first file, then writes them all."""
 
     def __init__(self, directory, meanwhile):
@@ -230,34 +231,34 @@ def test_flat_files_of_a_save_that_failed_are_not_restored(tmp_path, has_older):
             put(name, b"saved by the user")
 
     def take_over():
-        make_saver(tmp_path, OwnPayload()).start()
+        open_directory(tmp_path, OwnContents()).start()
         assert not (tmp_path / f"ckpt-2{layout.INTENT_SUFFIX}").exists()
 
-    saver = make_saver(tmp_path, Frozen(str(tmp_path), take_over))
-    saver.discard(saver.stage(2, "old-2"))
-    assert make_saver(tmp_path).loader.newest() is None
+    saver = open_directory(tmp_path, Frozen(str(tmp_path), take_over))
+    write_part(saver, 2, "old-2").discard()
+    assert open_directory(tmp_path).newest() is None
 
 
 def test_an_intent_of_the_next_owner_stays(tmp_path):
     directory = str(tmp_path)
-    mine = make_saver(tmp_path, FlatPayload(directory))
-    staged = mine.stage(2, "old-2")
-    theirs = make_saver(tmp_path, FlatPayload(directory))
-    other = theirs.stage(2, "new-2")
-    mine.discard(staged)
+    mine = open_directory(tmp_path, FlatContents(directory))
+    staged = write_part(mine, 2, "old-2")
+    theirs = open_directory(tmp_path, FlatContents(directory))
+    other = write_part(theirs, 2, "new-2")
+    staged.discard()
     assert (tmp_path / f"ckpt-2{layout.INTENT_SUFFIX}").exists()
-    assert make_saver(tmp_path).loader.newest() is None
-    assert theirs.commit(other, "save", [0]).step == 2
-    assert make_saver(tmp_path).loader.newest().step == 2
+    assert open_directory(tmp_path).newest() is None
+    assert other.publish("save", [0]).step == 2
+    assert open_directory(tmp_path).newest().step == 2
 
 
 def test_workers_of_one_run_share_a_staging_directory(tmp_path):
     chief, _ = worker(tmp_path, 0, 2)
     other, _ = worker(tmp_path, 1, 2)
     chief.start()
-    other.stage(1, "a-1")  # before the chief begins
-    staged = chief.stage(1, "a-1")
-    assert chief.commit(staged, "save", [0, 1]).step == 1
+    write_part(other, 1, "a-1")  # before the chief begins
+    staged = write_part(chief, 1, "a-1")
+    assert staged.publish("save", [0, 1]).step == 1
     assert (tmp_path / "1" / layout.worker_name(1)).exists()
 
 
@@ -265,7 +266,7 @@ def test_without_a_lease_a_save_is_over_when_nothing_of_it_changes(
     tmp_path: Path,
 ) -> None:
     """Workers with separate storage may share the disk of their machine."""
-    make_saver(str(tmp_path)).stage(1, "run-1")
+    write_part(open_directory(str(tmp_path)), 1, "run-1")
     clean = retention.clean
     files, directory = LocalFiles(), str(tmp_path)
     assert clean(files, directory, SystemClock(), is_sole=False) == []

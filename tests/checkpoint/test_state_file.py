@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.checkpoint.fakes import Words, make_saver, save
+from tests.checkpoint.fakes import Words, open_directory, save
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
 from tfpreempt.checkpoint import state_file
@@ -52,7 +52,7 @@ def test_everything_is_synced_before_it_is_seen(tmp_path):
 
 def test_the_rank_is_that_of_the_newest_commit(tmp_path):
     words = Words("words", "x", registry=None)
-    saver = make_saver(tmp_path, registry=StateRegistry())
+    saver = open_directory(tmp_path, registry=StateRegistry())
     for sequence in range(3):
         path = state_file.write(LocalFiles(), str(tmp_path), 0, words)
         assert state_file.read(path)[0] == sequence

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.checkpoint.test_lease import ELSEWHERE, Waiting
 from tests.fakes.storage import FaultyObjectStore
 from tests.multiprocess.harness import wait_until
@@ -145,7 +145,7 @@ def test_a_mirror_copies_under_its_lease_and_marks_nothing_once_it_is_lost(
     store, tmp_path
 ):
     directory, journal = tmp_path / "run", Journal()
-    saver = make_saver(directory, OwnPayload())
+    saver = open_directory(directory, OwnContents())
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     mirror.look()
     mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
@@ -165,7 +165,7 @@ def test_a_mirror_that_let_go_takes_nothing_again_until_training_goes_on(
 ):
     """The upload that is under way when a machine goes away."""
     directory, journal = tmp_path / "run", Journal()
-    saver = make_saver(directory, OwnPayload())
+    saver = open_directory(directory, OwnContents())
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     mirror.look()
     put_if_absent, let_go = store.put_if_absent, []
@@ -191,7 +191,7 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     store, tmp_path, monkeypatch
 ):
     directory, journal = tmp_path / "run", Journal()
-    saver = make_saver(directory, OwnPayload())
+    saver = open_directory(directory, OwnContents())
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     mirror.look()
     mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
@@ -200,7 +200,7 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     with monkeypatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
         other = Other(store)
-        others = make_saver(tmp_path / "other", OwnPayload(), copies=mirror)
+        others = open_directory(tmp_path / "other", OwnContents(), copies=mirror)
         Upload(store, catalog.at(save(others, 2).path)).run()  # above all that is there
         other.place.end(other.token)
     mirror.add(catalog.at(save(saver, 3).path))
@@ -215,7 +215,7 @@ def test_a_copy_of_what_the_run_before_had_committed_is_no_strangers(
     store, tmp_path, monkeypatch, can_look
 ):
     directory, journal = tmp_path / "run", Journal()
-    saver = make_saver(directory, OwnPayload())
+    saver = open_directory(directory, OwnContents())
     with monkeypatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.head._PROCESS", "the run before")
         before = save(saver, 1)
@@ -235,7 +235,7 @@ def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(
     store, tmp_path
 ):
     directory, journal = tmp_path / "run", Journal()
-    saver = make_saver(directory, OwnPayload())
+    saver = open_directory(directory, OwnContents())
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
     assert mirror.wait(20)

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from tests.checkpoint.fakes import FlatPayload, make_saver, save
+from tests.checkpoint.fakes import FlatContents, open_directory, save
 from tests.checkpoint.uploads import (
     IN_PARTS,
     commit,
@@ -49,7 +49,7 @@ def test_the_marker_is_put_last_and_if_absent(tmp_path):
 
 def test_a_flat_commit_is_uploaded_with_its_sidecar(tmp_path):
     store = FaultyObjectStore()
-    save(make_saver(tmp_path, FlatPayload(tmp_path)), 7)
+    save(open_directory(tmp_path, FlatContents(tmp_path)), 7)
     uploaded(store, newest(tmp_path))
     (folder,) = folders(store)
     assert f"{folder}/ckpt-7.index" in store.list()

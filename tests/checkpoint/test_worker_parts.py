@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
-from tests.checkpoint.fakes import cluster  # noqa: E402
+from tests.checkpoint.fakes import capture_part, cluster, write_part  # noqa: E402
 from tests.fakes.storage import (  # noqa: E402
     FaultyFiles,
     SimulatedCrash,
@@ -27,11 +27,11 @@ from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint import (  # noqa: E402
     bundle_writer,
     layout,
+    tensor_contents,
     variables,
     worker_parts,
-    writer,
 )
-from tfpreempt.checkpoint.payload import Permit  # noqa: E402
+from tfpreempt.checkpoint.contents import Permit  # noqa: E402
 from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal  # noqa: E402
 from tfpreempt.checkpoint.state import StateRegistry  # noqa: E402
 
@@ -45,7 +45,7 @@ def everything(monkeypatch):
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 1)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 1)
     monkeypatch.setattr(bundle_writer, "THREADS", 2)
-    monkeypatch.setattr(writer, "is_replicated", is_mirrored)
+    monkeypatch.setattr(tensor_contents, "is_replicated", is_mirrored)
     monkeypatch.setattr(
         "tfpreempt.checkpoint.large_tensors.distributed", lambda each: each
     )
@@ -66,7 +66,7 @@ class Worker:
         ]
         self.own = tf.Variable(tf.fill([50], float(index)), name="own")
         self.checkpoint = tf.train.Checkpoint(variables=self.variables, own=self.own)
-        self.saver = writer.make_saver(
+        self.saver = tensor_contents.open_directory(
             self.checkpoint,
             str(directory),
             cluster=cluster(index, world),
@@ -83,7 +83,7 @@ class Worker:
             variable.assign(rng.random(variable.shape, np.float32))
 
     def stage(self, step):
-        return self.saver.stage(step, f"run-{step}")
+        return write_part(self.saver, step, f"run-{step}")
 
     def values(self):
         return [variable.numpy().tobytes() for variable in self.variables]
@@ -111,11 +111,11 @@ class Job:
         for worker in others:
             worker.stage(step)
         done = range(len(self.workers)) if done is None else done
-        return chief.saver.commit(chief.stage(step), "save", list(done))
+        return chief.stage(step).publish("save", list(done))
 
     def check(self, step):
         """What stock TensorFlow reads of the newest commit is that step, all of it."""
-        candidate = self.workers[0].saver.loader.newest()
+        candidate = self.workers[0].saver.newest()
         assert candidate.step == step
         variables = [tf.Variable(tf.zeros(shape)) for shape in self.shapes]
         own = tf.Variable(tf.zeros([50]))
@@ -255,10 +255,10 @@ def test_a_commit_of_all_workers_is_a_stock_checkpoint(tmp_path, shapes, world):
         job.save(step)
     job.check(2)
     assert job.left_over() == []
-    candidate = job.workers[0].saver.loader.newest()
+    candidate = job.workers[0].saver.newest()
     for worker in job.workers:
         worker.train(7)
-        worker.saver.loader.restore(candidate)
+        worker.saver.restore(candidate)
     expected = Worker(tmp_path, 1, shapes, world)
     expected.train(2)
     assert all(worker.values() == expected.values() for worker in job.workers)
@@ -272,7 +272,7 @@ def test_one_copy_is_written_in_shares_of_equal_size(tmp_path, shapes):
     staged = [other.stage(1), chief.stage(1)]
     shares = [sum(part.size for part in each.parts) for each in staged]
     assert max(shares) <= 1.1 * min(shares)
-    chief.saver.commit(staged[1], "save", [0, 1])
+    staged[1].publish("save", [0, 1])
     state = sum(len(value) for value in [*chief.values(), chief.own.numpy().tobytes()])
     files = job.data_files(1)
     small = files.pop(min(files))  # TensorFlow's: the object graph
@@ -290,7 +290,7 @@ def test_every_file_is_in_the_manifest_with_its_sum(tmp_path):
     assert set(data) <= named
     last = max(data)
     damage(os.path.join(path, last))
-    assert job.workers[0].saver.loader.newest() is None
+    assert job.workers[0].saver.newest() is None
 
 
 def test_a_worker_reads_no_more_than_its_share(tmp_path):
@@ -298,13 +298,13 @@ def test_a_worker_reads_no_more_than_its_share(tmp_path):
     job = Job(tmp_path, [(300, 100)] * 30, 3)
     job.train(1)
     for worker in job.workers[1:]:
-        captured = worker.saver.capture(1, "run-1", None)
+        captured = capture_part(worker.saver, 1, "run-1", None)
         read = [each for each in captured.tensors if each.data.strides == (1,)]
         assert len(captured.tensors) == 30
         assert len(read) == 10
-        worker.saver.write(captured)
+        captured.write()
     chief = job.workers[0]
-    chief.saver.commit(chief.stage(1), "save", [0, 1, 2])
+    chief.stage(1).publish("save", [0, 1, 2])
     job.check(1)
 
 
@@ -369,9 +369,9 @@ def test_the_chief_writes_a_share_that_does_not_fit(tmp_path, caplog, kind):
     job.train(1)
     [chief, other] = job.workers
     staged = other.stage(1)
-    unusable(layout.parts_directory(staged.directory, 1), kind)
+    unusable(layout.parts_directory(staged.staging, 1), kind)
     with caplog.at_level(logging.WARNING):
-        chief.saver.commit(chief.stage(1), "save", [0, 1])
+        chief.stage(1).publish("save", [0, 1])
     assert "worker 1's share of step 1 cannot be used" in caplog.text
     job.check(1)
     assert job.left_over() == []
@@ -384,7 +384,7 @@ def test_workers_that_have_drifted_apart_are_not_mixed(tmp_path, caplog):
     other.variables[1].assign_add(tf.fill([100, 40], 1e-6))
     other.stage(3)
     with caplog.at_level(logging.WARNING):
-        chief.saver.commit(chief.stage(3), "save", [0, 1])
+        chief.stage(3).publish("save", [0, 1])
     [warning] = caplog.messages
     assert "worker(s) [1]" in warning
     assert "'variables/1/.ATTRIBUTES/VARIABLE_VALUE' has another value" in warning
@@ -404,7 +404,7 @@ def test_one_number_that_differs_on_a_worker_is_in_no_commit(
         other.variables[0].scatter_nd_update([[row, 2]], [other.index + 7.0])
         other.stage(3)
     with caplog.at_level(logging.WARNING):
-        chief.saver.commit(chief.stage(3), "save", range(world))
+        chief.stage(3).publish("save", range(world))
     job.check(3)
     assert len(caplog.messages) <= 1  # the row may be in the chief's own share
 
@@ -422,7 +422,7 @@ def test_what_differs_once_is_the_chiefs_from_then_on(tmp_path, caplog):
             other.stage(step)
             staged = chief.stage(step)
             written = sum(part.size for part in staged.parts)
-            chief.saver.commit(staged, "save", [0, 1])
+            staged.publish("save", [0, 1])
             job.check(step)
     assert len(caplog.messages) == 1
     assert "from now on" in caplog.text
@@ -438,13 +438,13 @@ def test_a_data_file_of_which_only_some_is_wanted_is_a_stock_checkpoint(tmp_path
     for variable in other.variables[::3]:
         variable.assign(tf.zeros([40, 40]))
     other.stage(1)
-    chief.saver.commit(chief.stage(1), "save", [0, 1])
+    chief.stage(1).publish("save", [0, 1])
     job.check(1)
     job.save(2)
     job.check(2)
-    candidate = chief.saver.loader.newest()
+    candidate = chief.saver.newest()
     fresh = Worker(tmp_path, 0, [(40, 40)] * 12)
-    fresh.saver.loader.restore(candidate)
+    fresh.saver.restore(candidate)
     assert fresh.values() == chief.values()
 
 
@@ -471,7 +471,7 @@ def test_a_worker_with_another_model_writes_nothing_into_the_commit(tmp_path, ca
     Worker(tmp_path, 1, [*MANY, (80, 80)]).stage(1)
     [chief, _] = job.workers
     with caplog.at_level(logging.WARNING):
-        chief.saver.commit(chief.stage(1), "save", [0, 1])
+        chief.stage(1).publish("save", [0, 1])
     assert "its tensors" in caplog.text
     job.check(1)
 
@@ -481,16 +481,16 @@ def test_who_comes_too_late_changes_nothing_of_a_commit(tmp_path):
     job = Job(tmp_path)
     job.train(2)
     [chief, other] = job.workers
-    captured = other.saver.capture(2, "run-2", None)
-    folder = layout.parts_directory(captured.directory, 1)
+    captured = capture_part(other.saver, 2, "run-2", None)
+    folder = layout.parts_directory(captured.staging, 1)
     os.makedirs(folder)
     with open(os.path.join(folder, "0"), "wb") as under_way:
         under_way.write(b"begun")
-        chief.saver.commit(chief.stage(2), "save", [0])
+        chief.stage(2).publish("save", [0])
         under_way.write(b"and ended")
-    other.saver.write(captured)
+    captured.write()
     job.check(2)
-    assert chief.saver.loader.newest().step == 2
+    assert chief.saver.newest().step == 2
     Job(tmp_path).save(3)  # a start removes what it has left
     assert job.left_over() == []
 
@@ -499,8 +499,8 @@ def test_who_comes_too_late_changes_nothing_of_a_commit(tmp_path):
 
 
 def parts_of(worker, step, **kwargs):
-    staged = worker.saver.stage(step, f"run-{step}", **kwargs)
-    return os.path.isdir(staged.directory + layout.PARTS_SUFFIX)
+    staged = write_part(worker.saver, step, f"run-{step}", **kwargs)
+    return os.path.isdir(staged.staging + layout.PARTS_SUFFIX)
 
 
 def test_a_variable_with_an_open_dimension_is_dealt_out(tmp_path):
@@ -513,7 +513,7 @@ def test_a_variable_with_an_open_dimension_is_dealt_out(tmp_path):
     [chief, other] = job.workers
     staged = [other.stage(1), chief.stage(1)]
     assert all(each.is_dealt for each in staged)
-    assert chief.saver.commit(staged[1], "save", [0, 1]).step == 1
+    assert staged[1].publish("save", [0, 1]).step == 1
     job.check(1)
 
 
@@ -530,7 +530,9 @@ def test_options_are_tensorflows_to_follow(tmp_path):
 
 def test_what_is_written_while_training_goes_on_is_the_chiefs(tmp_path):
     [chief, other] = Job(tmp_path).workers
-    captured = [each.saver.capture(1, "run-1", Permit()) for each in (other, chief)]
+    captured = [
+        capture_part(each.saver, 1, "run-1", Permit()) for each in (other, chief)
+    ]
     assert not any(each.is_dealt for each in captured)
     assert captured[0].tensors == ()  # no copy that nobody needs
 
@@ -563,7 +565,7 @@ def stop_at(tmp_path, victim, index, when="before", error=None):
             done.append(1)
         except (SimulatedCrash, errors.SaveError):
             pass  # its tombstone, or its word, tells the chief
-        chief.saver.commit(chief.stage(2), "save", done)
+        chief.stage(2).publish("save", done)
         is_over = True
     except (SimulatedCrash, errors.SaveError):
         pass
@@ -608,7 +610,7 @@ def test_a_full_disk_anywhere_is_a_clear_error_or_a_commit(tmp_path, victim):
             break
         if victim == 1:
             assert is_over, done
-        step = job.workers[0].saver.loader.newest().step
+        step = job.workers[0].saver.newest().step
         assert step == 2 or not is_over
         job.check(step)
         shutil.rmtree(job.directory)
@@ -684,7 +686,7 @@ def test_a_share_of_a_save_that_failed_goes_with_the_next_save(tmp_path):
     job = Job(tmp_path)
     [chief, other] = job.workers
     job.train(1)
-    chief.saver.discard(chief.stage(1))
+    chief.stage(1).discard()
     other.stage(1)
     assert shares_on_disk(tmp_path)
     job.save(2)
@@ -695,7 +697,7 @@ def test_so_does_the_share_of_who_was_given_up(tmp_path):
     job = Job(tmp_path)
     [chief, other] = job.workers
     job.train(1)
-    chief.saver.commit(chief.stage(1), "save", [0])
+    chief.stage(1).publish("save", [0])
     other.stage(1)
     assert shares_on_disk(tmp_path)
     job.save(2)
@@ -720,5 +722,5 @@ def test_a_save_that_is_given_up_leaves_nothing(tmp_path):
     job = Job(tmp_path)
     job.workers[1].stage(1)
     chief = job.workers[0]
-    chief.saver.discard(chief.stage(1))
+    chief.stage(1).discard()
     assert job.left_over() == []

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.checkpoint.fakes import save
+from tests.checkpoint.fakes import cluster, save, write_part
 from tests.fakes.storage import FaultyFiles, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import pointer
@@ -17,7 +17,7 @@ from tfpreempt.checkpoint.state import StateRegistry
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.checkpoint import writer  # noqa: E402
+from tfpreempt.checkpoint import tensor_contents  # noqa: E402
 
 
 class Job:
@@ -34,7 +34,7 @@ class Job:
             self.manager = tf.train.CheckpointManager(
                 self.checkpoint, self.directory, **manager_args
             )
-        self.saver = writer.make_saver(
+        self.saver = tensor_contents.open_directory(
             self.manager or self.checkpoint,
             self.directory,
             registry=StateRegistry(),
@@ -45,15 +45,15 @@ class Job:
     def save(self, step, *args, **kwargs):
         self.weight.assign([step, step + 0.5])
         self.checkpoint.checkpointed_runs.assign(step)
-        staged = self.saver.stage(
-            step, f"run-{step}-{os.urandom(4).hex()}", *args, **kwargs
+        staged = write_part(
+            self.saver, step, f"run-{step}-{os.urandom(4).hex()}", *args, **kwargs
         )
-        return self.saver.commit(staged, "save", [0])
+        return staged.publish("save", [0])
 
     def restore(self):
-        candidate = self.saver.loader.newest()
+        candidate = self.saver.newest()
         assert candidate is not None
-        self.saver.loader.restore(candidate)
+        self.saver.restore(candidate)
         return candidate, float(self.weight[0])
 
 
@@ -104,13 +104,13 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, form):
     prefix = commit.path + ("/ckpt" if form == "own" else "")
     damage(prefix + ".data-00000-of-00001")
     fresh, problems = Job(tmp_path, form), []
-    candidate = fresh.saver.loader.newest(problems.append)
+    candidate = fresh.saver.newest(problems.append)
     assert candidate.step == 3
     (problem,) = problems
     assert "ckpt" in problem
     assert "data-00000-of-00001" in problem
     assert "crc32c" in problem
-    fresh.saver.loader.restore(candidate)
+    fresh.saver.restore(candidate)
     fresh.save(7)
     assert Job(tmp_path, form).restore()[1] == 7.0
     if form == "manager":
@@ -305,7 +305,7 @@ def test_an_incomplete_foreign_checkpoint_is_passed_over(tmp_path, cut):
         path = data if cut == "data" else tmp_path / "ckpt-2.index"
         path.write_bytes(path.read_bytes()[:-3])
     problems = []
-    candidate = Job(tmp_path, "manager").saver.loader.newest(problems.append)
+    candidate = Job(tmp_path, "manager").saver.newest(problems.append)
     assert candidate.step == 3
     assert "ckpt-2" in problems[0]
 
@@ -328,10 +328,12 @@ def test_another_models_checkpoint_is_refused_before_anything_is_assigned(tmp_pa
     Job(tmp_path).save(3)
     first, second = tf.Variable([9.0, 9.0]), tf.Variable([[1.0]])
     checkpoint = tf.train.Checkpoint(weight=first, extra=second)
-    saver = writer.make_saver(checkpoint, tmp_path, registry=StateRegistry())
-    candidate = saver.loader.newest()
+    saver = tensor_contents.open_directory(
+        checkpoint, tmp_path, registry=StateRegistry()
+    )
+    candidate = saver.newest()
     with pytest.raises(errors.CheckpointMismatchError, match="extra") as caught:
-        saver.loader.restore(candidate)
+        saver.restore(candidate)
     assert "(1, 1)" in str(caught.value)
     assert float(first[0]) == 9.0
 
@@ -342,9 +344,9 @@ def test_another_models_checkpoint_is_refused_before_anything_is_assigned(tmp_pa
 def test_wrong_shapes_and_types_are_named(tmp_path, value, what):
     Job(tmp_path).save(3)
     other = tf.train.Checkpoint(weight=tf.Variable(value))
-    saver = writer.make_saver(other, tmp_path, registry=StateRegistry())
+    saver = tensor_contents.open_directory(other, tmp_path, registry=StateRegistry())
     with pytest.raises(errors.CheckpointMismatchError, match=f"weight: .*{what}"):
-        saver.loader.restore(saver.loader.newest())
+        saver.restore(saver.newest())
 
 
 def test_a_layer_built_later_is_restored_then_or_explained(tmp_path):
@@ -353,19 +355,21 @@ def test_a_layer_built_later_is_restored_then_or_explained(tmp_path):
 
         model = keras.Sequential([keras.layers.Dense(units)])
         checkpoint = tf.train.Checkpoint(model=model)
-        return model, writer.make_saver(checkpoint, tmp_path, registry=StateRegistry())
+        return model, tensor_contents.open_directory(
+            checkpoint, tmp_path, registry=StateRegistry()
+        )
 
     model, saver = job(3)
     model(tf.zeros([1, 2]))
     save(saver, 1)
     later, saver = job(3)
-    saver.loader.restore(saver.loader.newest())
+    saver.restore(saver.newest())
     later(tf.zeros([1, 2]))
     tf.debugging.assert_equal(
         later.layers[0].kernel.value, model.layers[0].kernel.value
     )
     wrong, saver = job(4)
-    saver.loader.restore(saver.loader.newest())
+    saver.restore(saver.newest())
     with pytest.raises(errors.CheckpointMismatchError, match="built after"):
         wrong(tf.zeros([1, 2]))
 
@@ -389,17 +393,17 @@ def test_save_fn_that_returns_none_commits_nothing(tmp_path, caplog):
     job = Job(tmp_path, save_fn=lambda: None)
     assert job.save(3) is None
     assert "save_fn returned None" in caplog.text
-    assert job.saver.loader.newest() is None
+    assert job.saver.newest() is None
     assert os.listdir(tmp_path) == [".tfpreempt-directory"]
 
 
 def test_bad_arguments():
     with pytest.raises(errors.ConfigurationError, match="needs a directory"):
-        writer.make_saver(tf.train.Checkpoint())
+        tensor_contents.open_directory(tf.train.Checkpoint())
     with pytest.raises(errors.ConfigurationError, match="got int"):
-        writer.make_saver(3, "/tmp")
+        tensor_contents.open_directory(3, "/tmp")
     with pytest.raises(errors.ConfigurationError, match="max_to_keep"):
-        writer.make_saver(None, "/tmp", max_to_keep=0)
+        tensor_contents.open_directory(None, "/tmp", max_to_keep=0)
 
 
 def test_named_states_alone(tmp_path):
@@ -407,9 +411,15 @@ def test_named_states_alone(tmp_path):
 
     registry = StateRegistry()
     words = Words("words", "hello", registry=registry)
-    saver = writer.make_saver(None, tmp_path, registry=registry)
+    saver = tensor_contents.open_directory(None, tmp_path, registry=registry)
     save(saver, 4)
     words.text = ""
-    assert saver.loader.restore(saver.loader.newest()).step == 4
+    assert saver.restore(saver.newest()).step == 4
     assert words.text == "hello"
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_save_fn_may_need_the_peers_but_a_lone_worker_has_none(tmp_path, world):
+    job = Job(tmp_path, save_fn=lambda: None, cluster=cluster(0, world))
+    assert job.saver.contents.needs_peers() == (world > 1)

@@ -9,7 +9,7 @@ import resource
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, cluster, make_saver, save
+from tests.checkpoint.fakes import OwnContents, cluster, open_directory, save
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
 from tfpreempt.storage.files import LocalFiles
@@ -21,7 +21,7 @@ import keras  # noqa: E402
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib  # noqa: E402
 
 from tests.checkpoint.test_writer import Job  # noqa: E402
-from tfpreempt.checkpoint import reader, writer  # noqa: E402
+from tfpreempt.checkpoint import reader, tensor_contents  # noqa: E402
 
 
 class FullDisk(LocalFiles):
@@ -70,7 +70,7 @@ def test_a_chief_that_cannot_write_still_takes_part_in_the_collective_read(
     with pytest.raises(errors.SaveError, match="disk is full"):
         job.save(1)
     assert len(gathered) == 1
-    job.saver._files.at = None
+    job.saver.files.at = None
     job.save(2)
     assert len(gathered) == 2
     assert Job(tmp_path, form).restore()[1] == 2.0
@@ -126,7 +126,7 @@ def test_a_managers_url_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), "ram://run", 2)
     with pytest.raises(errors.ConfigurationError, match="'ram://run'"):
-        writer.make_saver(manager)
+        tensor_contents.open_directory(manager)
     assert os.listdir(tmp_path) == []
 
 
@@ -138,7 +138,7 @@ def test_a_save_fn_that_wrote_nothing_is_an_error(tmp_path, name):
     with pytest.raises(errors.SaveError, match="nothing to commit") as caught:
         job.save(3)
     assert repr(path) in str(caught.value)
-    assert job.saver.loader.newest() is None
+    assert job.saver.newest() is None
 
 
 def test_a_save_fn_may_write_a_single_file(tmp_path):
@@ -148,7 +148,7 @@ def test_a_save_fn_may_write_a_single_file(tmp_path):
 
     Job(tmp_path, save_fn=save_fn).save(3)
     Job(tmp_path, save_fn=save_fn).save(4)  # its tidying leaves the file's sidecar
-    candidate = Job(tmp_path, save_fn=save_fn).saver.loader.newest()
+    candidate = Job(tmp_path, save_fn=save_fn).saver.newest()
     assert candidate.step == 4
     assert next(file.name for file in candidate.manifest.files) == "model.keras"
 
@@ -173,7 +173,7 @@ def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, form):
     name = {"max_to_keep": 2, "checkpoint_name": "ckpt[1]"}
     with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
         Job(tmp_path / "run", "manager", manager_args=name)
-    save(make_saver(tmp_path / "lr=[1,2]"), 1)  # States alone need no TensorFlow
+    save(open_directory(tmp_path / "lr=[1,2]"), 1)  # States alone need no TensorFlow
 
 
 def test_too_many_open_files_are_no_full_disk(tmp_path):
@@ -192,7 +192,7 @@ def test_too_many_open_files_are_no_full_disk(tmp_path):
             super().make_dirs(path)
             take_all()
 
-    job.saver._files = Greedy()
+    job.saver.files = Greedy()
     try:
         with pytest.raises(errors.SaveError, match="ulimit -n") as caught:
             job.save(1)
@@ -209,9 +209,9 @@ def test_too_many_open_files_are_no_full_disk(tmp_path):
 def test_an_index_that_tensorflow_cannot_read_is_passed_over(tmp_path, caplog):
     """Its bytes are what the manifest says. It is tried before anything is assigned."""
     Job(tmp_path).save(3)
-    save(make_saver(tmp_path, OwnPayload()), 4)
+    save(open_directory(tmp_path, OwnContents()), 4)
     job = Job(tmp_path)
-    candidate = job.saver.loader.newest()
+    candidate = job.saver.newest()
     assert candidate.step == 3
     assert "TensorFlow cannot read" in caplog.text
     assert float(job.weight[0]) == 0.0
@@ -227,7 +227,7 @@ def test_what_the_model_no_longer_has_is_named(tmp_path, caplog):
     assert fresh.restore()[1] == 3.0
     assert "nothing here has" not in caplog.text  # yet: a first step may make them
     for _ in range(2):
-        fresh.saver.loader.payload.warn_of_left()
+        fresh.saver.contents.warn_of_unrestored()
     (record,) = [r for r in caplog.records if "nothing here has" in r.getMessage()]
     text = record.getMessage()
     assert "(30): " in text
@@ -239,8 +239,8 @@ def test_a_checkpoint_that_fits_warns_of_nothing(tmp_path, caplog):
     Job(tmp_path).save(3)
     weight = tf.Variable([0.0, 0.0])
     other = tf.train.Checkpoint(weight=weight)  # without our counter
-    saver = writer.make_saver(other, tmp_path)
-    saver.loader.restore(saver.loader.newest())
+    saver = tensor_contents.open_directory(other, tmp_path)
+    saver.restore(saver.newest())
     assert float(weight[0]) == 3.0
     assert [r for r in caplog.records if r.levelname == "WARNING"] == []
 
@@ -259,7 +259,7 @@ def test_slots_that_an_optimizer_has_not_made_yet_are_no_surprise(tmp_path, capl
     assert any(".OPTIMIZER_SLOT" in name for name in names)
     restored = job()
     restored.restore()
-    restored.saver.loader.payload.warn_of_left()
+    restored.saver.contents.warn_of_unrestored()
     assert "nothing here has" not in caplog.text
 
 
@@ -274,11 +274,11 @@ def test_what_the_first_step_makes_is_no_surprise(tmp_path, caplog):
     first.save(3)
     restored = job()
     restored.restore()
-    assert "optimizer/_variables/2" in restored.saver.loader.payload.left()
+    assert "optimizer/_variables/2" in restored.saver.contents.unrestored_variables()
     restored.checkpoint.optimizer.apply([tf.ones([2])], [restored.weight])
-    assert restored.saver.loader.payload.left() == []
-    restored.saver.loader.payload.warn_of_left()
-    assert restored.saver.loader.payload.left() == ()
+    assert restored.saver.contents.unrestored_variables() == []
+    restored.saver.contents.warn_of_unrestored()
+    assert restored.saver.contents.unrestored_variables() == ()
     assert "nothing here has" not in caplog.text
 
 
@@ -295,11 +295,11 @@ def test_a_file_of_tensorflow_1_is_restored_whole(tmp_path):
 
 def test_a_commit_of_states_alone_does_not_stand_for_weights(tmp_path, caplog):
     Job(tmp_path).save(3)
-    save(make_saver(tmp_path), 4)
+    save(open_directory(tmp_path), 4)
     candidate, value = Job(tmp_path).restore()
     assert (candidate.step, value) == (3, 3.0)
     assert "only named States" in caplog.text
-    assert Job(tmp_path, save_fn=lambda: None).saver.loader.newest().step == 4
+    assert Job(tmp_path, save_fn=lambda: None).saver.newest().step == 4
 
 
 # --- dataset iterators ---------------------------------------------------------------

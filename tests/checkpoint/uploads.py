@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.remote import upload
 
@@ -32,7 +32,7 @@ class Gate:
 
 def commit(directory, step):
     """A commit of three files and a State-less manifest; as the catalog lists it."""
-    save(make_saver(directory, OwnPayload(), max_to_keep=None), step)
+    save(open_directory(directory, OwnContents(), max_to_keep=None), step)
     return newest(directory)
 
 

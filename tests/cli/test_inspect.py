@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, Words, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatContents,
+    OwnContents,
+    Words,
+    open_directory,
+    save,
+    write_part,
+)
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.state import StateRegistry
@@ -61,8 +68,8 @@ def run(tmp_path: Path) -> Path:
         Words("rng", "1234", per_worker=True, registry=registry),
     ]
     directory = tmp_path / "run"
-    saver = make_saver(
-        directory, OwnPayload(), registry=registry, max_to_keep=None, world=2
+    saver = open_directory(
+        directory, OwnContents(), registry=registry, max_to_keep=None, world=2
     )
     for step in (20, 30, 10):
         save(saver, step)
@@ -154,8 +161,8 @@ def test_sizes_are_checked_and_bytes_on_demand(run: Path) -> None:
 
 
 def test_saves_under_way_or_dead_are_not_committed(run: Path) -> None:
-    saver = make_saver(run, OwnPayload())
-    saver.stage(40, "attempt-7")
+    saver = open_directory(run, OwnContents())
+    write_part(saver, 40, "attempt-7")
     parts = run / ".tfpreempt-staging" / "attempt-7.parts" / "0001"
     parts.mkdir(parents=True)
     (parts / "0").write_bytes(bytes(1000))
@@ -192,7 +199,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 def flat_run(tmp_path: Path) -> Path:
     directory = tmp_path / "flat"
     directory.mkdir()
-    save(make_saver(directory, FlatPayload(str(directory))), 1)
+    save(open_directory(directory, FlatContents(str(directory))), 1)
     return directory
 
 
@@ -208,7 +215,7 @@ def test_a_half_written_flat_save(flat_run: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        save(make_saver(flat_run, FlatPayload(str(flat_run), die)), 2)
+        save(open_directory(flat_run, FlatContents(str(flat_run), die)), 2)
     (flat_run / "ckpt-2.index").write_bytes(b"torn")
     states = {name: state for name, state, _ in summary(flat_run)}
     assert states["ckpt-1"] == "committed"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.test_inspect import inspect, summary
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    saver = make_saver(tmp_path / "run", OwnPayload(), max_to_keep=None)
+    saver = open_directory(tmp_path / "run", OwnContents(), max_to_keep=None)
     for step in (20, 30, 10):
         save(saver, step)
     return tmp_path / "run"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.conftest import Run, is_alive, wait_until
 from tfpreempt.cli.signals import NOTICES
 
@@ -279,7 +279,7 @@ def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
 
 @pytest.mark.parametrize("code", [143, 1])
 def test_a_newer_commit_is_progress(supervised: Run, code: int) -> None:
-    saver = make_saver(str(supervised.directory / "made"), OwnPayload())
+    saver = open_directory(str(supervised.directory / "made"), OwnContents())
     for step in (1, 2):
         save(saver, step)
     program = f"""

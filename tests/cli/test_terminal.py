@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.report.scripted import a_run
 from tests.cli.test_notify import Start, records, start  # noqa: F401  (a fixture)
 from tfpreempt import cli
@@ -65,7 +65,7 @@ def spoil(path: Path, untouched: tuple[str, ...] = ()) -> None:
 def run(tmp_path: Path) -> Path:
     """A checkpoint directory with commits and a journal; all texts are hostile."""
     directory = tmp_path / NAME
-    saver = make_saver(directory, OwnPayload())
+    saver = open_directory(directory, OwnContents())
     for step in (1, 2):
         save(saver, step)
     (directory / "2" / "COMMITTED").unlink()

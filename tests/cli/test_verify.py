@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.checkpoint.fakes import FlatPayload, OwnPayload, make_saver, save
+from tests.checkpoint.fakes import (
+    FlatContents,
+    OwnContents,
+    open_directory,
+    save,
+    write_part,
+)
 from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
 from tests.fakes.storage import FaultyObjectStore, damage
@@ -41,7 +47,7 @@ def told(*arguments: object) -> tuple[int, list[dict[str, Any]]]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
-    saver = make_saver(directory, OwnPayload(), max_to_keep=None)
+    saver = open_directory(directory, OwnContents(), max_to_keep=None)
     for step in (1, 2):
         save(saver, step)
     return directory
@@ -122,7 +128,7 @@ def test_nothing_committed(tmp_path: Path, run: Path) -> None:
 
 
 def test_flat_and_foreign(tmp_path: Path) -> None:
-    save(make_saver(tmp_path, FlatPayload(str(tmp_path))), 1)
+    save(open_directory(tmp_path, FlatContents(str(tmp_path))), 1)
     assert verify(tmp_path).exit_code == 0
     damage(str(tmp_path / "ckpt-1.data-00000-of-00002"))
     assert verify(tmp_path / "ckpt-1").exit_code == 1
@@ -151,7 +157,7 @@ def test_what_goes_while_the_directory_is_listed_is_left_out(
 def test_a_save_that_is_over_while_the_directory_is_listed_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_saver(run, OwnPayload()).stage(40, "attempt-7")
+    write_part(open_directory(run, OwnContents()), 40, "attempt-7")
     read = catalog.read
 
     def discard_first(entry: catalog.Entry) -> catalog.Entry:

@@ -131,10 +131,10 @@ SIGTERM = Page(
             r"MainThread handler/handler.py ",
         ),
         Station(
-            "This worker's part is staged",
+            "This worker's part is written",
             "The worker writes TensorFlow's files, the named States and its own shard "
             "to a staging directory.",
-            r"MainThread checkpoint/saver.py \w+\.capture$",
+            r"MainThread checkpoint/save.py \w+\.capture$",
         ),
         Station(
             "The commit",
@@ -142,7 +142,7 @@ SIGTERM = Page(
             "computes checksums, writes the manifest, renames the directory, and "
             "writes the marker. The marker makes the directory a checkpoint. Then the "
             "chief announces the commit to all workers.",
-            r"MainThread checkpoint/saver.py \w+\.commit$",
+            r"MainThread checkpoint/save.py \w+\.publish$",
         ),
         Station(
             "The exit",

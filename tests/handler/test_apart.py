@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.holder import Found, this_process
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import LONGEST_GRACE, Patience
 from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.writer import make_saver
+from tfpreempt.checkpoint.tensor_contents import open_directory
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
@@ -53,7 +53,7 @@ def begin(
 ) -> Start:
     """The start of a worker without a checkpoint, as its handler makes it."""
     mirror = Mirror(store, max_to_keep=2) if store and cluster.is_chief else None
-    make = functools.partial(make_saver, None, disk, cluster=cluster, copies=mirror)
+    make = functools.partial(open_directory, None, disk, cluster=cluster, copies=mirror)
     lease = Lease() if cluster.is_chief else None
     return kind(
         make, disk, cluster, store=store, mirror=mirror, lease=lease, in_use=in_use
@@ -189,7 +189,7 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
         parts = [each.stage(1, "1") for each in (chief, other)]
         sent = {name for name in machines.store.list("shards/") if chief.token in name}
         assert sent
-    journal = Journal(chief.saver.directory, 0)
+    journal = Journal(chief.directory, 0)
     chief.begin_copying(journal.record)
     assert chief.wait_for_mirror(LIMIT)
     assert set(machines.store.list("shards/")) == sent

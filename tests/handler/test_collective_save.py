@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.multiprocess.harness import wait_until
-from tfpreempt.checkpoint.payload import Permit, Staged
+from tfpreempt.checkpoint.contents import Permit, Staged
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
@@ -58,9 +58,8 @@ class Member:
         return Staged(
             step=1,
             attempt=name,
-            directory=name,
+            staging=name,
             started_at=0.0,
-            number=1,
             permit=permit,
         )
 
@@ -68,7 +67,7 @@ class Member:
         self.present.append(tuple(workers))
         return Commit(
             step=1,
-            path=staged.directory,
+            path=staged.staging,
             sequence=1,
             world_size=2,
             save_seconds=0.0,

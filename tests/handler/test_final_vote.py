@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.handler.test_session import LIMIT, FakeMember, notify
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.coordination import deadlines
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import LOCAL, Cluster
@@ -43,7 +43,6 @@ class Worker(FakeMember):
     """
 
     is_resumed = is_unconfirmed = is_at_end = False
-    left = ()  # as its commits
     runs = 1
 
     def __init__(self, number: int, store: MemoryStore) -> None:
@@ -395,7 +394,6 @@ def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
     first = FakeMember("first")
     for name in ("is_resumed", "is_unconfirmed", "is_at_end"):
         setattr(first, name, False)
-    first.left = ()  # type: ignore[attr-defined]
     first.error = SaveError("the disk is full")
     first.wait_for_mirror = lambda timeout: True  # type: ignore[attr-defined]
     other.session.open(first)  # type: ignore[arg-type]

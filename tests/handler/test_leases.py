@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checkpoint.fakes import OwnPayload, make_saver, save
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.checkpoint.test_lease import ELSEWHERE
 from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program, wait_until
@@ -113,7 +113,7 @@ def commit_of_another_run(
         patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
         lease = Lease()
         lease.acquire(str(directory))
-        save(make_saver(directory, OwnPayload(), lease=lease), step)
+        save(open_directory(directory, OwnContents(), lease=lease), step)
         lease.release()
 
 

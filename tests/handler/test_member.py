@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.cluster import LOCAL
 from tfpreempt.core.events import Commit
@@ -29,7 +29,7 @@ class Commits:
     def commit(self, staged: Staged, *others: object) -> Commit:
         return Commit(
             step=staged.step,
-            path=staged.directory,
+            path=staged.staging,
             sequence=1,
             world_size=8,
             save_seconds=2.0,
@@ -61,9 +61,8 @@ def test_the_next_save_is_planned_as_one_that_the_chief_makes_alone(
     staged = Staged(
         step=1,
         attempt="save-1",
-        directory="staged",
+        staging="staged",
         started_at=0.0,
-        number=1,
         is_dealt=bool(share),
         share_seconds=share,
     )

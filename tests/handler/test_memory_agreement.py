@@ -44,7 +44,7 @@ def agree(chief: Memory, other: Memory | None) -> list[Start]:
             cluster(worker, 2),
             make_snapshots=lambda directory, memory=memory: memory,  # type: ignore[misc]
         )
-        start._saver = SimpleNamespace(directory="/ckpt")  # type: ignore[assignment]
+        start._built = SimpleNamespace(path="/ckpt")  # type: ignore[assignment]
         starts.append(start)
     starts[0]._snapshots = chief  # type: ignore[assignment]
     threads = [

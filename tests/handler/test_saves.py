@@ -454,11 +454,11 @@ def test_a_save_that_failed_just_before_a_notice_is_tried_again(
 ) -> None:
     handler = program.handler()
     handler.run(program.step)
-    payload = handler._member.commits.saver.loader.payload
-    write, payload.write = payload.write, lambda *args: 1 / 0
+    contents = handler._member.commits.store.contents
+    capture, contents.capture = contents.capture, lambda *args: 1 / 0
     with pytest.raises(ZeroDivisionError):
         handler.save()
-    payload.write = write
+    contents.capture = capture
     program.button.press()
     handler.run(program.step)
     assert [r["because"] for r in program.events("commit")] == ["preemption"]
@@ -474,7 +474,7 @@ def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
     handler.run(program.step)
     handler.save()
     handler.run(program.step)
-    handler._member.commits.saver.loader.payload.write = fail
+    handler._member.commits.store.contents.capture = fail
     program.button.press()
     handler.run(program.step)
     assert program.exits == 1

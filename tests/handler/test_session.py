@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import pytest
 
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.state import REGISTRY, State
 from tfpreempt.coordination.memory import MemoryStore
@@ -59,6 +59,7 @@ class FakeMember:
     runs = 0
     snapshots = None
     left_at: int | None = None
+    unrestored_variables: tuple[str, ...] = ()
     cluster = LOCAL
 
     def __init__(self, token: str = "token") -> None:
@@ -74,7 +75,11 @@ class FakeMember:
         return self
 
     @property
-    def saver(self) -> FakeMember:
+    def store(self) -> FakeMember:
+        return self
+
+    @property
+    def contents(self) -> FakeMember:
         return self
 
     @property
@@ -91,9 +96,7 @@ class FakeMember:
         if self.error is not None:
             raise self.error
         self.calls.append(f"stage {name}")
-        return Staged(
-            step=self.step, attempt=name, directory=name, started_at=0.0, number=1
-        )
+        return Staged(step=self.step, attempt=name, staging=name, started_at=0.0)
 
     def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
         self.calls.append(f"commit {because} {list(workers)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.fakes import OwnPayload, Words, cluster, content, make_saver
+from tests.checkpoint.fakes import OwnContents, Words, cluster, content, open_directory
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
@@ -18,15 +18,15 @@ ROOM = 1 << 40
 
 def snapshots(
     directory: Path, text: str = "", files: FaultyFiles | None = None
-) -> tuple[Snapshots, OwnPayload, Words]:
+) -> tuple[Snapshots, OwnContents, Words]:
     """Those of worker 1 of 2, and what they are made of."""
-    registry, payload = StateRegistry(), OwnPayload()
+    registry, contents = StateRegistry(), OwnContents()
     word = Words("word", text, per_worker=True, registry=registry)
-    saver = make_saver(directory, payload, registry=registry, files=files, worker=1)
-    loader = saver.loader
-    loader.cluster = dataclasses.replace(cluster(1, 2), saves_all=True)
-    saver.__post_init__()
-    return Snapshots(saver, ROOM), payload, word
+    opened = open_directory(
+        directory, contents, registry=registry, files=files, worker=1
+    )
+    opened.cluster = dataclasses.replace(cluster(1, 2), saves_all=True)
+    return Snapshots(opened, ROOM), contents, word
 
 
 def take(made: Snapshots, step: int) -> None:
@@ -38,7 +38,7 @@ def take(made: Snapshots, step: int) -> None:
 def take_third(directory: Path, files: FaultyFiles) -> None:
     """The third one over two, with a fault somewhere; on the main thread or not."""
     made, _, _ = snapshots(directory, "3", files)
-    made.saver.start()
+    made.directory.start()
     take(made, 3)
 
 
@@ -48,12 +48,12 @@ def look(directory: Path) -> list[int]:
     Raises:
         AssertionError: what is offered is not whole.
     """
-    made, payload, word = snapshots(directory)
+    made, contents, word = snapshots(directory)
     found = made.find()
     assert made.lacks([attempt_of(each) for each in found]) == []
     for each in found:
-        made.saver.loader.restore(each)
-        assert payload.restored_from == content(each.step)
+        made.directory.restore(each)
+        assert contents.restored_from == content(each.step)
         assert word.text == str(each.step)
     return [each.step or 0 for each in found]
 
@@ -63,7 +63,7 @@ def base(tmp_path: Path) -> Path:
     directory = tmp_path / "base"
     for step in (1, 2):
         made, _, _ = snapshots(directory, str(step))
-        made.saver.start()
+        made.directory.start()
         take(made, step)
     assert look(directory) == [2, 1]
     return directory
@@ -99,7 +99,7 @@ def test_after_a_kill_anywhere_the_newest_whole_one_is_there(
         seen.add(found[0])
         # The next start clears up, and what it takes has room.
         made, _, _ = snapshots(directory, "4")
-        made.saver.start()
+        made.directory.start()
         take(made, 4)
         assert look(directory)[0] == 4
         assert len(look(directory)) == KEPT
@@ -112,13 +112,12 @@ def test_two_generations_are_there_at_most(tmp_path: Path, base: Path) -> None:
     """While the third is written the first is gone, and the second whole."""
     made, _, _ = snapshots(base, "3")
     there = []
-    write = made.saver.write
 
-    def spy(captured: object) -> object:
-        there.append(look(base))
-        return write(captured)  # type: ignore[arg-type]
+    class Spy(OwnContents):
+        def write(self, save: object) -> None:
+            there.append(look(base))
 
-    made.saver.write = spy  # type: ignore[method-assign, assignment]
+    made.directory.contents = Spy()
     take(made, 3)
     assert there == [[2]]
     assert look(base) == [3, 2]
@@ -137,6 +136,5 @@ def test_a_damaged_one_is_lacking(base: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_another_number_of_workers_has_none(base: Path) -> None:
     made, _, _ = snapshots(base)
-    loader = made.saver.loader
-    loader.cluster = dataclasses.replace(cluster(1, 3), saves_all=True)
+    made.directory.cluster = dataclasses.replace(cluster(1, 3), saves_all=True)
     assert made.find() == []

@@ -39,7 +39,7 @@ class Worker:
     def __init__(self, number: int, directory: Path) -> None:
         self.directory = directory
         self.snapshots, *self.parts = snapshots(directory, "words")
-        self.snapshots.saver.start()
+        self.snapshots.directory.start()
         self.is_told_to_go = False
         self.is_busy = False
         self.is_armed = self.has_moved = True
@@ -111,7 +111,7 @@ def fail_to_write(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(captured: object) -> object:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(worker.snapshots.saver, "write", write)
+    monkeypatch.setattr(worker.snapshots.directory.contents, "write", write)
 
 
 def test_all_have_the_newest_two(pair: list[Worker]) -> None:
@@ -208,13 +208,13 @@ def test_a_notice_waits_for_no_snapshot(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither for the one before nor for one that was asked for before it came."""
-    released, write = threading.Event(), pair[1].snapshots.saver.write
+    released, write = threading.Event(), pair[1].snapshots.directory.contents.write
 
     def slow(captured: Any) -> Any:
         assert released.wait(20.0)
         return write(captured)
 
-    monkeypatch.setattr(pair[1].snapshots.saver, "write", slow)
+    monkeypatch.setattr(pair[1].snapshots.directory.contents, "write", slow)
     take(pair, 1, wait=False)
     pair[1].is_told_to_go = True
     assert not take(pair, 2, wait=False)  # returns, though the first is not through
@@ -308,7 +308,7 @@ def test_who_takes_none_still_takes_part_in_what_states_do_together(
     full = OSError(errno.ENOSPC, "No space left on device")
     files = FaultyFiles(fail_at=0, error=full) if fails else None
     made, _, _ = snapshots(tmp_path, files=files)
-    registry = made.saver.loader.registry
+    registry = made.directory.registry
     kept: State = Together("together", registry=registry)
     assert isinstance(registry, StateRegistry)
     if not fails:
@@ -326,8 +326,8 @@ def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
     def fail(*args: Any) -> Any:
         raise CollectiveReadError("no memory")
 
-    payload = pair[1].snapshots.saver.loader.payload
-    monkeypatch.setattr(payload, "write" if takes else "take_part", fail)
+    contents = pair[1].snapshots.directory.contents
+    monkeypatch.setattr(contents, "capture" if takes else "take_part", fail)
     if not takes:
         pair[1].snapshots.is_off = True
     with pytest.raises(CollectiveReadError):
@@ -406,8 +406,9 @@ def test_the_first_one_has_a_bound_too(
     if is_known:
         made.expect(7000)
     captured = []
-    capture = made.saver.capture
-    made.saver.capture = lambda *args: captured.append(args) or capture(*args)  # type: ignore[method-assign, func-returns-value]
+    contents = made.directory.contents
+    capture = contents.capture
+    contents.capture = lambda *args: captured.append(args) or capture(*args)  # type: ignore[method-assign, func-returns-value]
     assert not made.capture(1, "start-round-1", {})
     assert made.is_off
     assert len(captured) == (not is_known)

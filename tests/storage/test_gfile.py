@@ -8,13 +8,20 @@ import os
 
 import pytest
 
-from tests.checkpoint.fakes import Words, content, make_saver, names, save
+from tests.checkpoint.fakes import (
+    Words,
+    content,
+    names,
+    open_directory,
+    save,
+    write_part,
+)
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
 from tfpreempt.checkpoint import retention
 from tfpreempt.checkpoint.catalog import Kind
+from tfpreempt.checkpoint.contents import Contents
 from tfpreempt.checkpoint.handle import Checkpoint, latest
-from tfpreempt.checkpoint.payload import Payload
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import files_for
@@ -24,7 +31,7 @@ from tfpreempt.testing.clock import FakeClock
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.checkpoint import writer  # noqa: E402
+from tfpreempt.checkpoint import tensor_contents  # noqa: E402
 from tfpreempt.storage.gfile import GfileFiles  # noqa: E402
 
 _numbers = itertools.count()
@@ -56,17 +63,16 @@ def left(url):
     return sorted(name for name in reading.names(url) if not name.startswith("."))
 
 
-class ObjectPayload(Payload):
+class ObjectContents(Contents):
     """TensorFlow's files, written by gfile."""
 
     def __init__(self):
         self.restored_from = None
 
-    def write(self, save, prepare, *args, **kwargs):
-        written = super().write(save, prepare, *args, **kwargs)
+    def capture(self, save, *args, **kwargs):
+        super().capture(save, *args, **kwargs)
         for name in names("ckpt"):
-            put(os.path.join(save.directory, name), content(save.step))
-        return written
+            put(os.path.join(save.staging, name), content(save.step))
 
     def restore(self, prefix, with_data=True):
         self.restored_from = get(prefix + ".index")
@@ -78,9 +84,9 @@ def make(url, text="", files=None, max_to_keep=1, **kwargs):
         Words("word", text, registry=registry),
         Words("own", text, per_worker=True, registry=registry),
     ]
-    saver = make_saver(
+    saver = open_directory(
         url,
-        ObjectPayload(),
+        ObjectContents(),
         registry=registry,
         files=files,
         max_to_keep=max_to_keep,
@@ -105,9 +111,8 @@ def save_new(url, files):
 def look(url):
     """The step that a restarted run restores, checked to be all of a piece."""
     saver, words = make(url, "nothing")
-    loader = saver.loader
-    restored = loader.restore(loader.newest())
-    assert loader.payload.restored_from == content(restored.step)
+    restored = saver.restore(saver.newest())
+    assert saver.contents.restored_from == content(restored.step)
     assert [word.text for word in words] == [{1: "old", 2: "new"}[restored.step]] * 2
     return restored.step
 
@@ -189,15 +194,15 @@ def test_many_workers_and_those_whose_shard_is_missing(url):
     chief, kept = make(url, "0", world=3)
     others = [make(url, str(i), worker=i, world=3) for i in (1, 2)]
     for other, _ in others:
-        other.stage(4, "run-4")
-    staged = chief.stage(4, "run-4")
-    commit = chief.commit(staged, "preemption", [0, 1])  # 2 did not come in time
-    candidate = chief.loader.newest()
+        write_part(other, 4, "run-4")
+    staged = write_part(chief, 4, "run-4")
+    commit = staged.publish("preemption", [0, 1])  # 2 did not come in time
+    candidate = chief.newest()
     assert candidate.path == commit.path == f"{url}/commit-run-4"
     assert candidate.kind is Kind.OWN
     assert candidate.manifest.workers == (0, 1)
     fresh, words = make(url, "?", worker=1, world=3)
-    fresh.loader.restore(fresh.loader.find(candidate.token))
+    fresh.restore(fresh.find(candidate.token))
     assert [word.text for word in words] == ["0", "1"]
     assert len(kept) == 2
     handle = latest(url)
@@ -206,14 +211,14 @@ def test_many_workers_and_those_whose_shard_is_missing(url):
 
 def test_what_is_discarded_leaves_nothing(url):
     saver, _ = make(url, "old")
-    saver.discard(saver.stage(1, "run-1"))
+    write_part(saver, 1, "run-1").discard()
     assert tree(url) == []
     assert reading.is_dir(url)
 
 
 def test_a_save_that_never_committed_goes_once_nothing_of_it_changes(url):
     """A URL has no lease, so its writer may live. Files in memory are of 1970."""
-    make(url, "old")[0].stage(1, "run-1")
+    write_part(make(url, "old")[0], 1, "run-1")
     staged = set(tree(url))
     assert staged
     for age, stays in ((0.0, True), (retention.QUIET_SECONDS + 1, False)):
@@ -232,7 +237,9 @@ class Job:
     def __init__(self, url):
         self.weight = tf.Variable([0.0, 0.0])
         self.checkpoint = tf.train.Checkpoint(weight=self.weight)
-        self.saver = writer.make_saver(self.checkpoint, url, registry=StateRegistry())
+        self.saver = tensor_contents.open_directory(
+            self.checkpoint, url, registry=StateRegistry()
+        )
         self.saver.start()
 
     def save(self, step):
@@ -240,8 +247,8 @@ class Job:
         return save(self.saver, step)
 
     def restore(self):
-        candidate = self.saver.loader.newest()
-        self.saver.loader.restore(candidate)
+        candidate = self.saver.newest()
+        self.saver.restore(candidate)
         return candidate.step, float(self.weight[0])
 
 
@@ -267,7 +274,7 @@ def test_retention_stock_tensorflow_and_damage(url):
 
     damage(latest + ".data-00000-of-00001")
     fresh, problems = Job(url), []
-    assert fresh.saver.loader.newest(problems.append).step == 5
+    assert fresh.saver.newest(problems.append).step == 5
     assert "crc32c" in problems[0]
     assert fresh.restore() == (5, 5.0)
 
@@ -279,7 +286,7 @@ def test_what_a_manager_saved_there_is_found(url):
     manager.save()
     fresh = Job(url)
     assert fresh.restore() == (None, 7.0)
-    assert fresh.saver.loader.newest().kind is Kind.FOREIGN
+    assert fresh.saver.newest().kind is Kind.FOREIGN
 
 
 def test_a_copied_bucket_is_a_directory(url, tmp_path):
@@ -317,9 +324,9 @@ def test_what_lies_flat_is_refused(url):
     with pytest.raises(
         errors.ConfigurationError, match=r"tf\.train\.Checkpoint itself"
     ):
-        writer.make_saver(manager)
+        tensor_contents.open_directory(manager)
     with pytest.raises(errors.ConfigurationError, match="save_fn"):
-        writer.make_saver(checkpoint, url, save_fn=lambda: None)
+        tensor_contents.open_directory(checkpoint, url, save_fn=lambda: None)
 
 
 def test_a_service_that_does_not_answer_is_no_empty_directory(url, monkeypatch):
@@ -331,7 +338,7 @@ def test_a_service_that_does_not_answer_is_no_empty_directory(url, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(tf.io.gfile, "stat", fail)
         with pytest.raises(errors.CheckpointError, match="try again later"):
-            make(url)[0].loader.newest()
+            make(url)[0].newest()
         with pytest.raises(errors.ConfigurationError, match="check its name, the netw"):
             failure.check_directory(url)
     assert look(url) == 1
@@ -341,7 +348,7 @@ def test_errors_of_tensorflow_are_errors_of_a_disk(url):
     with pytest.raises(OSError, match="rename at once"):
         files_for(url).rename(f"{url}/a", f"{url}/b")
     with pytest.raises(errors.SaveError, match="save step 1"):
-        make("nonsense://there")[0].stage(1, "a")
+        write_part(make("nonsense://there")[0], 1, "a")
 
 
 def test_a_deletion_leaves_the_folder_that_a_put_has_just_made(url):

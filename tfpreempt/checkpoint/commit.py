@@ -33,8 +33,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, fence, layout, pointer, retention
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import checksum, reading
@@ -62,7 +62,7 @@ def publish(
         OSError: before the marker; nothing older was touched.
         SaveError: an asynchronous save was given up; likewise.
     """
-    target = staged.directory
+    target = staged.staging
     contents = {name: os.path.join(target, name) for name in reading.tree(target)}
     prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
     draft = dataclasses.replace(draft, prefix=prefix)
@@ -72,7 +72,7 @@ def publish(
     if os.path.dirname(target) != directory:  # else it has its last name already
         number, sequence = staged.number, draft.sequence
         target = free_target(files, directory, number, sequence)
-        files.rename(staged.directory, target)
+        files.rename(staged.staging, target)
         files.sync_dir(directory)
     mark(files, target, to_json(manifest), manifest.sequence)
     return target, manifest
@@ -114,7 +114,7 @@ def seal(
         save_seconds=max(0.0, clock.monotonic() - staged.started_at),
         metadata={"saved_at": clock.wall(), **draft.metadata},
     )
-    path = os.path.join(staged.directory, layout.MANIFEST)
+    path = os.path.join(staged.staging, layout.MANIFEST)
     write_durably(files, path, to_json(manifest))
     return manifest
 

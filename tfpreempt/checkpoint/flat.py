@@ -27,8 +27,8 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, commit, layout, retention
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.manifest import Manifest, to_json
-from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import reading
@@ -133,7 +133,7 @@ def publish(
         OSError: before the marker.
         SaveError: there are no files.
     """
-    prefix, staging = staged.prefix, staged.directory
+    prefix, staging = staged.prefix, staged.staging
     assert prefix is not None
     base, stem = os.path.split(prefix)
     payload = payload_files(prefix)

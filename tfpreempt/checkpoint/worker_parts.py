@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint import bundle_writer, layout
-from tfpreempt.checkpoint.payload import Staged
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.shares import DenseTensor, Part, Stretch, deal
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, reading
@@ -91,7 +91,7 @@ class WorkerParts:
                 if stretch.tensor.name in self._unlike
             ]
             share = [*share, *_whole(apart), *unlike]
-        folder = layout.parts_directory(save.directory, self.worker)
+        folder = layout.parts_directory(save.staging, self.worker)
         parts = self._write(folder, share, 0)
         if self.worker != 0:
             text = json.dumps(_description(save.step, self.world, shared, parts))
@@ -117,7 +117,7 @@ class WorkerParts:
         found: list[tuple[int, Part]] = []
         missing: list[Stretch] = []
         for worker, share in enumerate(self._deal(shared)[1:], 1):
-            folder = layout.parts_directory(save.directory, worker)
+            folder = layout.parts_directory(save.staging, worker)
             try:
                 if worker in workers:
                     parts = _fitting(folder, share, expected, shared)
@@ -133,7 +133,7 @@ class WorkerParts:
                 )
             missing += [each for each in share if self._wants(each)]
         taken, unlike = self._compare(save.step, found)
-        folder = layout.parts_directory(save.directory, self.worker)
+        folder = layout.parts_directory(save.staging, self.worker)
         return taken + self._write(folder, [*missing, *unlike], len(save.parts))
 
     def _wants(self, stretch: Stretch) -> bool:

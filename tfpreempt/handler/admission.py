@@ -18,7 +18,7 @@ from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import GRACE
 from tfpreempt.checkpoint.remote.chosen_store import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.writer import make_saver
+from tfpreempt.checkpoint.tensor_contents import open_directory
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
@@ -96,7 +96,7 @@ def admit(
     held = (lease, None if mirror is None else mirror.lease)
     leases = [each for each in held if each is not None]
     make = functools.partial(
-        make_saver,
+        open_directory,
         checkpoint,
         checkpoint_dir,
         cluster=cluster,
@@ -164,14 +164,14 @@ def _make_snapshots(
     if memory is None:
         return None
     try:
-        saver = make_saver(
+        directory = open_directory(
             getattr(given, "checkpoint", given),
             directory_for(memory, checkpoint_dir, cluster.worker),
             cluster=dataclasses.replace(cluster, saves_all=True),
             max_to_keep=KEPT,
             is_second=True,
         )
-        saver.start()
+        directory.start()
     except errors.TfpreemptError as error:
         log.warning(
             "tfpreempt: there can be no snapshots, so a death without a notice costs "
@@ -179,7 +179,7 @@ def _make_snapshots(
             error,
         )
         return None
-    return Snapshots(saver, memory.bytes, workers=memory.workers)
+    return Snapshots(directory, memory.bytes, workers=memory.workers)
 
 
 @functools.cache

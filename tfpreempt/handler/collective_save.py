@@ -18,7 +18,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfpreempt.checkpoint.payload import Permit, Staged
+from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.save import Save
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.coordinator import Coordinator
@@ -47,7 +48,7 @@ _LONGEST_FOR_SNAPSHOT = 1.0  # seconds that training stands still for the one be
 _ALL = "all"  # what the chief says of a snapshot that every worker has captured
 _OVER = "over"  # what it says where none are to be taken any more
 
-Stage = Callable[[str], Staged]
+Stage = Callable[[str], Save]
 """Writes a member's part of the save of a name."""
 
 Stages = Mapping[Member, Stage]
@@ -341,7 +342,7 @@ class CollectiveSaves:
         name: str,
         because: str,
         may_miss: set[int],
-        write: Callable[[], Staged],
+        write: Callable[[], Save],
     ) -> Commit | None:
         """Writes this worker's part; the chief goes on to the commit. Any thread.
 
@@ -481,7 +482,7 @@ class RoundSave:
     _began: float = 0.0
     _is_async: bool = False  # nothing is staged in the round itself
     _due: Sequence[Member] = ()
-    _staged: Sequence[tuple[Member, Staged]] = ()
+    _staged: Sequence[tuple[Member, Save]] = ()
     _snapshots: Snapshots | None = None
     _steps: int = 0  # that were made when a snapshot was captured
 

@@ -11,14 +11,15 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, handle
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.manifest import Parent
-from tfpreempt.checkpoint.payload import Permit, Staged
 from tfpreempt.checkpoint.remote.exchange import ShardExchange, clear_others
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.save import Save
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit, Fault, Restored
@@ -35,7 +36,7 @@ class Commits:
     It knows of no agreement: its `Member` says when. Main thread unless said otherwise.
 
     Args:
-        saver: of the directory.
+        store: the checkpoint directory.
         cluster: who the workers are.
         counter: the variable that holds the number of runs; None without a checkpoint.
         candidate: the commit that all workers are to restore; None to start afresh.
@@ -52,7 +53,7 @@ class Commits:
         directory: where they lie.
     """
 
-    saver: CheckpointSaver
+    store: Directory
     cluster: Cluster
     counter: Any
     candidate: Entry | None
@@ -66,15 +67,15 @@ class Commits:
     snapshots: Snapshots | None = None
 
     def __post_init__(self) -> None:
-        self.directory = self.saver.directory
-        self._loader = self.saver.loader
+        self.directory = self.store.path
+        self._restored_from = self.store
         agreed = self.candidate
         if self.tier == "memory" and self.snapshots is not None:
-            self._loader = self.snapshots.saver.loader
+            self._restored_from = self.snapshots.directory
             agreed = None if agreed is None else self.snapshots.keep_states(agreed)
         self._random_at_start = b""
         found = catalog.scan(self.directory)
-        self.saver.check_others(found)
+        self.store.check_others(found)
         highest = catalog.highest_sequence(found)
         if self.tier == "memory" and agreed is not None:
             # Its own number is its rank in memory; here it comes after what there is.
@@ -95,7 +96,7 @@ class Commits:
 
     # --- a save, in two phases -------------------------------------------------------
 
-    def stage(self, step: int, name: str, *args: Any, **kwargs: Any) -> Staged:
+    def stage(self, step: int, name: str, *args: Any, **kwargs: Any) -> Save:
         """Writes this worker's part of a save.
 
         Args:
@@ -104,48 +105,40 @@ class Commits:
             *args: for a manager's `save`, or a save_fn.
             **kwargs: likewise.
         """
-        return self.write(self._capture(step, name, None, *args, **kwargs))
+        return self.write(self.capture(step, name, None, *args, **kwargs))
 
-    def capture(self, step: int, name: str, permit: Permit) -> Staged:
-        """Takes this worker's part of an asynchronous save.
+    def capture(
+        self, step: int, name: str, permit: Permit | None, *args: Any, **kwargs: Any
+    ) -> Save:
+        """Captures this worker's part of a save.
 
         Args:
             step: see `stage`.
             name: see `stage`.
-            permit: of the save.
+            permit: of an asynchronous save.
+            *args: see `stage`.
+            **kwargs: see `stage`.
         """
-        return self._capture(step, name, permit)
-
-    def _capture(
-        self,
-        step: int,
-        name: str,
-        permit: Permit | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Staged:
-        self._count(step)
-        self.warn_of_left()
-        attempt = f"{self.token}-{name}"
-        return self.saver.capture(step, attempt, permit, *args, **kwargs)
-
-    def _count(self, step: int) -> None:
         if self.counter is not None:
             self.counter.assign(step)
+        self.warn_of_unrestored()
+        save = Save(self.store, step, f"{self.token}-{name}", permit)
+        save.capture(*args, **kwargs)
+        return save
 
-    def write(self, captured: Staged) -> Staged:
-        """Writes what was captured; any thread."""
-        staged = self.saver.write(captured)
+    def write(self, save: Save) -> Save:
+        """Writes what was captured, and returns the save; any thread."""
+        save.write()
         if self.exchange is not None:
-            self.exchange.send(staged)
+            self.exchange.send(save)
         is_apart = self.exchange is not None and self.exchange.is_apart
         if not self.cluster.is_chief and not is_apart:
-            self._state_loader.expect(staged.directory)
-        return staged
+            self._state_loader.expect(save.staging)
+        return save
 
     def commit(
         self,
-        staged: Staged,
+        save: Save,
         because: str,
         workers: Sequence[int],
         left: Callable[[], float],
@@ -153,7 +146,7 @@ class Commits:
         """Makes a staged save durable, and has it copied; on the chief, any thread.
 
         Args:
-            staged: the save.
+            save: was written.
             because: written into the manifest.
             workers: whose parts are there.
             left: seconds that a notice leaves.
@@ -163,15 +156,15 @@ class Commits:
         """
         if self.exchange is not None:
             try:
-                workers = self.exchange.collect(staged, workers, because, left)
+                workers = self.exchange.collect(save, workers, because, left)
             except errors.SaveError:
-                self.discard(staged)
+                self.discard(save)
                 raise
         try:
-            commit = self.saver.commit(staged, because, tuple(workers))
+            commit = save.publish(because, tuple(workers))
         finally:
             if self.exchange is not None:
-                self._clear(self.exchange, staged)
+                self._clear(self.exchange, save)
         has_followers = self.mirror is not None or self.snapshots is not None
         if commit is not None and has_followers:
             try:
@@ -194,16 +187,16 @@ class Commits:
         if self.mirror is not None:
             self.mirror.add(made)
 
-    def discard(self, staged: Staged) -> None:
-        """Throws away a staged save; on the chief."""
-        self.saver.discard(staged)
+    def discard(self, save: Save) -> None:
+        """Removes a save that will not be committed; on the chief."""
+        save.discard()
         if self.exchange is not None:
-            self._clear(self.exchange, staged)
+            self._clear(self.exchange, save)
 
-    def _clear(self, exchange: ShardExchange, staged: Staged) -> None:
-        """What came by way of the store for this save is wanted no more."""
+    def _clear(self, exchange: ShardExchange, save: Save) -> None:
+        """Removes the parts of a save that is over from the object store."""
         if self.mirror is not None:
-            self.mirror.task(functools.partial(exchange.clear, staged.attempt))
+            self.mirror.task(functools.partial(exchange.clear, save.attempt))
 
     # --- snapshots -------------------------------------------------------------------
 
@@ -216,7 +209,8 @@ class Commits:
         """
         if self.snapshots is None:
             return False
-        self._count(step)
+        if self.counter is not None:
+            self.counter.assign(step)
         return self.snapshots.capture(step, f"{self.token}-{name}", self._parent)
 
     # --- restore ---------------------------------------------------------------------
@@ -234,42 +228,44 @@ class Commits:
             path=None, step=0, sequence=0, world_size=self.cluster.world
         )
         if self.candidate is not None:
-            restored = self._loader.restore(self.candidate, named_states=named_states)
+            restored = self._restored_from.restore(
+                self.candidate, named_states=named_states
+            )
             if self.counter is not None and self.candidate.prefix is None:
                 self.counter.assign(restored.step)  # saved without the variable
             if self.counter is not None:
                 step = int(self.counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
             if self.tier == "memory":
-                self.saver.loader.payload.restored(self.candidate)
+                self.store.contents.restored(self.candidate)
             restored = dataclasses.replace(restored, tier=self.tier)
-            self._random_at_start = self._loader.random_bytes()
+            self._random_at_start = self._restored_from.random_bytes()
         return dataclasses.replace(restored, skipped=tuple(self.skipped))
 
     @property
-    def left(self) -> Sequence[str]:
-        """Names of variables that were in the commit, and that nothing had."""
-        return self._loader.payload.left()
+    def unrestored_variables(self) -> Sequence[str]:
+        """Names of variables of the restored commit that no object has yet."""
+        return self._restored_from.contents.unrestored_variables()
 
-    def warn_of_left(self) -> None:
-        """Names them, once: the first steps were made, or a save is about to be."""
-        self._loader.payload.warn_of_left()
+    def warn_of_unrestored(self) -> None:
+        """Warns of the unrestored variables, once."""
+        self._restored_from.contents.warn_of_unrestored()
 
     def load_states(self) -> None:
         """Loads the named States of the agreed commit, ahead of `restore`."""
         if self.candidate is not None and self.candidate.manifest is not None:
-            self._loader.load_named_states(self.candidate)
+            self._restored_from.load_named_states(self.candidate)
 
     def load_random_state(self) -> None:
         """Sets this worker's random generators to those of the agreed commit."""
         if self.candidate is not None:
-            self._loader.load_random_state(self.candidate)
+            self._restored_from.load_random_state(self.candidate)
 
     def warn_of_late_random_state(self) -> None:
         """A first boundary after the first step finds the generators moved on."""
         if self.candidate is None:
             return
-        if self._loader.random_bytes() != self._random_at_start:
+        if self._restored_from.random_bytes() != self._random_at_start:
             log.warning(
                 "tfpreempt: random numbers were drawn after the restart and before the "
                 "first save_checkpoint_if_preempted(); the generators are set back to "
@@ -295,13 +291,13 @@ class Commits:
             ConfigurationError: it is not ours to delete.
             CheckpointError: the disk or the store.
         """
-        entry = self.saver.commit_of(checkpoint.path)
+        entry = self.store.commit_of(checkpoint.path)
         if entry is not None and entry.kind is catalog.Kind.FLAT:
             raise errors.ConfigurationError(
                 f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
                 "says what goes, or to a save_fn; delete it by their own means"
             )
-        is_known = entry is not None or self.saver.may_hold(checkpoint.path)
+        is_known = entry is not None or self.store.may_hold(checkpoint.path)
         if self.mirror is not None:
             is_known = self.mirror.delete(checkpoint.path, entry) or is_known
         if not is_known:
@@ -317,7 +313,7 @@ class Commits:
                 checkpoint,
             )
         else:
-            self.saver.delete(entry)
+            self.store.delete(entry)
 
     # --- the copy --------------------------------------------------------------------
 

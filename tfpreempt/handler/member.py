@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.checkpoint.payload import Permit, Staged
+from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.save import Save
 from tfpreempt.checkpoint.unfinished_caches import clear_interrupted, written_caches
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.clock import SystemClock, process_seconds
@@ -128,7 +129,7 @@ class Member:
     @property
     def saves_async(self) -> bool:
         """Whether its periodic saves are asynchronous."""
-        return self.async_save and self.commits.saver.can_be_async
+        return self.async_save and self.commits.store.contents.can_be_async
 
     # --- the start -------------------------------------------------------------------
 
@@ -247,7 +248,7 @@ class Member:
 
     # --- a save ----------------------------------------------------------------------
 
-    def stage(self, name: str, *args: Any, **kwargs: Any) -> Staged:
+    def stage(self, name: str, *args: Any, **kwargs: Any) -> Save:
         """Writes this worker's part of a save.
 
         Args:
@@ -258,7 +259,7 @@ class Member:
         self._begin_save()
         return self.commits.stage(self.step, name, *args, **kwargs)
 
-    def capture(self, name: str, permit: Permit) -> Staged:
+    def capture(self, name: str, permit: Permit) -> Save:
         """Takes this worker's part of an asynchronous save.
 
         Args:
@@ -285,18 +286,16 @@ class Member:
         self.saved_at = self.runs
         self.is_resumed = False
 
-    def commit(
-        self, staged: Staged, because: str, workers: Sequence[int]
-    ) -> Commit | None:
+    def commit(self, save: Save, because: str, workers: Sequence[int]) -> Commit | None:
         """Makes it durable, and records it; on the chief, any thread.
 
         Args:
-            staged: what was staged.
+            save: was written.
             because: "preemption", or why else.
             workers: whose parts are there.
         """
         deadlines = self.deadlines
-        commit = self.commits.commit(staged, because, workers, lambda: deadlines.left)
+        commit = self.commits.commit(save, because, workers, lambda: deadlines.left)
         if commit is None:
             return None
         commit = dataclasses.replace(
@@ -307,9 +306,9 @@ class Member:
             step_seconds=deadlines.step_seconds() or None,
         )
         took = commit.save_seconds
-        if staged.is_async:  # takes longer, as training goes on beside it
+        if save.is_async:  # takes longer, as training goes on beside it
             took = min(took, deadlines.save_seconds or took)
-        deadlines.save_seconds = deadlines.planned(took, staged.share_seconds)
+        deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)
         log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
         return commit

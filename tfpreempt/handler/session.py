@@ -323,12 +323,12 @@ class Session:
         if member.runs < _TRACED:
             self.activity.traces = self.gate.started
         if member.runs == 1:
-            member.commits.saver.try_states()  # all is there: a step was made
+            member.commits.store.try_states()  # all is there: a step was made
             member.record(FirstStep(step=member.step))
             member.record_caches()
             self.timer.begin(self.gate.started)
         elif member.runs == 3:
-            member.commits.warn_of_left()  # steps may take turns, as a GAN's
+            member.commits.warn_of_unrestored()  # steps may take turns, as a GAN's
             self._warn_of_long_steps(member)
 
     def _warn_of_long_steps(self, member: Member) -> None:
@@ -417,7 +417,7 @@ class Session:
     ) -> ev.Verdict | None:
         """Stands at a boundary until the verdict on it; None after the limit."""
         c = self.coordinator
-        need_peers = [m.commits.saver.needs_peers() for m in self.members]
+        need_peers = [m.commits.store.contents.needs_peers() for m in self.members]
         saves_alone = True not in need_peers
         c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
         save = RoundSave(self.members, c, self.saves, self._clock)

@@ -25,9 +25,11 @@ from collections.abc import Callable, Collection
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.manifest import Manifest, Parent
-from tfpreempt.checkpoint.payload import Permit, Staged
-from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.save import Save
+from tfpreempt.checkpoint.state import sync_states
 from tfpreempt.core.memory import LentMemory, available_bytes
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.storage import reading
@@ -80,7 +82,7 @@ class Snapshots:
     Main thread, unless said otherwise.
 
     Args:
-        saver: saves in that memory, as the chief of it.
+        directory: the directory in that memory, of which this worker is the chief.
         limit: bytes that may be taken there, the copies that are made for it included.
         workers: how many of this machine take snapshots, at the same time.
         available: says how many bytes of memory can be had.
@@ -97,7 +99,7 @@ class Snapshots:
         rounds: rounds of the agreement whose keys are to be deleted.
     """
 
-    saver: CheckpointSaver
+    directory: Directory
     limit: int
     workers: int = 1
     available: Callable[[], int] = available_bytes
@@ -112,7 +114,7 @@ class Snapshots:
     _latest: str = ""  # the one that all have captured; "" after a round with a no
     _whole: str = ""  # the newest that this worker has made
     _why: str = ""  # the newest failure
-    _captured: tuple[Staged, Permit, Parent] | None = None
+    _captured: tuple[Save, Permit, Parent] | None = None
     _under_way: AsyncSave | None = None
 
     # --- the start -------------------------------------------------------------------
@@ -122,7 +124,7 @@ class Snapshots:
 
         What cannot be read is none: there is the disk.
         """
-        world = self.saver.loader.cluster.world
+        world = self.directory.cluster.world
         return [
             each
             for each in self._scan()
@@ -135,7 +137,7 @@ class Snapshots:
 
     def _scan(self) -> list[Entry]:
         try:
-            return catalog.scan(self.saver.directory)
+            return catalog.scan(self.directory.path)
         except OSError as error:
             log.warning(
                 "tfpreempt: snapshots cannot be read, so none is used: %s", error
@@ -156,7 +158,7 @@ class Snapshots:
             if attempt_of(each) not in missing:
                 continue
             try:
-                self.saver.loader.check(each)
+                self.directory.check(each)
                 missing.remove(attempt_of(each))
             except errors.CheckpointError as error:
                 _tell_of_damage(str(error))
@@ -168,7 +170,7 @@ class Snapshots:
         A program may ask for one of them at any time; they are small, or the program
         has them anyway. Their files get a second name.
         """
-        folder = os.path.join(self.saver.directory, _STATES)
+        folder = os.path.join(self.directory.path, _STATES)
         manifest = restored.manifest
         try:
             if reading.is_dir(folder):
@@ -215,7 +217,8 @@ class Snapshots:
             return False
         permit = Permit()
         try:
-            captured = self.saver.capture(step, attempt, permit)
+            captured = Save(self.directory, step, attempt, permit)
+            captured.capture()
         except errors.CollectiveReadError:
             raise
         except Exception as error:  # noqa: BLE001 - of a State, say; training goes on
@@ -230,7 +233,10 @@ class Snapshots:
 
     def take_part(self) -> None:
         """Does what others need of this worker for theirs, and captures nothing."""
-        self.saver.take_part()
+        try:
+            self.directory.contents.take_part()
+        finally:
+            sync_states(self.directory.registry.in_order())
 
     def discard(self) -> None:
         """One worker has said no: none writes this one, and all may take the next."""
@@ -240,7 +246,7 @@ class Snapshots:
     def _throw_away(self) -> None:
         if self._captured is not None:
             captured, self._captured = self._captured[0], None
-            self.saver.discard(captured)
+            captured.discard()
 
     def go_on(
         self,
@@ -277,18 +283,18 @@ class Snapshots:
                 captured.attempt, permit, complete, self._failed
             )
         except RuntimeError as error:  # no thread can be started
-            self.saver.discard(captured)
+            captured.discard()
             self._failed(error)
             return
         self.is_dropped = False
         self.taken = Taken(arrived=arrived, left=left, steps=steps, intervals=intervals)
 
-    def _complete(self, captured: Staged, parent: Parent) -> None:
+    def _complete(self, captured: Save, parent: Parent) -> None:
         """Writes it and marks it; on a thread of its own."""
         self._drop_older()
-        staged = self.saver.write(captured)
-        worker = self.saver.loader.cluster.worker
-        commit = self.saver.commit(staged, BECAUSE, (worker,), parent)
+        captured.write()
+        worker = self.directory.cluster.worker
+        commit = captured.publish(BECAUSE, (worker,), parent)
         if commit is not None:
             self._bytes, self._whole = commit.bytes, captured.attempt
 
@@ -298,12 +304,12 @@ class Snapshots:
         kept = [each for each in found if attempt_of(each) == self.agreed] or found[:1]
         for entry in found:
             if entry not in kept:
-                retention.delete(self.saver.loader.files, entry)
+                retention.delete(self.directory.files, entry)
 
     def _drop_all(self) -> None:
         try:
             for entry in self.find():
-                retention.delete(self.saver.loader.files, entry)
+                retention.delete(self.directory.files, entry)
         except (OSError, errors.CheckpointError) as error:
             log.info("tfpreempt: snapshots could not be removed: %s", error)
 
@@ -315,7 +321,7 @@ class Snapshots:
 
     def expect_as_in(self, manifest: Manifest) -> None:
         """One takes as much as there is of this worker in a commit; any thread."""
-        mine = layout.worker_name(self.saver.loader.cluster.worker) + "/"
+        mine = layout.worker_name(self.directory.cluster.worker) + "/"
         sizes = [
             file.size
             for file in manifest.files
@@ -326,7 +332,7 @@ class Snapshots:
     def _has_room(self) -> bool:
         """Whether another one may be taken, as things are now."""
         if not self._whole:
-            self.expect(self.saver.held_bytes())
+            self.expect(self.directory.contents.held_bytes())
         if self._is_too_large():
             return False
         added = self._bytes if self._whole else 2 * self._bytes  # the copy is there
@@ -349,7 +355,7 @@ class Snapshots:
         """What lies there for other directories goes first: they are not trained in."""
         needed = COPIES * self._bytes
         if needed <= self.limit:
-            beside = _of_other_directories(self.saver.directory)
+            beside = _of_other_directories(self.directory.path)
             if needed + sum(map(_bytes_in, beside)) > self.limit:
                 for each in beside:
                     shutil.rmtree(each, ignore_errors=True)
@@ -386,7 +392,7 @@ class Snapshots:
         )
         self.give_up()
         self.wait(_PATIENCE_SECONDS)
-        self.saver.free_copies()
+        self.directory.contents.free_copies()
         self._drop_all()
 
     # --- the end of one --------------------------------------------------------------
@@ -422,7 +428,7 @@ class Snapshots:
         self.is_off = True
         self.give_up()
         self.wait()
-        self.saver.free_copies()
+        self.directory.contents.free_copies()
 
     def clear(self) -> None:
         """What was taken is worth nothing any more."""
@@ -430,7 +436,7 @@ class Snapshots:
         self.wait()
         self._drop_all()
         try:
-            states = os.path.join(self.saver.directory, _STATES)
+            states = os.path.join(self.directory.path, _STATES)
             if reading.is_dir(states):
                 shutil.rmtree(states)
         except OSError as error:
@@ -442,10 +448,10 @@ def _tell_of_damage(problem: str) -> None:
     log.warning("tfpreempt: %s; this snapshot is passed over", text)
 
 
-def _size(captured: Staged) -> int:
+def _size(captured: Save) -> int:
     """Bytes of what was captured: written already, or to be written."""
     tensors = sum(each.data.nbytes for each in captured.tensors)
-    return tensors + _bytes_in(captured.directory)
+    return tensors + _bytes_in(captured.staging)
 
 
 def _bytes_in(directory: str) -> int:

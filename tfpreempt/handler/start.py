@@ -13,6 +13,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.directory_identity import read_token
 from tfpreempt.checkpoint.fence import PACE, is_leased_by
 from tfpreempt.checkpoint.lease import Lease
@@ -21,7 +22,6 @@ from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.exchange import ShardExchange
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.upload import Upload
-from tfpreempt.checkpoint.saver import CheckpointSaver
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
@@ -46,10 +46,10 @@ DISAGREES = "WorkersDisagreeError: "
 
 @dataclasses.dataclass(eq=False)
 class Start:
-    """Builds this worker's saver and finds the commit that all will restore.
+    """Opens this worker's directory and finds the commit that all will restore.
 
     Args:
-        make: builds this worker's saver; `chief_directory` names the directory, where
+        make: opens this worker's directory; `chief_directory` names it, where
             it is not this worker's own, and `is_shared` says whether all see it.
         own: this worker's directory, as the user gave it.
         cluster: who the workers are.
@@ -63,7 +63,7 @@ class Start:
             can have none.
     """
 
-    make: Callable[..., CheckpointSaver]
+    make: Callable[..., Directory]
     own: str | os.PathLike[str] | None
     cluster: Cluster
     counter: Any = None
@@ -73,7 +73,7 @@ class Start:
     lease: Lease | None = None
     in_use: Sequence[str] = ()
     make_snapshots: Callable[[str], Snapshots | None] = lambda directory: None
-    _saver: CheckpointSaver | None = None
+    _built: Directory | None = None
     _candidate: Entry | None = None
     _tier: str = "disk"
     _damaged: str = ""  # on the chief: why nothing on the disk can be restored
@@ -130,12 +130,12 @@ class Start:
                 self.mirror.release()
             raise
         exchange = None
-        assert self._saver is not None  # both ways to the plan have built it
+        assert self._built is not None  # both ways to the plan have built it
         if self.store is not None and self._apart:
-            worker, files = self.cluster.worker, files_for(self._saver.directory)
+            worker, files = self.cluster.worker, files_for(self._built.path)
             exchange = ShardExchange(self.store, worker, self._apart, files)
         return Commits(
-            self._saver,
+            self._built,
             self.cluster,
             self.counter,
             candidate=self._candidate,
@@ -169,7 +169,7 @@ class Start:
         return plan
 
     def _place(self) -> rendezvous.Plan:
-        return self._leased(self._build(None).directory)
+        return self._leased(self._build(None).path)
 
     def _leased(self, directory: str) -> rendezvous.Plan:
         """The directory, and the lease by which other workers know it again."""
@@ -184,7 +184,7 @@ class Start:
         self._build(None)  # its own is to be a directory that can work
         return APART
 
-    def _build(self, directory: str | None) -> CheckpointSaver:
+    def _build(self, directory: str | None) -> Directory:
         mine = directory or self.own
         mine = paths.absolute(mine) if mine else ""
         for other in self.in_use:
@@ -195,25 +195,25 @@ class Start:
                     "another's. Close that one first (its close(), or the end of its "
                     "`with` block), or give each a directory of its own"
                 )
-        self._saver = self.make(chief_directory=directory, is_shared=not self._apart)
+        self._built = self.make(chief_directory=directory, is_shared=not self._apart)
         if self.lease is not None:
-            self.lease.acquire(self._saver.directory)
-        return self._saver
+            self.lease.acquire(self._built.path)
+        return self._built
 
     def _propose(self) -> rendezvous.Plan:
-        saver = self._build(None)
-        saver.check_nothing_came()
-        saver.start()
+        opened = self._build(None)
+        opened.check_nothing_came()
+        opened.start()
         if self.restore:
-            self._find_newest(saver)
+            self._find_newest(opened)
             if self._apart and self.store is not None:
                 self._bring_before_all(self.store)
         elif self.mirror is not None:
             self.mirror.look()
-        offered = self._offered(saver.directory)
+        offered = self._offered(opened.path)
         if self._damaged and not offered:
             raise errors.CheckpointDamagedError(self._damaged)
-        plan = self._leased(saver.directory)
+        plan = self._leased(opened.path)
         return plan | {
             "checkpoint": self._candidate.token if self._candidate else None,
             "world": self.cluster.world,
@@ -251,8 +251,8 @@ class Start:
         """
 
         def missing(plan: rendezvous.Plan) -> str | None:
-            if not self.cluster.is_chief and self._saver is not None:
-                self._snapshots = self.make_snapshots(self._saver.directory)
+            if not self.cluster.is_chief and self._built is not None:
+                self._snapshots = self.make_snapshots(self._built.path)
             if self._snapshots is None:
                 return NO_MEMORY
             return "\n".join(self._snapshots.lacks(plan["attempts"])) or None
@@ -294,16 +294,16 @@ class Start:
                 "none, give all workers a remote_checkpoint_dir in object storage, by "
                 "way of which each has what it needs on its own disk."
             )
-        saver = self._build(None if is_apart else directory)
+        opened = self._build(None if is_apart else directory)
         if is_apart:
-            saver.start(is_sole=False)  # other workers of this machine may be there
+            opened.start(is_sole=False)  # other workers of this machine may be there
         token = plan["checkpoint"]
         if token is not None:
             if is_apart and self.store is not None:
-                self._candidate = saver.loader.fetch(self.store, token)
+                self._candidate = opened.fetch(self.store, token)
                 self._tier = "bucket"
             else:
-                self._candidate = saver.loader.find(token)
+                self._candidate = opened.find(token)
             if self._candidate is None:
                 return (
                     f"{DISAGREES}worker 0 restores the commit {token} of "
@@ -324,14 +324,14 @@ class Start:
                 return directory
         return None
 
-    def _find_newest(self, saver: CheckpointSaver) -> None:
+    def _find_newest(self, opened: Directory) -> None:
         lost: list[str] = []  # of what had been saved
-        self._candidate = saver.loader.newest(self._skipped.append, lost.append)
+        self._candidate = opened.newest(self._skipped.append, lost.append)
         if self.mirror is not None and fetch.look_for_newer(
             self.mirror,
             self._candidate,
             functools.partial(
-                saver.loader.fetch_newer,
+                opened.fetch_newer,
                 self.mirror.store,
                 self._candidate,
                 self._skipped.append,
@@ -339,13 +339,13 @@ class Start:
             ),
             instead="pass restore=False",
         ):
-            saver.check_nothing_came()  # nor to the place, by way of another directory
-            self._candidate = saver.loader.newest(self._skipped.append, lost.append)
+            opened.check_nothing_came()  # nor to the place, by way of another directory
+            self._candidate = opened.newest(self._skipped.append, lost.append)
             self._tier = "bucket"
         self._skipped += lost
         if lost and self._candidate is None:
             found = "; ".join(text.rstrip(".") for text in lost)
-            places = saver.directory
+            places = opened.path
             if self.mirror is not None:
                 places += f" or {self.mirror.store.uri}"
             self._damaged = (

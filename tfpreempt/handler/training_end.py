@@ -223,13 +223,14 @@ def _commit_final(session: Session, member: Member) -> Exception | None:
     came_to_nothing = member.is_unconfirmed and not session.saves.stands(
         member, deadlines.save_timeout
     )
-    if member.runs == 0 and member.commits.left:
+    if member.runs == 0 and member.commits.unrestored_variables:
         # Made in a first step, like an optimizer's: a save would be without them.
         if member.commits.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
                 "since the restart from a snapshot in memory, which has variables "
-                f"that this program did not make ({member.commits.left[0]}, ...). "
+                "that this program did not make "
+                f"({member.commits.unrestored_variables[0]}, ...). "
                 "Make them before the handler (optimizer.build, say) and start "
                 "the program again."
             )

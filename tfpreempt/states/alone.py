@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.head import Head, committed
 from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.saver import CheckpointSaver
+from tfpreempt.checkpoint.save import Save
 from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
@@ -50,7 +50,7 @@ class StatesAlone:
         if store is not None:
             files = self._files()
             self._copies = Copies(store, directory, cluster, self._loader.newest, files)
-        self._saver: CheckpointSaver | None = None  # from the first save on
+        self._opened: Directory | None = None  # from the first save on
         self._has_directory = False  # from the first save of all States on
         self._has_held = False  # from the first save on, of all States or of one
         self._is_warned = False
@@ -108,18 +108,25 @@ class StatesAlone:
             sync_states(states)
             return self._directory
         files = self.hold()
-        saver = self._saver
-        if saver is None:
-            saver = self._make_saver(files)
-            saver.check_nothing_came()
+        opened = self._opened
+        if opened is None:
+            opened = Directory(
+                path=self._directory,
+                cluster=self._cluster,
+                files=files,
+                copies=self._copies,
+                lease=self._lease,
+            )
+            opened.check_nothing_came()
         if self._copies is not None:
             self._copies.begin()
-        if self._saver is None:
-            self._saver = saver
-            saver.start()
-        attempt = f"states-{uuid.uuid4().hex[:12]}"
-        staged = saver.stage(self._step(states), attempt)
-        commit = saver.commit(staged, "save", range(self._cluster.world))
+        if self._opened is None:
+            self._opened = opened
+            opened.start()
+        save = Save(opened, self._step(states), f"states-{uuid.uuid4().hex[:12]}")
+        save.capture()
+        save.write()
+        commit = save.publish("save", range(self._cluster.world))
         assert commit is not None  # there is no save_fn that could say so
         if self._copies is not None:
             self._copies.committed(commit.path)
@@ -184,14 +191,6 @@ class StatesAlone:
 
     def _files(self) -> Files:
         return FencedFiles(files_for(self._directory), self._lease)
-
-    def _make_saver(self, files: Files) -> CheckpointSaver:
-        loader = CheckpointLoader(
-            directory=self._directory,
-            cluster=self._cluster,
-            files=files,
-        )
-        return CheckpointSaver(loader, copies=self._copies, lease=self._lease)
 
     def _step(self, states: Sequence[State]) -> int:
         counters = [state for state in states if isinstance(state, StepCounter)]

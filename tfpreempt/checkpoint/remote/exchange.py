@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, retention
 from tfpreempt.checkpoint.catalog import Entry, Kind
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, from_json, to_json
-from tfpreempt.checkpoint.payload import Staged
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.storage import checksum, failure, reading
 from tfpreempt.storage.files import Files, remove_if_empty
@@ -62,13 +62,13 @@ class ShardExchange:
         if not self.is_apart:
             return
         try:
-            with failure.translated("send this worker's part", staged.directory):
+            with failure.translated("send this worker's part", staged.staging):
                 self._send(staged)
         finally:
-            self._drop(staged.directory)
+            self._drop(staged.staging)
 
     def _send(self, staged: Staged) -> None:
-        folder = os.path.join(staged.directory, layout.worker_name(self._worker))
+        folder = os.path.join(staged.staging, layout.worker_name(self._worker))
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         place = self._place(staged.attempt, self._worker)
         entries = []
@@ -160,7 +160,7 @@ class ShardExchange:
         shard = Entry(
             store=self._store, name=place, kind=Kind.REMOTE, manifest=manifest
         )
-        folder = os.path.join(staged.directory, layout.worker_name(worker))
+        folder = os.path.join(staged.staging, layout.worker_name(worker))
         try:
             download(shard, folder, timeout=seconds, files=self._files)
         except errors.CheckpointError:

@@ -537,7 +537,7 @@ class Training:
         except BaseException as error:
             self._guards.close()
             is_error = isinstance(error, Exception) and is_running(self.fit)
-            needs_peers = self.member.commits.saver.needs_peers()
+            needs_peers = self.member.commits.store.contents.needs_peers()
             if is_error and self.member.has_moved and not needs_peers:
                 with self._saving():
                     self._session.saves.try_save(self.member, because="error")

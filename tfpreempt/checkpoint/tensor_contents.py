@@ -30,7 +30,9 @@ from tfpreempt.checkpoint import (
 )
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective_read import Read, reading
+from tfpreempt.checkpoint.contents import Contents, Staged
 from tfpreempt.checkpoint.data_order import OrderState
+from tfpreempt.checkpoint.directory import Copies, Directory
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
@@ -41,12 +43,8 @@ from tfpreempt.checkpoint.iterator_state import (
 )
 from tfpreempt.checkpoint.large_tensors import LargeTensors
 from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.loader import CheckpointLoader
-from tfpreempt.checkpoint.payload import Payload, Staged
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.random_state import RandomState
-from tfpreempt.checkpoint.saver import CheckpointSaver, Copies
-from tfpreempt.checkpoint.shares import DenseTensor
 from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
 from tfpreempt.checkpoint.tensorflow_generators import warn_of_kernels
 from tfpreempt.checkpoint.untracked import attach
@@ -68,7 +66,7 @@ from tfpreempt.storage.files import Files, files_for
 _log = logging.getLogger(__name__)
 
 
-def make_saver(
+def open_directory(
     checkpoint_or_manager: Any,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     *,
@@ -84,15 +82,15 @@ def make_saver(
     lease: Lease | None = None,
     clock: Clock | None = None,
     is_second: bool = False,
-) -> CheckpointSaver:
-    """Builds the saver for what the user gave.
+) -> Directory:
+    """Returns the checkpoint directory of what the user gave.
 
     Args:
         checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
             None for named States alone.
         checkpoint_dir: where a Checkpoint is saved; a manager has its own.
-        cluster: who the workers are; the chief writes the payload, but for the shares
-            of others, and commits.
+        cluster: the workers; the chief writes the contents, but for the shares of
+            others, and commits.
         max_to_keep: own commits to keep, None for all; a manager keeps its own number.
         save_fn: called on every worker in place of the save.
         chief_directory: the chief's directory, where a non-chief manager has another.
@@ -105,9 +103,9 @@ def make_saver(
         files: the file operations.
         lease: of the directory, under which the chief commits; None without one.
         clock: for measured times.
-        is_second: whether another saver has this Checkpoint: its saves alone are
-            counted by `save_counter`, and its checks are not repeated. The second one
-            keeps the memory of its asynchronous saves.
+        is_second: whether this Checkpoint is saved in another directory too: the saves
+            there alone are counted by `save_counter`, and the checks are not repeated.
+            The second directory keeps the memory of its asynchronous saves.
 
     Raises:
         ConfigurationError: an argument cannot work; says what to do.
@@ -138,16 +136,16 @@ def make_saver(
     files = files or files_for(directory)
     if lease is not None:
         files = FencedFiles(files, lease)
-    payload = Payload()
+    contents = Contents()
     if save_fn is not None:
-        payload = _FunctionPayload(checkpoint, save_fn, cluster, io_device)
+        contents = _FunctionContents(checkpoint, save_fn, cluster, io_device)
     elif is_managed:
-        payload = _ManagedPayload(checkpoint, given, cluster, io_device, files)
+        contents = _ManagerContents(checkpoint, given, cluster, io_device, files)
     elif given is not None:
         parts = None
         if is_shared and cluster.world > 1 and not cluster.saves_all:
             parts = WorkerParts(worker=cluster.worker, world=cluster.world, files=files)
-        payload = _OwnPayload(
+        contents = _OwnContents(
             checkpoint,
             None,
             cluster,
@@ -157,28 +155,30 @@ def make_saver(
             counts_saves=not is_second,
             keeps_copies=is_second,
         )
-    loader = CheckpointLoader(
-        directory=directory,
+    return Directory(
+        path=directory,
         cluster=cluster,
         files=files,
-        payload=payload,
+        contents=contents,
         random_state=RandomState(),
         registry=registry,
         max_to_keep=max_to_keep,
         needs_prefix=checkpoint is not None and save_fn is None,
+        copies=copies,
+        lease=lease,
+        clock=clock or SystemClock(),
     )
-    return CheckpointSaver(loader, copies, clock or SystemClock(), lease)
 
 
 @dataclasses.dataclass(eq=False)
-class _Tracked(Payload):
-    """The part of a payload that has to do with one tf.train.Checkpoint.
+class _Tracked(Contents):
+    """What all forms do with one tf.train.Checkpoint.
 
     Args:
         checkpoint: None where a save_fn saves something else.
-        by: the CheckpointManager or save_fn that saves it; None: it saves itself.
-        cluster: who the workers are; the chief writes.
-        io_device: see `make_saver`.
+        by: the CheckpointManager or save_fn that saves it; None without one.
+        cluster: the workers; the chief writes.
+        io_device: see `open_directory`.
     """
 
     checkpoint: Any
@@ -199,24 +199,22 @@ class _Tracked(Payload):
         if not self.cluster.is_chief:
             self.states.append(IteratorState(self.checkpoint))
 
-    def write(
-        self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
-    ) -> Staged:
+    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         attach(self.checkpoint)
         keep_all_seeds(self.checkpoint)
-        with _writing(f"step {save.step}"), self._reading() as read:
-            return self._write(save, prepare, _save_arguments(args, kwargs), read)
+        with (
+            _writing(f"step {save.step}"),
+            reading(self.checkpoint, are_others=self.cluster.world > 1) as read,
+        ):
+            arguments = _save_arguments(args, kwargs) if args or kwargs else {}
+            self._capture(save, arguments, read)
 
-    def _write(
-        self,
-        save: Staged,
-        prepare: Callable[..., None],
-        arguments: dict[str, Any],
-        read: Read,
-    ) -> Staged:
+    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
         raise NotImplementedError
 
     def needs_peers(self) -> bool:
+        if self.cluster.world == 1:
+            return False
         attach(self.checkpoint)
         return any(
             is_on_read(obj)
@@ -228,11 +226,8 @@ class _Tracked(Payload):
     def take_part(self) -> None:
         if self.checkpoint is not None:
             attach(self.checkpoint)
-            with self._reading():
+            with reading(self.checkpoint, are_others=self.cluster.world > 1):
                 pass
-
-    def _reading(self) -> contextlib.AbstractContextManager[Read]:
-        return reading(self.checkpoint, are_others=self.cluster.world > 1)
 
     def held_bytes(self) -> int:
         return 0 if self.checkpoint is None else held_bytes(self.checkpoint)
@@ -253,12 +248,12 @@ class _Tracked(Payload):
             left = reader.restore(self.checkpoint, prefix, self._options, with_data)
             self._restored = prefix, left
 
-    def left(self) -> Sequence[str]:
+    def unrestored_variables(self) -> Sequence[str]:
         return () if self._restored is None else self._restored[1]()
 
-    def warn_of_left(self) -> None:
-        left, restored, self._restored = self.left(), self._restored, None
-        if restored is not None and left:
+    def warn_of_unrestored(self) -> None:
+        restored, self._restored = self._restored, None
+        if restored is not None and (left := restored[1]()):
             _log.warning(
                 "%s has variables that nothing here has, so they were not restored "
                 "(%d): %s. If nothing that is made later takes them, the program has "
@@ -269,14 +264,22 @@ class _Tracked(Payload):
             )
 
 
-# --- the three kinds of payload ------------------------------------------------------
+# --- the three forms -----------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """As TensorFlow's own handler saves; its errors become SaveError."""
+    """As TensorFlow's own handler saves; its errors become SaveError.
+
+    TensorFlow's save calls `logging.info()`, which sets up a program's logging: a root
+    logger without handlers gets a handler there, and all later lines have another form
+    than the lines before. In the body it has the handler that Python uses in that case.
+    """
+    last = None if logging.root.handlers else logging.lastResort
+    if last is not None:
+        logging.root.addHandler(last)
     try:
-        with seams.checkpoint_context.preemption_save_context(), _logging_kept():
+        with seams.checkpoint_context.preemption_save_context():
             yield
     except tf.errors.OpError as error:
         said = plain_message(error)
@@ -286,24 +289,9 @@ def _writing(what: str) -> Iterator[None]:
             + (f"; {advice}" if advice else "")
             + ". No older checkpoint was touched."
         ) from error
-
-
-@contextlib.contextmanager
-def _logging_kept() -> Iterator[None]:
-    """TensorFlow's save calls `logging.info()`, which sets up a program's logging.
-
-    A root logger without handlers gets one there, and all lines that follow another
-    form than those before. Here it has the one that Python uses where there is none.
-    """
-    last = logging.lastResort
-    if last is None or logging.root.handlers:
-        yield
-        return
-    logging.root.addHandler(last)
-    try:
-        yield
     finally:
-        logging.root.removeHandler(last)
+        if last is not None:
+            logging.root.removeHandler(last)
 
 
 def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,7 +317,7 @@ def _whole_number(value: Any) -> int:
 
 
 @dataclasses.dataclass(eq=False)
-class _OwnPayload(_Tracked):
+class _OwnContents(_Tracked):
     """A tf.train.Checkpoint in a directory of our own per commit.
 
     Args:
@@ -349,35 +337,36 @@ class _OwnPayload(_Tracked):
         default_factory=dict, init=False
     )
 
-    def _write(
-        self,
-        save: Staged,
-        prepare: Callable[..., None],
-        arguments: dict[str, Any],
-        read: Read,
-    ) -> Staged:
+    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
         checkpoint = self.checkpoint
         checkpoint.sync()
         if self.counts_saves:
             checkpoint.save_counter.assign_add(1)
-        prepare()
-        prefix = os.path.join(save.directory, layout.PAYLOAD)
+        save.create_staging()
+        prefix = os.path.join(save.staging, layout.PAYLOAD)
         options = arguments.get("options") or self._options
         is_tensorflows = options is not None or paths.is_url(prefix)
         if self.cluster.is_chief and is_tensorflows:
             checkpoint.write(prefix, options=options)
         elif self.cluster.is_chief:
-            save = self._write_small(save, prefix, read)
+            self._capture_large(save, prefix, read)
         elif not (is_tensorflows or save.is_async or self.worker_parts is None):
-            save = self._read_replicated(save, self.worker_parts)
-        if "checkpoint_number" not in arguments:
-            return save
-        number = _whole_number(arguments["checkpoint_number"])
-        return dataclasses.replace(save, number=number)
+            with _left_to_the_chief(save.step):
+                tensors = large_tensors.replicated(
+                    checkpoint,
+                    small_bytes=bundle_writer.SMALL_BYTES,
+                    worth_bytes=self.worker_parts.worth_bytes,
+                    is_replicated=self._replication(),
+                    wanted=self.worker_parts.names_of_own,
+                )
+                if self.worker_parts.is_worth_it(tensors):
+                    save.tensors, save.is_dealt = tensors, True
+        if "checkpoint_number" in arguments:
+            save.number = _whole_number(arguments["checkpoint_number"])
 
-    def _write_small(self, save: Staged, prefix: str, read: Read) -> Staged:
-        """Lets TensorFlow write all but the large tensors, see `write_tensors`."""
-        # While training goes on nobody has a copy of all tensors but the chief.
+    def _capture_large(self, save: Staged, prefix: str, read: Read) -> None:
+        """Lets TensorFlow write all tensors but the large ones; see `write`."""
+        # While training continues no worker but the chief has a copy of all tensors.
         parts = None if save.is_async else self.worker_parts
         large = LargeTensors(
             small_bytes=bundle_writer.SMALL_BYTES,
@@ -386,34 +375,20 @@ class _OwnPayload(_Tracked):
         )
         read.extract = large.extract
         self.checkpoint.write(prefix)
-        tensors: Sequence[DenseTensor] = large.found
+        save.tensors = large.found
         if save.is_async:
             spare, self._spare = self._spare, {}
-            tensors = large_tensors.copied(tensors, bundle_writer.THREADS, spare)
-            if (
-                self.keeps_copies
-            ):  # and not what came from a GPU, which is new each time
+            threads = bundle_writer.THREADS
+            save.tensors = large_tensors.copied(large.found, threads, spare)
+            if self.keeps_copies:  # but not of a GPU's tensors, which is new each time
                 self._spare = {
                     copy.name: copy.data
-                    for copy, each in zip(tensors, large.found, strict=True)
+                    for copy, each in zip(save.tensors, large.found, strict=True)
                     if each.is_shared
                 }
-        is_dealt = bool(parts is not None and tensors and parts.is_worth_it(tensors))
-        return dataclasses.replace(save, tensors=tensors, is_dealt=is_dealt)
-
-    def _read_replicated(self, save: Staged, parts: WorkerParts) -> Staged:
-        """The same tensors that the chief deals out, on another worker."""
-        with _left_to_the_chief(save.step):
-            tensors = large_tensors.replicated(
-                self.checkpoint,
-                small_bytes=bundle_writer.SMALL_BYTES,
-                worth_bytes=parts.worth_bytes,
-                is_replicated=self._replication(),
-                wanted=parts.names_of_own,
-            )
-            if parts.is_worth_it(tensors):
-                return dataclasses.replace(save, tensors=tensors, is_dealt=True)
-        return save
+        save.is_dealt = bool(
+            parts is not None and save.tensors and parts.is_worth_it(save.tensors)
+        )
 
     def _replication(self) -> large_tensors.IsReplicated:
         """What says whether all workers hold the same of a variable, and know it."""
@@ -427,39 +402,34 @@ class _OwnPayload(_Tracked):
     def free_copies(self) -> None:
         self._spare = {}
 
-    def write_tensors(self, save: Staged) -> Staged:
+    def write(self, save: Staged) -> None:
         if save.is_dealt:
             assert self.worker_parts is not None
             if self.cluster.is_chief:
-                parts = self.worker_parts.write_own(save)
-                return dataclasses.replace(save, parts=parts)
-            parts = []
+                save.parts = self.worker_parts.write_own(save)
+                return
             with _left_to_the_chief(save.step):
-                parts = self.worker_parts.write_own(save)
-            return dataclasses.replace(save, tensors=(), parts=parts)
-        if not save.tensors:
-            return save
-        prefix = os.path.join(save.directory, layout.PAYLOAD)
-        threads = bundle_writer.THREADS
-        if save.is_async:  # the others are for training
-            threads = max(1, threads // 2)
-        sums = bundle_writer.add(
-            self.files,
-            prefix,
-            save.tensors,
-            threads,
-            check=save.permit.check if save.permit else None,
-        )
-        return dataclasses.replace(save, tensors=(), sums=sums)
+                save.parts = self.worker_parts.write_own(save)
+            save.tensors = ()
+        elif save.tensors:
+            threads = bundle_writer.THREADS
+            if save.is_async:  # the others are for training
+                threads = max(1, threads // 2)
+            save.sums = bundle_writer.add(
+                self.files,
+                os.path.join(save.staging, layout.PAYLOAD),
+                save.tensors,
+                threads,
+                check=save.permit.check if save.permit else None,
+            )
+            save.tensors = ()
 
-    def complete(self, save: Staged, workers: Collection[int]) -> Staged:
+    def complete(self, save: Staged, workers: Collection[int]) -> None:
         assert self.worker_parts is not None
         parts = [*save.parts, *self.worker_parts.others(save, workers)]
-        prefix = os.path.join(save.directory, layout.PAYLOAD)
-        sums = bundle_writer.merge(self.files, prefix, parts)
-        return dataclasses.replace(
-            save, tensors=(), is_dealt=False, parts=(), sums=sums
-        )
+        prefix = os.path.join(save.staging, layout.PAYLOAD)
+        save.sums = bundle_writer.merge(self.files, prefix, parts)
+        save.tensors, save.parts, save.is_dealt = (), (), False
 
 
 @contextlib.contextmanager
@@ -487,7 +457,7 @@ def _not_yet() -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class _ManagedPayload(_Tracked):
+class _ManagerContents(_Tracked):
     """The user's own CheckpointManager: files stay flat, under its own names.
 
     Args:
@@ -498,19 +468,13 @@ class _ManagedPayload(_Tracked):
 
     can_be_async = False  # it is the user's, and deletes on the main thread
 
-    def _write(
-        self,
-        save: Staged,
-        prepare: Callable[..., None],
-        arguments: dict[str, Any],
-        read: Read,
-    ) -> Staged:
+    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
         manager, checkpoint = self.by, self.checkpoint
         manager.sync()
         following = int(checkpoint.save_counter.numpy()) + 1
         number = _whole_number(arguments.get("checkpoint_number", following))
         prefix = os.path.abspath(f"{manager._prefix}-{number}")
-        prepare(prefix if self.cluster.is_chief else None)
+        save.create_staging(prefix if self.cluster.is_chief else None)
         if self._options is not None:
             arguments.setdefault("options", self._options)
         if "check_interval" not in arguments:
@@ -533,7 +497,7 @@ class _ManagedPayload(_Tracked):
         else:  # what `manager.save` counts
             self._count_step()
             checkpoint.save_counter.assign_add(1)
-        return dataclasses.replace(save, prefix=prefix, is_empty=not is_saved)
+        save.prefix, save.is_empty = prefix, not is_saved
 
     def committed(self) -> None:
         if self.by.checkpoints:
@@ -602,30 +566,28 @@ class _ManagedPayload(_Tracked):
             manager._maybe_delete[prefix] = os.path.getmtime(prefix + ".index")
 
 
-class _FunctionPayload(_Tracked):
+class _FunctionContents(_Tracked):
     """A save_fn, called on every worker; the path it returns gets a manifest."""
 
     can_be_async = False  # nobody knows what it does
 
-    def write(
-        self, save: Staged, prepare: Callable[..., None], *args: Any, **kwargs: Any
-    ) -> Staged:
+    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         if self.checkpoint is not None:
             attach(self.checkpoint)
         with seams.checkpoint_context.preemption_save_context():
             path = self.by(*args, **kwargs)
             if self.checkpoint is not None:
                 self.checkpoint.sync()
-        prepare()  # last: save_fn may need all workers
+        save.create_staging()  # last: save_fn may need all workers
         if path is None:
-            return dataclasses.replace(save, is_empty=True)
+            save.is_empty = True
+            return
         try:
-            prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
+            save.prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
         except TypeError:
             raise errors.SaveError(
                 f"save_fn returned {path!r}; expected the path that it wrote, or None."
             ) from None
-        return dataclasses.replace(save, prefix=prefix)
 
     def needs_peers(self) -> bool:
-        return True  # nobody knows what it does
+        return self.cluster.world > 1  # save_fn may do anything
