@@ -5,8 +5,9 @@ package with one TensorFlow into an environment of its own, looks for the privat
 that we take, and then, in real processes: preempts two workers and restarts them,
 resumes a `model.fit` exactly in each line of Keras that is there, and preempts a remote
 worker of one client. On the newest Keras and its nightly build a fit over each kind of
-data is resumed. `make matrix CELLS="oldest newest"` runs some of them. A
-cell whose interpreter or packages are not there is skipped, and the table says so.
+data is resumed. One more cell, `no-tensorflow`, has no TensorFlow, and no row in the
+table. `make matrix CELLS="oldest newest"` runs some of them. A cell whose interpreter
+or packages are not there is skipped, and the table says so.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ CHECKS = {
     "coordinator": f"{TESTS}test_remote.py::"
     "test_a_worker_is_preempted_and_the_client_restarted[0]",
 }
+WITHOUT_TENSORFLOW = (
+    f"{TESTS}test_without_tensorflow.py",
+    "tests/checkpoint/test_core_alone.py",
+    "tests/core/test_loading.py",
+)
 # Of what the rest of the development is pinned to; here new versions are tried.
 NEW_VERSIONS = "tests/contracts/test_seams.py::test_the_installed_version_was_seen"
 TOOLS = ("pytest>=9.0", "pytest-timeout>=2.3", "hypothesis>=6.100", "scikit-learn>=1.4")
@@ -197,6 +203,16 @@ def run(cell: Cell, session: nox.Session) -> None:
     failed += [check for check, came in row["checks"].items() if came != "passed"]
     if failed:
         session.error(", ".join(failed))
+
+
+@nox.session(name="cell-no-tensorflow", python="3.11")
+def no_tensorflow(session: nox.Session) -> None:
+    """Preempts and resumes a program of named States where TensorFlow is missing."""
+    session.install(*TOOLS, ".", silent=True)
+    session.run(
+        *("python", "-m", "pytest", "-q", "-m", "not tensorflow"),
+        *WITHOUT_TENSORFLOW,
+    )
 
 
 VERSIONS = """

@@ -57,14 +57,14 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
-    from tfpreempt.checkpoint import bundle_writer, tensor_contents
+    from tfpreempt.checkpoint import bundle_writer, opening
     from tfpreempt.checkpoint.save import Save
 
     rng = np.random.default_rng(0)
     rows_of = [(mebibytes << 20) // 4096 * part // sum(parts) for part in parts]
     variables = [tf.Variable(rng.random((rows, 1024), np.float32)) for rows in rows_of]
     checkpoint = tf.train.Checkpoint(variables=variables)
-    saver = tensor_contents.open_directory(checkpoint, root / "run", max_to_keep=None)
+    saver = opening.open_directory(checkpoint, root / "run", max_to_keep=None)
     saver.start()
     ours, theirs, stock, restored, read = [], [], [], [], []
     kept, stock_read, first = [], [], 0.0

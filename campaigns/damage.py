@@ -271,7 +271,7 @@ class Worker(Program):
     def agree(self, directory: Path, keys: Any) -> Any:
         """The commits that all workers go on from; the others call it meanwhile."""
         from tfpreempt.checkpoint.lease import Lease
-        from tfpreempt.checkpoint.tensor_contents import open_directory
+        from tfpreempt.checkpoint.opening import open_directory
         from tfpreempt.core.cluster import Cluster
         from tfpreempt.handler.start import Start
 

@@ -59,13 +59,12 @@ TENSORFLOW = {
     "checkpoint/per_replica.py": "the local parts of distributed variables",
     "checkpoint/reader.py": "restores a tf.train.Checkpoint",
     "checkpoint/shuffle_seeds.py": "adds the seeds of shuffles to iterators' states",
-    "checkpoint/tensorflow_checkpoints.py": "adapter: the checkpoint that a user gives",
+    "checkpoint/tensor_contents.py": "adapter: Checkpoint and CheckpointManager",
     "checkpoint/tensorflow_generators.py": "adapter: seeds and generators",
     "checkpoint/tensorflow_values.py": "adapter: values that a step changes",
     "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
     "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
     "checkpoint/worker_parts.py": "writes shares into TensorFlow's data files",
-    "checkpoint/tensor_contents.py": "wraps tf.train.CheckpointManager",
     "cli/demo/worker.py": "the demo's training program, a process of its own",
     "coordination/tf_service.py": "adapter: TensorFlow's coordination service",
     "handler/tensorflow_errors.py": "adapter: TensorFlow's errors, and their meaning",
@@ -75,7 +74,6 @@ TENSORFLOW = {
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.data"}
 # The core imports these in other ways, until they are gone.
 TO_GO = {
-    "checkpoint/tensor_contents.py": "opens directories without TensorFlow too",
     "storage/gfile.py": "checkpoint directories that are URLs",
 }
 # Who asks TensorFlow's eager context, and for what.
@@ -518,8 +516,6 @@ PURE_KERAS = ("keras/__init__.py", "keras/fit/phases.py", "keras/fit/plan.py")
 def test_all_other_modules_are_imported_where_tensorflow_is_missing() -> None:
     files = [file for file in sources() if not needs_tensorflow(file)]
     files.remove("__main__.py")  # is the command line
-    for file in ("handler/admission.py", "handler/handler.py"):  # import what is TO_GO
-        files.remove(file)
     names = [
         f"tfpreempt/{file}".removesuffix(".py").removesuffix("/__init__")
         for file in (*files, *PURE_KERAS)
@@ -553,7 +549,7 @@ RUN = "goes with decision 0027: Run, Directory and Save"
 LARGER: dict[str, tuple[tuple[int, ...], str]] = {
     "checkpoint/catalog.py:Entry": ((8, 17), RUN),
     "checkpoint/remote/mirror.py:Mirror": ((40, 19), RUN),
-    "checkpoint/tensor_contents.py:open_directory": ((14,), RUN),
+    "checkpoint/opening.py:open_directory": ((14,), RUN),
     "cli/run/command.py:run": ((12,), "click: a parameter for each option"),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
     "handler/admission.py:admit": ((10,), RUN),

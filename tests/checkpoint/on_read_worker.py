@@ -75,7 +75,7 @@ def main():
     import tensorflow as tf
 
     from tests.checkpoint.fakes import write_part
-    from tfpreempt.checkpoint import bundle_writer, tensor_contents
+    from tfpreempt.checkpoint import bundle_writer, opening
     from tfpreempt.core.cluster import read_cluster
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -90,7 +90,7 @@ def main():
         given = tf.train.CheckpointManager(checkpoint, str(own), max_to_keep=2)
     if options.form == "threads":  # small as it is
         bundle_writer.SMALL_BYTES = bundle_writer.WORTH_BYTES = 0
-    saver = tensor_contents.open_directory(
+    saver = opening.open_directory(
         given,
         str(directory),
         cluster=read_cluster(strategy.cluster_resolver),

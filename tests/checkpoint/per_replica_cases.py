@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoint.fakes import save
+from tfpreempt.checkpoint.opening import open_directory
 from tfpreempt.checkpoint.per_replica import PerReplicaState
 from tfpreempt.checkpoint.state import StateRegistry
-from tfpreempt.checkpoint.tensor_contents import open_directory
 
 
 def saved(state):

@@ -27,6 +27,7 @@ from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint import (  # noqa: E402
     bundle_writer,
     layout,
+    opening,
     tensor_contents,
     variables,
     worker_parts,
@@ -66,7 +67,7 @@ class Worker:
         ]
         self.own = tf.Variable(tf.fill([50], float(index)), name="own")
         self.checkpoint = tf.train.Checkpoint(variables=self.variables, own=self.own)
-        self.saver = tensor_contents.open_directory(
+        self.saver = opening.open_directory(
             self.checkpoint,
             str(directory),
             cluster=cluster(index, world),

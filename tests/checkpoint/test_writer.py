@@ -17,7 +17,7 @@ from tfpreempt.checkpoint.state import StateRegistry
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.checkpoint import tensor_contents  # noqa: E402
+from tfpreempt.checkpoint import opening  # noqa: E402
 
 
 class Job:
@@ -34,7 +34,7 @@ class Job:
             self.manager = tf.train.CheckpointManager(
                 self.checkpoint, self.directory, **manager_args
             )
-        self.saver = tensor_contents.open_directory(
+        self.saver = opening.open_directory(
             self.manager or self.checkpoint,
             self.directory,
             registry=StateRegistry(),
@@ -328,9 +328,7 @@ def test_another_models_checkpoint_is_refused_before_anything_is_assigned(tmp_pa
     Job(tmp_path).save(3)
     first, second = tf.Variable([9.0, 9.0]), tf.Variable([[1.0]])
     checkpoint = tf.train.Checkpoint(weight=first, extra=second)
-    saver = tensor_contents.open_directory(
-        checkpoint, tmp_path, registry=StateRegistry()
-    )
+    saver = opening.open_directory(checkpoint, tmp_path, registry=StateRegistry())
     candidate = saver.newest()
     with pytest.raises(errors.CheckpointMismatchError, match="extra") as caught:
         saver.restore(candidate)
@@ -344,7 +342,7 @@ def test_another_models_checkpoint_is_refused_before_anything_is_assigned(tmp_pa
 def test_wrong_shapes_and_types_are_named(tmp_path, value, what):
     Job(tmp_path).save(3)
     other = tf.train.Checkpoint(weight=tf.Variable(value))
-    saver = tensor_contents.open_directory(other, tmp_path, registry=StateRegistry())
+    saver = opening.open_directory(other, tmp_path, registry=StateRegistry())
     with pytest.raises(errors.CheckpointMismatchError, match=f"weight: .*{what}"):
         saver.restore(saver.newest())
 
@@ -355,7 +353,7 @@ def test_a_layer_built_later_is_restored_then_or_explained(tmp_path):
 
         model = keras.Sequential([keras.layers.Dense(units)])
         checkpoint = tf.train.Checkpoint(model=model)
-        return model, tensor_contents.open_directory(
+        return model, opening.open_directory(
             checkpoint, tmp_path, registry=StateRegistry()
         )
 
@@ -399,11 +397,11 @@ def test_save_fn_that_returns_none_commits_nothing(tmp_path, caplog):
 
 def test_bad_arguments():
     with pytest.raises(errors.ConfigurationError, match="needs a directory"):
-        tensor_contents.open_directory(tf.train.Checkpoint())
+        opening.open_directory(tf.train.Checkpoint())
     with pytest.raises(errors.ConfigurationError, match="got int"):
-        tensor_contents.open_directory(3, "/tmp")
+        opening.open_directory(3, "/tmp")
     with pytest.raises(errors.ConfigurationError, match="max_to_keep"):
-        tensor_contents.open_directory(None, "/tmp", max_to_keep=0)
+        opening.open_directory(None, "/tmp", max_to_keep=0)
 
 
 def test_named_states_alone(tmp_path):
@@ -411,7 +409,7 @@ def test_named_states_alone(tmp_path):
 
     registry = StateRegistry()
     words = Words("words", "hello", registry=registry)
-    saver = tensor_contents.open_directory(None, tmp_path, registry=registry)
+    saver = opening.open_directory(None, tmp_path, registry=registry)
     save(saver, 4)
     words.text = ""
     assert saver.restore(saver.newest()).step == 4

@@ -21,7 +21,7 @@ import keras  # noqa: E402
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib  # noqa: E402
 
 from tests.checkpoint.test_writer import Job  # noqa: E402
-from tfpreempt.checkpoint import reader, tensor_contents  # noqa: E402
+from tfpreempt.checkpoint import opening, reader  # noqa: E402
 
 
 class FullDisk(LocalFiles):
@@ -126,7 +126,7 @@ def test_a_managers_url_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), "ram://run", 2)
     with pytest.raises(errors.ConfigurationError, match="'ram://run'"):
-        tensor_contents.open_directory(manager)
+        opening.open_directory(manager)
     assert os.listdir(tmp_path) == []
 
 
@@ -239,7 +239,7 @@ def test_a_checkpoint_that_fits_warns_of_nothing(tmp_path, caplog):
     Job(tmp_path).save(3)
     weight = tf.Variable([0.0, 0.0])
     other = tf.train.Checkpoint(weight=weight)  # without our counter
-    saver = tensor_contents.open_directory(other, tmp_path)
+    saver = opening.open_directory(other, tmp_path)
     saver.restore(saver.newest())
     assert float(weight[0]) == 3.0
     assert [r for r in caplog.records if r.levelname == "WARNING"] == []

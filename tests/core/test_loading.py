@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,8 @@ def run_without(program: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "program",
     [
-        "from tfpreempt import PreemptionCheckpointHandler",
-        "import tfpreempt; tfpreempt.PreemptionCheckpointHandler",
+        "from tfpreempt import data",
+        "import tfpreempt; tfpreempt.data.from_arrays",
         "from tfpreempt.keras import PreemptionCallback",
         "from tfpreempt.states import TensorFlowRandomState",
     ],
@@ -37,6 +38,17 @@ def test_what_needs_tensorflow_says_which_to_install(program: str) -> None:
     for extra in ("tensorflow", "and-cuda", "tensorflow-tpu", "tensorflow-cpu"):
         assert extra in last
     assert "libtpu==0.0.14" in last  # with what pip takes, TensorFlow's import aborts
+
+
+def test_workers_of_a_cluster_are_refused_by_the_same_error(tmp_path: Path) -> None:
+    done = run_without(
+        "import types, tfpreempt\n"
+        "spec = types.SimpleNamespace(as_dict=lambda: {'worker': ['a:1', 'b:1']})\n"
+        "resolver = types.SimpleNamespace(\n"
+        "    cluster_spec=lambda: spec, task_type='worker', task_id=0)\n"
+        f"tfpreempt.PreemptionCheckpointHandler(resolver, None, {str(tmp_path)!r})\n"
+    )
+    assert "TensorFlowMissingError: tfpreempt.coordination." in done.stderr
 
 
 def test_who_connects_without_is_told_the_same() -> None:
@@ -55,17 +67,18 @@ def test_the_error_is_an_import_error_and_ours() -> None:
     done = run_without(
         "import tfpreempt\n"
         "for kind in ImportError, tfpreempt.TfpreemptError:\n"
-        "    try: tfpreempt.PreemptionCheckpointHandler\n"
+        "    try: tfpreempt.data\n"
         "    except kind: print('caught')\n"
     )
     assert done.stdout == "caught\n" * 2, done.stderr
 
 
-def test_what_needs_none_works_without() -> None:
+def test_what_needs_none_works_without(tmp_path: Path) -> None:
     done = run_without(
         "import tfpreempt, tfpreempt.keras, tfpreempt.states as states\n"
         "tfpreempt.TerminationConfig(); tfpreempt.detect_platform()\n"
         "states.StepCounter('step'); tfpreempt.num_restarts()\n"
+        f"tfpreempt.PreemptionCheckpointHandler(None, None, {str(tmp_path)!r}).close()"
     )
     assert done.returncode == 0, done.stderr
 

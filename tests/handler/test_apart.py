@@ -20,9 +20,9 @@ from tfpreempt.checkpoint.directory_identity import read_token, write_token
 from tfpreempt.checkpoint.fence import PACE
 from tfpreempt.checkpoint.holder import Found, this_process
 from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.opening import open_directory
 from tfpreempt.checkpoint.patience import LONGEST_GRACE, Patience
 from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.tensor_contents import open_directory
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster

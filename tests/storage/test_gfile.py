@@ -31,7 +31,7 @@ from tfpreempt.testing.clock import FakeClock
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.checkpoint import tensor_contents  # noqa: E402
+from tfpreempt.checkpoint import opening  # noqa: E402
 from tfpreempt.storage.gfile import GfileFiles  # noqa: E402
 
 _numbers = itertools.count()
@@ -237,7 +237,7 @@ class Job:
     def __init__(self, url):
         self.weight = tf.Variable([0.0, 0.0])
         self.checkpoint = tf.train.Checkpoint(weight=self.weight)
-        self.saver = tensor_contents.open_directory(
+        self.saver = opening.open_directory(
             self.checkpoint, url, registry=StateRegistry()
         )
         self.saver.start()
@@ -324,9 +324,9 @@ def test_what_lies_flat_is_refused(url):
     with pytest.raises(
         errors.ConfigurationError, match=r"tf\.train\.Checkpoint itself"
     ):
-        tensor_contents.open_directory(manager)
+        opening.open_directory(manager)
     with pytest.raises(errors.ConfigurationError, match="save_fn"):
-        tensor_contents.open_directory(checkpoint, url, save_fn=lambda: None)
+        opening.open_directory(checkpoint, url, save_fn=lambda: None)
 
 
 def test_a_service_that_does_not_answer_is_no_empty_directory(url, monkeypatch):

@@ -29,6 +29,7 @@ locks           one process of a machine at a time, on a file or a directory
 lookup          what lies at the place that a handle names
 manifest        the manifest of a commit: its files, their sizes and checksums
 metadata        what users note about a checkpoint, beside its manifest
+opening         opens the checkpoint directory for what a user gave to a handler
 patience        how long a start waits for a lease that another process has
 per_replica     variables of which each worker saves what its own replicas hold
 pointer         TensorFlow's `checkpoint` state file
@@ -49,7 +50,6 @@ structure       does a checkpoint fit the objects it is to be restored into?
 tensor_contents  the contents of a tf.train.Checkpoint, in one of three forms
 unfinished_caches  which files of an unfinished Dataset.cache(path) may be deleted
 unsaved_state_check  names state that a step changes and no commit holds
-tensorflow_checkpoints  the checkpoint or manager that a user gives to a handler
 tensorflow_generators   the random generators of TensorFlow and Keras
 tensorflow_values       values of TensorFlow's objects that a step changes
 untracked       what the objects of a Checkpoint hold, and TensorFlow does not track

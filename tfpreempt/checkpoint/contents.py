@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
@@ -112,6 +113,25 @@ class Staged:
             OSError: the disk.
         """
         raise NotImplementedError
+
+    def take_path(self, path: Any) -> None:
+        """Takes the path that a save_fn returned.
+
+        Args:
+            path: the path that the save_fn wrote; None if nothing is to be committed.
+
+        Raises:
+            SaveError: the path is neither.
+        """
+        if path is None:
+            self.is_empty = True
+            return
+        try:
+            self.prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
+        except TypeError:
+            raise errors.SaveError(
+                f"save_fn returned {path!r}; expected the path that it wrote, or None."
+            ) from None
 
 
 class Contents:

@@ -87,13 +87,18 @@ class RandomState(State):
             record = json.load(fileobj)
             generator = decode(record["numpy"])
             check_bit_generator(generator)
+            # The program may import the framework later. The import comes first, since
+            # it draws from the generators of Python.
+            others = [
+                _generators(framework)
+                for framework, keys in _FRAMEWORKS.items()
+                if any(record.get(key) is not None for key in keys)
+            ]
             random.setstate(decode(record["python"]))
             np.random.set_state(generator)
-            for framework, keys in _FRAMEWORKS.items():
-                # Imported for it if need be: the program will draw from them later.
-                is_there = any(record.get(key) is not None for key in keys)
-                if is_there and (generators := _generators(framework)):
-                    generators.load(record)
+            for each in others:
+                if each is not None:
+                    each.load(record)
 
 
 def _generators(framework: str) -> Any | None:

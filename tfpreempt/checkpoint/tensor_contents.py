@@ -32,8 +32,6 @@ from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.collective_read import Read, reading
 from tfpreempt.checkpoint.contents import Contents, Staged
 from tfpreempt.checkpoint.data_order import OrderState
-from tfpreempt.checkpoint.directory import Copies, Directory
-from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.iterator_state import (
     IteratorState,
     check_position,
@@ -42,10 +40,7 @@ from tfpreempt.checkpoint.iterator_state import (
     shared_iterators,
 )
 from tfpreempt.checkpoint.large_tensors import LargeTensors
-from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.per_replica import PerReplicaState
-from tfpreempt.checkpoint.random_state import RandomState
-from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
 from tfpreempt.checkpoint.tensorflow_generators import warn_of_kernels
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import (
@@ -53,121 +48,149 @@ from tfpreempt.checkpoint.variables import (
     held_bytes,
     is_on_read,
     is_replicated,
+    out_of_scope,
     plain_message,
     walk,
 )
 from tfpreempt.checkpoint.worker_parts import WorkerParts
 from tfpreempt.core import seams
-from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.core.cluster import LOCAL, Cluster
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage import failure, paths
-from tfpreempt.storage.files import Files, files_for
+from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
 
 
-def open_directory(
-    checkpoint_or_manager: Any,
-    checkpoint_dir: str | os.PathLike[str] | None = None,
-    *,
-    cluster: Cluster = LOCAL,
-    max_to_keep: int | None = 2,
-    save_fn: Callable[..., Any] | None = None,
-    chief_directory: str | None = None,
-    io_device: str | None = None,
-    copies: Copies | None = None,
-    is_shared: bool = True,
-    registry: StateRegistry = REGISTRY,
-    files: Files | None = None,
-    lease: Lease | None = None,
-    clock: Clock | None = None,
-    is_second: bool = False,
-) -> Directory:
-    """Returns the checkpoint directory of what the user gave.
+COUNTER = "checkpointed_runs"
+"""The name under which TensorFlow's own handler saves the number of runs."""
 
-    Args:
-        checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
-            None for named States alone.
-        checkpoint_dir: where a Checkpoint is saved; a manager has its own.
-        cluster: the workers; the chief writes the contents, but for the shares of
-            others, and commits.
-        max_to_keep: own commits to keep, None for all; a manager keeps its own number.
-        save_fn: called on every worker in place of the save.
-        chief_directory: the chief's directory, where a non-chief manager has another.
-        io_device: where TensorFlow's files are written and read; None: where the
-            variables are, which may be another machine.
-        copies: the copy of the directory in an object store; None without one.
-        is_shared: whether all workers see the directory, so that each can write a
-            share of what all hold.
-        registry: the named States that go along.
-        files: the file operations.
-        lease: of the directory, under which the chief commits; None without one.
-        clock: for measured times.
-        is_second: whether this Checkpoint is saved in another directory too: the saves
-            there alone are counted by `save_counter`, and the checks are not repeated.
-            The second directory keeps the memory of its asynchronous saves.
+
+class DirectoryRequiredError(
+    errors.ConfigurationError,
+    tf.errors.InvalidArgumentError,  # type: ignore[misc]  # TensorFlow is untyped
+):
+    """A checkpoint was passed without a directory."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+def name_if_untested() -> None:
+    """Logs once that tfpreempt was not tested with this version of TensorFlow."""
+    seams.name_if_unseen("tensorflow")
+
+
+def is_checkpoint(given: Any) -> bool:
+    """Returns whether an object is a Checkpoint or CheckpointManager of TensorFlow."""
+    return isinstance(given, tf.train.Checkpoint | tf.train.CheckpointManager)
+
+
+def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> None:
+    """Checks that a Checkpoint has a directory; a CheckpointManager has its own.
 
     Raises:
-        ConfigurationError: an argument cannot work; says what to do.
+        DirectoryRequiredError: a Checkpoint has none.
+    """
+    if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
+        raise DirectoryRequiredError(
+            "checkpoint_or_checkpoint_manager is a tf.train.Checkpoint and "
+            f"checkpoint_dir is {checkpoint_dir!r}; pass the directory too, or a "
+            "tf.train.CheckpointManager, which has one"
+        )
+
+
+def attach_counter(given: Any) -> Any:
+    """Attaches the variables that a save counts by to the user's checkpoint.
+
+    Args:
+        given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
+
+    Returns:
+        The variable that counts runs, int64.
+    """
+    checkpoint = getattr(given, "checkpoint", given)
+
+    def make() -> Any:
+        _ = checkpoint.save_counter  # made as it is asked for
+        if hasattr(checkpoint, COUNTER):
+            return None
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+
+    if (counter := out_of_scope(make)) is not None:
+        setattr(checkpoint, COUNTER, counter)
+    return getattr(checkpoint, COUNTER)
+
+
+def own_place(given: Any) -> tuple[str | None, str]:
+    """Returns the directory of a CheckpointManager, or None for a Checkpoint; and the
+    beginning of the names of TensorFlow's files there.
+
+    Raises:
         UnsupportedVersionError: this TensorFlow lacks a name that a manager rests on.
     """
-    given = checkpoint_or_manager
+    if not isinstance(given, tf.train.CheckpointManager):
+        return None, layout.PAYLOAD
+    seams.require("manager")
+    return given.directory, os.path.basename(given._prefix)
+
+
+def make_contents(
+    given: Any,
+    *,
+    save_fn: Callable[..., Any] | None,
+    cluster: Cluster,
+    io_device: str | None,
+    files: Files,
+    is_shared: bool,
+    is_second: bool,
+) -> Contents:
+    """Returns the form of contents of a Checkpoint or CheckpointManager.
+
+    Args:
+        given: the Checkpoint or CheckpointManager.
+        save_fn: see `open_directory`.
+        cluster: see `open_directory`.
+        io_device: see `open_directory`.
+        files: the file operations, under the lease if there is one.
+        is_shared: see `open_directory`.
+        is_second: see `open_directory`.
+
+    Raises:
+        ConfigurationError: the position of an iterator cannot be saved.
+        UsageError: eager execution is off.
+    """
     is_managed = isinstance(given, tf.train.CheckpointManager)
-    if not (given is None or is_managed or isinstance(given, tf.train.Checkpoint)):
-        raise errors.ConfigurationError(
-            "Expected a tf.train.Checkpoint, a tf.train.CheckpointManager or None; got "
-            f"{type(given).__name__}: {given!r}."
-        )
-    if is_managed:
-        seams.require("manager")
     checkpoint = given.checkpoint if is_managed else given
-    files_begin = os.path.basename(given._prefix) if is_managed else layout.PAYLOAD
-    directory = failure.check_directory(
-        chief_directory or (given.directory if is_managed else checkpoint_dir),
-        is_flat=save_fn is not None or is_managed,
-        name=None if checkpoint is None else files_begin,
-    )
-    if checkpoint is not None and not is_second:
+    if not is_second:
         if save_fn is None or not cluster.is_chief:
             for path, iterator in iterators(checkpoint):
                 check_position(iterator, f"The iterator {path!r} of the Checkpoint")
         if tf.executing_eagerly():
             warn_of_kernels(checkpoint)
-    files = files or files_for(directory)
-    if lease is not None:
-        files = FencedFiles(files, lease)
-    contents = Contents()
     if save_fn is not None:
-        contents = _FunctionContents(checkpoint, save_fn, cluster, io_device)
-    elif is_managed:
-        contents = _ManagerContents(checkpoint, given, cluster, io_device, files)
-    elif given is not None:
-        parts = None
-        if is_shared and cluster.world > 1 and not cluster.saves_all:
-            parts = WorkerParts(worker=cluster.worker, world=cluster.world, files=files)
-        contents = _OwnContents(
-            checkpoint,
-            None,
-            cluster,
-            io_device,
-            files,
-            worker_parts=parts,
-            counts_saves=not is_second,
-            keeps_copies=is_second,
-        )
-    return Directory(
-        path=directory,
-        cluster=cluster,
-        files=files,
-        contents=contents,
-        random_state=RandomState(),
-        registry=registry,
-        max_to_keep=max_to_keep,
-        needs_prefix=checkpoint is not None and save_fn is None,
-        copies=copies,
-        lease=lease,
-        clock=clock or SystemClock(),
+        return _FunctionContents(checkpoint, save_fn, cluster, io_device)
+    if is_managed:
+        return _ManagerContents(checkpoint, given, cluster, io_device, files)
+    parts = None
+    if is_shared and cluster.world > 1 and not cluster.saves_all:
+        parts = WorkerParts(worker=cluster.worker, world=cluster.world, files=files)
+    return _OwnContents(
+        checkpoint,
+        None,
+        cluster,
+        io_device,
+        files,
+        worker_parts=parts,
+        counts_saves=not is_second,
+        keeps_copies=is_second,
     )
+
+
+def saving() -> contextlib.AbstractContextManager[None]:
+    """Returns the context in which TensorFlow's own handler saves."""
+    context: contextlib.AbstractContextManager[None]
+    context = seams.checkpoint_context.preemption_save_context()
+    return context
 
 
 @dataclasses.dataclass(eq=False)
@@ -175,7 +198,7 @@ class _Tracked(Contents):
     """What all forms do with one tf.train.Checkpoint.
 
     Args:
-        checkpoint: None where a save_fn saves something else.
+        checkpoint: the user's checkpoint.
         by: the CheckpointManager or save_fn that saves it; None without one.
         cluster: the workers; the chief writes.
         io_device: see `open_directory`.
@@ -191,8 +214,6 @@ class _Tracked(Contents):
         self._options = None if self.io_device is None else options
         # What was restored, and who tells what nothing has of it yet; until it is said.
         self._restored: tuple[str, Callable[[], Sequence[str]]] | None = None
-        if self.checkpoint is None:
-            return
         if not tf.executing_eagerly():
             raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
         self.states = [OrderState(self.checkpoint), PerReplicaState(self.checkpoint)]
@@ -224,29 +245,25 @@ class _Tracked(Contents):
         )
 
     def take_part(self) -> None:
-        if self.checkpoint is not None:
-            attach(self.checkpoint)
-            with reading(self.checkpoint, are_others=self.cluster.world > 1):
-                pass
+        attach(self.checkpoint)
+        with reading(self.checkpoint, are_others=self.cluster.world > 1):
+            pass
 
     def held_bytes(self) -> int:
-        return 0 if self.checkpoint is None else held_bytes(self.checkpoint)
+        return held_bytes(self.checkpoint)
 
     def check(self, prefix: str) -> None:
-        if self.checkpoint is not None:
-            reader.check(prefix)
+        reader.check(prefix)
 
     def check_shares(self) -> None:
-        if self.checkpoint is not None:
-            attach(self.checkpoint)
-            for iterator in shared_iterators(self.checkpoint):
-                iterator.check_shares()
+        attach(self.checkpoint)
+        for iterator in shared_iterators(self.checkpoint):
+            iterator.check_shares()
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
-        if self.checkpoint is not None:
-            keep_all_seeds(self.checkpoint)
-            left = reader.restore(self.checkpoint, prefix, self._options, with_data)
-            self._restored = prefix, left
+        keep_all_seeds(self.checkpoint)
+        left = reader.restore(self.checkpoint, prefix, self._options, with_data)
+        self._restored = prefix, left
 
     def unrestored_variables(self) -> Sequence[str]:
         return () if self._restored is None else self._restored[1]()
@@ -279,7 +296,7 @@ def _writing(what: str) -> Iterator[None]:
     if last is not None:
         logging.root.addHandler(last)
     try:
-        with seams.checkpoint_context.preemption_save_context():
+        with saving():
             yield
     except tf.errors.OpError as error:
         said = plain_message(error)
@@ -572,22 +589,12 @@ class _FunctionContents(_Tracked):
     can_be_async = False  # nobody knows what it does
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
-        if self.checkpoint is not None:
-            attach(self.checkpoint)
-        with seams.checkpoint_context.preemption_save_context():
+        attach(self.checkpoint)
+        with saving():
             path = self.by(*args, **kwargs)
-            if self.checkpoint is not None:
-                self.checkpoint.sync()
+            self.checkpoint.sync()
         save.create_staging()  # last: save_fn may need all workers
-        if path is None:
-            save.is_empty = True
-            return
-        try:
-            save.prefix = os.path.abspath(os.fsdecode(os.fspath(path)))
-        except TypeError:
-            raise errors.SaveError(
-                f"save_fn returned {path!r}; expected the path that it wrote, or None."
-            ) from None
+        save.take_path(path)
 
     def needs_peers(self) -> bool:
         return self.cluster.world > 1  # save_fn may do anything

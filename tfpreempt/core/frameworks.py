@@ -23,7 +23,7 @@ ADAPTERS: dict[str, dict[str, str]] = {
     "tensorflow": {
         "generators": "tfpreempt.checkpoint.tensorflow_generators",
         "values": "tfpreempt.checkpoint.tensorflow_values",
-        "checkpoints": "tfpreempt.checkpoint.tensorflow_checkpoints",
+        "checkpoints": "tfpreempt.checkpoint.tensor_contents",
         "errors": "tfpreempt.handler.tensorflow_errors",
         "coordination": "tfpreempt.coordination.tf_service",
     },

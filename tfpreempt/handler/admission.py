@@ -15,10 +15,10 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.opening import adapter_of, open_directory
 from tfpreempt.checkpoint.patience import GRACE
 from tfpreempt.checkpoint.remote.chosen_store import chosen_store
 from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.tensor_contents import open_directory
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
@@ -83,7 +83,7 @@ def admit(
         framework.name_if_untested()
     counter = None
     if checkpoint is not None:
-        counter = _adapter_of(checkpoint).attach_counter(checkpoint)
+        counter = adapter_of(checkpoint).attach_counter(checkpoint)
     cluster, connected = session.cluster, connection()
     own = getattr(checkpoint, "directory", checkpoint_dir)
     store = chosen_store(remote_checkpoint_dir, own)
@@ -231,25 +231,4 @@ def check_given(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> No
         ConfigurationError: `given` is none of these, or a checkpoint has no directory.
     """
     if given is not None:
-        _adapter_of(given).check_directory(given, checkpoint_dir)
-
-
-def _adapter_of(given: Any) -> Any:
-    """Returns the adapter of the framework that a checkpoint or manager is of.
-
-    An adapter of checkpoints ("checkpoints" in `core/frameworks.py`) has the functions
-    `name_if_untested()`, `is_checkpoint(given)`, `check_directory(given, directory)`,
-    and `attach_counter(given)`, which returns the variable that counts steps in the
-    checkpoint.
-
-    Raises:
-        ConfigurationError: no framework of the program knows the object.
-    """
-    for adapter in frameworks.adapters("checkpoints"):
-        if adapter.is_checkpoint(given):
-            return adapter
-    raise errors.ConfigurationError(
-        f"checkpoint_or_checkpoint_manager is {given!r}; expected a "
-        "tf.train.Checkpoint with checkpoint_dir, a tf.train.CheckpointManager, or "
-        "None for named States alone"
-    )
+        adapter_of(given).check_directory(given, checkpoint_dir)

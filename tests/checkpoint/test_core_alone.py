@@ -1,0 +1,108 @@
+"""What the core keeps and names where TensorFlow is missing: Python and NumPy."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfpreempt.checkpoint.random_state import RandomState
+from tfpreempt.checkpoint.unsaved_state_check import UnsavedStateCheck
+from tfpreempt.states import JsonState
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow cannot be imported, and its adapters are not imported yet."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    for name in list(sys.modules):
+        if name.startswith("tfpreempt.checkpoint.tensorflow_"):
+            monkeypatch.delitem(sys.modules, name)
+
+
+def saved() -> dict[str, Any]:
+    file = io.BytesIO()
+    RandomState().save(file)
+    record: dict[str, Any] = json.loads(file.getvalue())
+    return record
+
+
+def load(record: dict[str, Any]) -> None:
+    RandomState().load(io.BytesIO(json.dumps(record).encode()))
+
+
+def draw() -> list[float]:
+    return [random.random(), float(np.random.normal())]
+
+
+def test_the_generators_of_python_and_numpy_resume() -> None:
+    record = saved()
+    expected = draw()
+    load(record)
+    assert draw() == expected
+    generators_of_tensorflow = record.keys() - {"python", "numpy"}
+    assert len(generators_of_tensorflow) == 4
+    assert {record[key] for key in generators_of_tensorflow} == {None}
+
+
+def test_generators_of_tensorflow_in_a_commit_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    record = saved() | {"tf_seed": 3, "tf_rng": "what TensorFlow's adapter wrote"}
+    expected = draw()
+    load(record)
+    assert draw() == expected
+    assert "tensorflow, which is not installed here" in caplog.text
+
+
+ARRAY = np.zeros(3)
+LOSSES: list[float] = []
+NUMBERS = {"seen": 0}
+KEPT = JsonState("kept", [], registry=None)
+
+
+def changes_an_array() -> None:
+    ARRAY[0] += 1.0
+
+
+def grows_a_list() -> None:
+    LOSSES.append(1.0)
+
+
+def counts() -> None:
+    NUMBERS["seen"] += 1
+
+
+def changes_a_state() -> None:
+    KEPT.value.append(1)
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (changes_an_array, "ARRAY"),
+        (grows_a_list, "LOSSES"),
+        (counts, "NUMBERS['seen']"),
+        (changes_a_state, None),
+    ],
+)
+def test_state_that_a_step_changes_and_no_commit_holds_is_named(
+    step: Callable[[], None], name: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = UnsavedStateCheck(None)
+    with caplog.at_level(logging.WARNING):
+        check.before_call(step, (), {})
+        step()
+        check.after_call()
+    if name is None:
+        assert caplog.text == ""
+    else:
+        assert f"changes what no commit holds: {name}. " in caplog.text
+        assert "Put them into a named State (tfpreempt.states)." in caplog.text

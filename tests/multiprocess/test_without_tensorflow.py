@@ -1,0 +1,130 @@
+"""The core where TensorFlow is missing, or is imported late, on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.gcs import GcsServer
+from tests.multiprocess.harness import LIMIT, PROGRAMS, RESTART, ROOT
+from tests.without_tensorflow import python_path_without
+
+pytestmark = pytest.mark.multiprocess
+PROGRAM = (sys.executable, str(PROGRAMS / "states_alone.py"))
+COMMAND = (sys.executable, "-m", "tfpreempt")
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> dict[str, str]:
+    """The environment of processes for which TensorFlow is missing."""
+    missing = python_path_without(tmp_path / "missing")
+    return environment(os.pathsep.join([missing, str(ROOT)]))
+
+
+def environment(python_path: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TFPREEMPT_")}
+    kept |= {"PYTHONPATH": python_path, "TFPREEMPT_PLATFORM": "generic"}
+    return kept | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(
+    *words: object, env: dict[str, str], code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, which has this exit code."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done
+
+
+def line(done: subprocess.CompletedProcess[str], word: str) -> str:
+    """The last line that has a word in it, from that word on."""
+    found = [each for each in done.stdout.splitlines() if word in each]
+    return found[-1][found[-1].index(word) :]
+
+
+@pytest.fixture
+def gcs() -> Iterator[GcsServer]:
+    with GcsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, without: dict[str, str]) -> str:
+    """The last line of a run that no notice disturbs."""
+    done = run(*PROGRAM, tmp_path / "undisturbed", env=without)
+    assert line(done, "TensorFlow") == "TensorFlow False"
+    return line(done, "final")
+
+
+@pytest.mark.parametrize("loses_its_disk", [False, True])
+def test_a_process_is_preempted_and_another_one_resumes_exactly(
+    tmp_path: Path,
+    without: dict[str, str],
+    gcs: GcsServer,
+    undisturbed: str,
+    loses_its_disk: bool,
+) -> None:
+    """From the checkpoint directory, or from the mirror if the directory is lost."""
+    directory = tmp_path / "run"
+    mirrored = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": "gs://bucket/run"}
+    env = without | gcs.environment() | (mirrored if loses_its_disk else {})
+    first = run(*PROGRAM, directory, 6, env=env, code=RESTART)
+    assert "final" not in first.stdout
+    if loses_its_disk:
+        shutil.rmtree(directory)
+    second = run(*PROGRAM, directory, env=env)
+    assert line(second, "starts") == "starts 7"
+    assert line(second, "final") == undisturbed
+
+
+@pytest.mark.parametrize("mirror", ["gs://bucket/run", "file"])
+def test_a_run_under_the_supervisor_and_what_the_commands_show(
+    tmp_path: Path,
+    without: dict[str, str],
+    gcs: GcsServer,
+    undisturbed: str,
+    mirror: str,
+) -> None:
+    directory = tmp_path / "run"
+    if mirror == "file":
+        mirror = (tmp_path / "mirror").as_uri()
+    mirrored = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": mirror}
+    env = without | gcs.environment() | mirrored
+    supervised = (*COMMAND, "run", "--checkpoint-dir", directory, "--", *PROGRAM)
+    done = run(*supervised, directory, 3, 8, env=env)
+    assert line(done, "final") == undisturbed
+
+    def shown(*words: object) -> Any:
+        return json.loads(run(*COMMAND, *words, "--json", env=env).stdout)
+
+    causes = [each["cause"] for each in shown("report", directory)["interruptions"]]
+    assert causes == ["preemption"] * 2
+    [worker] = shown("status", directory)["workers"]
+    assert (worker["state"], worker["step"]) == ("finished", 12)
+    for place in (directory, mirror):
+        assert shown("inspect", place)[0]["step"] == 12
+        assert all(each["state"] == "committed" for each in shown("verify", place))
+
+
+@pytest.mark.tensorflow
+def test_a_program_that_imports_tensorflow_in_its_first_step(tmp_path: Path) -> None:
+    """The random numbers of TensorFlow are those of the undisturbed run as well."""
+    late, env = "--late-tensorflow", environment(str(ROOT))
+    undisturbed = run(*PROGRAM, late, tmp_path / "undisturbed", env=env)
+    supervised = (*COMMAND, "run", "--checkpoint-dir", tmp_path / "run", "--", *PROGRAM)
+    done = run(*supervised, late, tmp_path / "run", 6, env=env)
+    assert line(done, "final") == line(undisturbed, "final")
