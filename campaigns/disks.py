@@ -29,7 +29,8 @@ from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.contents import Contents, Permit, Staged
+from tfpreempt.checkpoint.commit import Permit
+from tfpreempt.checkpoint.contents import Contents, Staged
 from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry

@@ -31,7 +31,7 @@ from tfpreempt.checkpoint import (  # noqa: E402
     collective_read,
     large_tensors,
 )
-from tfpreempt.checkpoint.contents import Permit  # noqa: E402
+from tfpreempt.checkpoint.commit import Permit  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 from tfpreempt.storage import checksum  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402

@@ -27,7 +27,6 @@ from tfpreempt.checkpoint.fence import (
     FencedFiles,
     LeaseDirectory,
     LocalDisk,
-    publish,
 )
 from tfpreempt.checkpoint.holder import Found, Holder, from_json, this_process
 from tfpreempt.checkpoint.lease import Lease, release_all
@@ -635,14 +634,14 @@ def test_who_wakes_after_a_takeover_writes_into_nobody_elses_file(tmp_path, name
         def sync_file(self, path):
             super().sync_file(path)
             with pytest.raises(errors.LeaseLostError):
-                publish(self.frozen, str(tmp_path / name), b"of who was frozen")
+                self.frozen.publish(str(tmp_path / name), b"of who was frozen")
 
     frozen = acquired(tmp_path)
     place = LeaseDirectory(str(tmp_path))
     place.end(place.look().token)
     files = Amid()
     files.frozen = FencedFiles(LocalFiles(), frozen)
-    publish(FencedFiles(files, acquired(tmp_path)), str(tmp_path / name), b"new")
+    FencedFiles(files, acquired(tmp_path)).publish(str(tmp_path / name), b"new")
     assert (tmp_path / name).read_bytes() == b"new"
     assert frozen.token is None
 

@@ -32,7 +32,7 @@ from tfpreempt.checkpoint import (  # noqa: E402
     variables,
     worker_parts,
 )
-from tfpreempt.checkpoint.contents import Permit  # noqa: E402
+from tfpreempt.checkpoint.commit import Permit  # noqa: E402
 from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal  # noqa: E402
 from tfpreempt.checkpoint.state import StateRegistry  # noqa: E402
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpreempt.storage import checksum, pieces
-from tfpreempt.storage.files import Files, LocalFiles
+from tfpreempt.storage.files import Files, LocalFiles, write_durably
 from tfpreempt.storage.interface import (
     ObjectMissingError,
     ObjectStat,
@@ -126,6 +126,9 @@ class FaultyFiles(_Faulty):
     def remove(self, path: str) -> None:
         with self._step("remove", path):
             self._inner.remove(path)
+
+    def publish(self, path: str, data: bytes) -> None:
+        write_durably(self, path, data)
 
     def remove_dir(self, path: str) -> None:
         with self._step("remove_dir", path):

@@ -20,7 +20,7 @@ from tests.handler.program import LIMIT, Program, wait_until
 from tests.handler.test_life import opened_once_apart
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_writer
-from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.commit import Permit
 from tfpreempt.core.deadline import SAFETY, until_end
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.storage.files import LocalFiles

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.multiprocess.harness import wait_until
-from tfpreempt.checkpoint.contents import Permit, Staged
+from tfpreempt.checkpoint.commit import Permit
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock

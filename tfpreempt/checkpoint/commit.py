@@ -28,12 +28,12 @@ import logging
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, fence, layout, pointer, retention
+from tfpreempt.checkpoint import catalog, layout, pointer, retention
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
@@ -43,8 +43,72 @@ from tfpreempt.storage.files import Files, write_durably
 _log = logging.getLogger(__name__)
 
 
+class Permit:
+    """Decides whether an asynchronous save may still commit. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_taken = self._is_given_up = False
+
+    def check(self) -> None:
+        """Called between the parts of the save.
+
+        Raises:
+            SaveError: the save was given up.
+        """
+        if self._is_given_up:
+            raise errors.SaveError("an asynchronous save was given up for a newer one")
+
+    def take(self) -> None:
+        """Called just before the marker: the save can not be given up any more.
+
+        Raises:
+            SaveError: the save was given up.
+        """
+        with self._lock:
+            self.check()
+            self._is_taken = True
+
+    def give_up(self) -> bool:
+        """Prevents the commit; returns False if `take` came first."""
+        with self._lock:
+            self._is_given_up = not self._is_taken
+            return self._is_given_up
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the save commits nothing."""
+        return self._is_given_up
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class StagedFiles:
+    """The files of a save before the commit.
+
+    Attributes:
+        step: the step that is saved; equal on all workers.
+        attempt: the name of the save: equal on all workers, and never used again.
+        staging: the staging directory.
+        started_at: monotonic seconds at which the save began.
+        permit: of an asynchronous save, during which training changes all tensors;
+            None if training waits for the save.
+        number: the directory number in the own form.
+        prefix: TensorFlow's prefix of a flat checkpoint; None in the own form.
+        sums: size and crc32c of files that are on the disk already, by path.
+    """
+
+    step: int
+    attempt: str
+    staging: str
+    started_at: float
+    permit: Permit | None = None
+    number: int = 0
+    prefix: str | None = None
+    sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+
 def publish(
-    files: Files, clock: Clock, directory: str, staged: Staged, draft: Manifest
+    files: Files, clock: Clock, directory: str, staged: StagedFiles, draft: Manifest
 ) -> tuple[str, Manifest]:
     """Commits a staging directory in the own form.
 
@@ -81,7 +145,7 @@ def publish(
 def seal(
     files: Files,
     clock: Clock,
-    staged: Staged,
+    staged: StagedFiles,
     contents: Mapping[str, str],
     roots: Sequence[str],
     draft: Manifest,
@@ -152,7 +216,7 @@ def make_durable(
 def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> None:
     """Writes the marker: from its rename on, this is a commit."""
     data = catalog.marker_bytes(manifest_bytes, sequence)
-    fence.publish(files, os.path.join(holder, layout.MARKER), data)
+    files.publish(os.path.join(holder, layout.MARKER), data)
 
 
 def finish(
@@ -170,7 +234,7 @@ def finish(
         path = os.path.join(entry.path, layout.WITNESS)
         cannot_be_named = entry.manifest is not None and entry.manifest.prefix is None
         if cannot_be_named and not reading.is_there(path):
-            fence.publish(files, path, b"")
+            files.publish(path, b"")
     for entry in dropped:
         if not is_pinned(entry.path):
             retention.delete(files, entry)
@@ -233,7 +297,7 @@ def point(
         timestamps=tuple(times),
         last_preserved=old.last_preserved,
     )
-    fence.publish(files, path, pointer.to_bytes(new))
+    files.publish(path, pointer.to_bytes(new))
 
 
 def free_target(files: Files, directory: str, number: int, sequence: int) -> str:

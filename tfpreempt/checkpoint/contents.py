@@ -8,92 +8,37 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.catalog import Entry
+from tfpreempt.checkpoint.commit import StagedFiles
 from tfpreempt.checkpoint.shares import DenseTensor, Part
 from tfpreempt.checkpoint.state import State
 
 
-class Permit:
-    """Decides whether an asynchronous save may still commit. Any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_taken = self._is_given_up = False
-
-    def check(self) -> None:
-        """Called between the parts of the save.
-
-        Raises:
-            SaveError: the save was given up.
-        """
-        if self._is_given_up:
-            raise errors.SaveError("an asynchronous save was given up for a newer one")
-
-    def take(self) -> None:
-        """Called just before the marker: the save can not be given up any more.
-
-        Raises:
-            SaveError: the save was given up.
-        """
-        with self._lock:
-            self.check()
-            self._is_taken = True
-
-    def give_up(self) -> bool:
-        """Prevents the commit; returns False if `take` came first."""
-        with self._lock:
-            self._is_given_up = not self._is_taken
-            return self._is_given_up
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether the save commits nothing."""
-        return self._is_given_up
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Staged:
+class Staged(StagedFiles):
     """One worker's part of a save, as far as it is captured or written.
 
     One owner at a time: the main thread until the part is captured, then the thread
     that writes and publishes the save.
 
     Attributes:
-        step: the step that is saved; equal on all workers.
-        attempt: the name of the save: equal on all workers, and never used again.
-        staging: the staging directory.
-        started_at: monotonic seconds at which the save began.
-        permit: of an asynchronous save, during which training changes all tensors;
-            None if training waits for the save.
-        number: the directory number in the own form.
-        prefix: TensorFlow's prefix of a flat checkpoint; None in the own form.
         is_empty: whether a save_fn returned None: there is nothing to commit.
         tensors: the tensors that were captured and are not written yet. If `is_dealt`,
             all of them until the commit.
         is_dealt: whether the workers write a share each of the tensors that all hold.
         parts: data files that are on the disk, and in no index yet.
-        sums: size and crc32c of files that are on the disk already, by path.
         capture_seconds: time for which training waited for the capture.
         share_seconds: time that this worker took to write its share, if `is_dealt`.
     """
 
-    step: int
-    attempt: str
-    staging: str
-    started_at: float
-    permit: Permit | None = None
-    number: int = 0
-    prefix: str | None = None
     is_empty: bool = False
     tensors: Sequence[DenseTensor] = ()
     is_dealt: bool = False
     parts: Sequence[Part] = ()
-    sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     capture_seconds: float = 0.0
     share_seconds: float = 0.0
 

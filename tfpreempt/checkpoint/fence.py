@@ -26,10 +26,11 @@ import errno
 import itertools
 import os
 from collections.abc import Iterator
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
+from tfpreempt.checkpoint.head import Held
 from tfpreempt.checkpoint.holder import MAX_BYTES, Found, Holder, from_json
 from tfpreempt.checkpoint.patience import Renewal
 from tfpreempt.core import contained
@@ -245,27 +246,6 @@ def is_leased_by(directory: str, token: str) -> bool:
         return False
 
 
-class Held(Protocol):
-    """A lease, as those see it who write under it."""
-
-    @property
-    def token(self) -> str | None:
-        """Token of the lease; None where this process does not hold it."""
-        ...
-
-    def check(self) -> None:
-        """Raises where it is lost."""
-        ...
-
-    def lose_to_another_run(self) -> NoReturn:
-        """Raises: another run had the lease meanwhile, and committed."""
-        ...
-
-    def moving(self) -> contextlib.AbstractContextManager[str | None]:
-        """A path by which to move a file; None where there is no lease to be had."""
-        ...
-
-
 class FencedFiles:
     """The file operations of a commit, by who holds the lease of its directory.
 
@@ -349,21 +329,3 @@ class FencedFiles:
                 self._lease.check()  # a save_fn's, on another disk: no fence reaches it
                 way = None
             yield way or path
-
-
-def publish(files: Files, path: str, data: bytes) -> None:
-    """Writes what readers find commits by; under a lease by its way, if there is one.
-
-    Args:
-        files: the operations.
-        path: of the marker, or of TensorFlow's `checkpoint` file.
-        data: all of its bytes.
-
-    Raises:
-        LeaseLostError: another process has the lease.
-        OSError: as the file system says.
-    """
-    if isinstance(files, FencedFiles):
-        files.publish(path, data)
-    else:
-        write_durably(files, path, data)

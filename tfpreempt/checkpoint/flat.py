@@ -27,7 +27,6 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, commit, layout, retention
-from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.manifest import Manifest, to_json
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
@@ -114,7 +113,11 @@ def is_half_written(prefix: str) -> bool:
 
 
 def publish(
-    files: Files, clock: Clock, directory: str, staged: Staged, draft: Manifest
+    files: Files,
+    clock: Clock,
+    directory: str,
+    staged: commit.StagedFiles,
+    draft: Manifest,
 ) -> tuple[str, Manifest]:
     """Commits a flat checkpoint: TensorFlow's files plus the staged shards.
 

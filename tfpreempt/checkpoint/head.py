@@ -9,19 +9,41 @@ commit on which it was published.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Iterable
+from typing import NoReturn, Protocol
 
 from tfpreempt.checkpoint import catalog
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.fence import Held
 from tfpreempt.checkpoint.manifest import Parent
 
 _PROCESS = uuid.uuid4().hex[:16]
 
 NONE = Parent(token="", sequence=0)
 """The parent of the first commit of a directory."""
+
+
+class Held(Protocol):
+    """A lease, as those see it who write under it."""
+
+    @property
+    def token(self) -> str | None:
+        """Token of the lease; None where this process does not hold it."""
+        ...
+
+    def check(self) -> None:
+        """Raises where it is lost."""
+        ...
+
+    def lose_to_another_run(self) -> NoReturn:
+        """Raises: another run had the lease meanwhile, and committed."""
+        ...
+
+    def moving(self) -> contextlib.AbstractContextManager[str | None]:
+        """A path by which to move a file; None where there is no lease to be had."""
+        ...
 
 
 class Head:

@@ -13,7 +13,7 @@ import os
 import re
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import fence, layout
+from tfpreempt.checkpoint import layout
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files
 
@@ -131,7 +131,7 @@ def unlist(files: Files, directory: str, prefix: str) -> None:
         return
     times = tuple(old.timestamps[i] for i in left) if old.timestamps else ()
     new = dataclasses.replace(old, latest=latest, paths=paths, timestamps=times)
-    fence.publish(files, path, to_bytes(new))
+    files.publish(path, to_bytes(new))
 
 
 def to_bytes(pointer: Pointer) -> bytes:

@@ -21,7 +21,8 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, flat, layout, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.contents import Permit, Staged
+from tfpreempt.checkpoint.commit import Permit
+from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.directory import LEFT_BEHIND, Directory
 from tfpreempt.checkpoint.head import committed, newest, this_process
 from tfpreempt.checkpoint.manifest import Manifest, Parent

@@ -21,7 +21,6 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint import (
     bundle_writer,
-    fence,
     large_tensors,
     layout,
     pointer,
@@ -561,7 +560,7 @@ class _ManagerContents(_Tracked):
             last_preserved=manager._last_preserved_timestamp,
         )
         path = os.path.join(os.path.abspath(manager.directory), layout.POINTER)
-        fence.publish(self.files, path, pointer.to_bytes(state))
+        self.files.publish(path, pointer.to_bytes(state))
 
     def _count_step(self) -> None:
         manager = self.by

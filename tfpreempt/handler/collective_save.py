@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.commit import Permit
 from tfpreempt.checkpoint.save import Save
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.agreement import PREEMPTION

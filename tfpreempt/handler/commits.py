@@ -11,7 +11,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, handle
 from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.commit import Permit
 from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.lease import Lease

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.commit import Permit
 from tfpreempt.checkpoint.save import Save
 from tfpreempt.checkpoint.unfinished_caches import clear_interrupted, written_caches
 from tfpreempt.coordination.deadlines import Deadlines

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout, retention
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.contents import Permit
+from tfpreempt.checkpoint.commit import Permit
 from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.manifest import Manifest, Parent
 from tfpreempt.checkpoint.save import Save

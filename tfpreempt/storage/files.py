@@ -61,6 +61,15 @@ class Files(Protocol):
         """Deletes an empty directory; one that is gone already is fine."""
         ...
 
+    def publish(self, path: str, data: bytes) -> None:
+        """Writes a small file by which readers find commits; durable, all or nothing.
+
+        Args:
+            path: of the marker, or of TensorFlow's `checkpoint` file.
+            data: all of its bytes.
+        """
+        ...
+
 
 class LocalFiles:
     """The file system of this machine.
@@ -120,6 +129,9 @@ class LocalFiles:
             contained.parent(path, self._root) as (folder, name),
         ):
             os.rmdir(name, dir_fd=folder)
+
+    def publish(self, path: str, data: bytes) -> None:
+        write_durably(self, path, data)
 
     def _open_new(self, path: str) -> int:
         """Opens a new file to write; a file that has the name is removed.

@@ -90,6 +90,9 @@ class GfileFiles:
     def sync_file(self, path: str) -> None:
         """Nothing: an object that is there is durable."""
 
+    def publish(self, path: str, data: bytes) -> None:
+        self.write(path, data)  # an object is there whole or not at all
+
     def sync_dir(self, path: str) -> None:
         """Nothing, likewise."""
 
