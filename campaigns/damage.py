@@ -288,10 +288,11 @@ class Worker(Program):
         start = Start(make, directory / DISK, cluster, lease=lease)
         return start.agree(keys, "start", 60.0)
 
-    def restore(self, commits: Any) -> int:
+    def restore(self, agreed: Any) -> int:
         """The step that it has restored."""
-        commits.restore(named_states=True)
-        commits.load_random_state()
+        if agreed.candidate is not None:
+            agreed.directory.restore(agreed.candidate)
+            agreed.directory.load_random_state(agreed.candidate)
         step = self.step(has_state=True)
         meant = random.Random(f"{self.held(step)}")
         if step and random.getstate() != meant.getstate():
@@ -383,12 +384,13 @@ class SnapshotForm(Form):
             program.assign(STEPS[0])
             handler.run(int)
             handler.save()
-            commits = handler._member.commits
+            run = handler._member
             for step in STEPS[1:]:
                 program.assign(step)
-                assert commits.take_snapshot(step, f"round-{step}")
-                commits.snapshots.go_on(0.0, 0.0, step)
-                assert commits.snapshots.wait(60.0)
+                run.runs = step
+                assert run.take_snapshot(f"round-{step}")
+                run.snapshots.go_on(0.0, 0.0, step)
+                assert run.snapshots.wait(60.0)
             lease.release_all()  # the process is killed: no close() clears the memory
 
     def start(self, directory: Path) -> int:
@@ -475,15 +477,18 @@ class WorkersForm(Form):
     """Commits of several workers, with a part of each."""
 
     def write(self, directory: Path) -> None:
+        from tests.checkpoint.fakes import write_part
+
         workers = [Worker(self, index) for index in range(WORLD)]
         with self._new_processes():
-            chief, *others = self._agree(workers, directory)
+            starts = self._agree(workers, directory)
             for step in STEPS:
-                staged = []
-                for worker, commits in zip(workers, (chief, *others), strict=True):
+                parts = []
+                for worker, start in zip(workers, starts, strict=True):
                     worker.assign(step)
-                    staged.append(commits.stage(step, f"save-{step}"))
-                chief.commit(staged[0], "save", range(WORLD), lambda: 60.0)
+                    attempt = f"{start.token}-save-{step}"
+                    parts.append(write_part(start.directory, step, attempt))
+                parts[0].publish("save", range(WORLD))
 
     def start(self, directory: Path) -> int:
         workers = [Worker(self, index) for index in range(WORLD)]

@@ -32,6 +32,7 @@ from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.commit import Permit
 from tfpreempt.checkpoint.contents import Contents, Staged
 from tfpreempt.checkpoint.directory import Directory
+from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.core.clock import Clock
@@ -226,9 +227,7 @@ class Run:
         entry = found.pop(rng.randrange(len(found)))
         self._reported = max(map(self._number, found), default=-1)
         with self._ours("delete"):
-            there = self._saver.commit_of(entry.path)
-            assert there is not None
-            self._saver.delete(there)
+            self._saver.delete(Checkpoint(entry.path))
             with self._disk.sound():
                 assert not os.path.exists(entry.path)
             self._count("deletions")

@@ -181,7 +181,7 @@ class Machine:
         mirror = Mirror(self._store, max_to_keep=keep, lease=lease)
         self._leases.append(lease)  # whose end may not have reached the store
         self._opened = open_directory(
-            self.directory, RandomContents(self._rng), copies=mirror, clock=self._clock
+            self.directory, RandomContents(self._rng), mirror=mirror, clock=self._clock
         )
         self._opened.start()
         opened = self._opened
@@ -225,7 +225,6 @@ class Machine:
         assert made is not None
         self.newest = catalog.at(made.path)
         self._world.committed[folder_of(self.newest)] = files_below(made.path)
-        self.mirror.add(self.newest)
 
     @property
     def is_copied(self) -> bool:

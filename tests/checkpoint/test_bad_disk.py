@@ -27,6 +27,7 @@ from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.checkpoint import flat
 from tfpreempt.checkpoint.fence import LocalDisk
+from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry, read_state
 from tfpreempt.storage import reading
@@ -115,10 +116,10 @@ def test_nor_is_it_said_to_be_gone_already(tmp_path: Path, failing: Failing) -> 
     save(saver, 1)
     (tmp_path / "1" / "COMMITTED").write_bytes(b"what nobody can read")
     with pytest.raises(errors.CheckpointDamagedError, match="nothing was deleted"):
-        saver.commit_of(str(tmp_path / "1"))
+        saver.delete(Checkpoint(str(tmp_path / "1")))
     failing(tmp_path, "listdir")
     with pytest.raises(errors.SaveError, match="use another disk"):
-        saver.commit_of(str(tmp_path / "1"))
+        saver.delete(Checkpoint(str(tmp_path / "1")))
 
 
 def test_what_cannot_be_read_for_a_moment_ranks_below_what_is_saved_then(

@@ -22,6 +22,7 @@ from tests.checkpoint.fakes import (
 from tests.fakes.storage import FaultyFiles, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import bundle_table, pointer, restore
+from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.core import progress
 from tfpreempt.storage import reading
@@ -191,7 +192,7 @@ def test_a_deletion_of_the_only_commit_that_is_cut_short_is_no_loss(
 
     def delete(files):
         saver = open_directory(directory, make_payload(), files=files)
-        saver.delete(saver.commit_of(str(directory / "10")))
+        saver.delete(Checkpoint(str(directory / "10")))
 
     found = [
         start(each, make_payload())
@@ -215,7 +216,7 @@ def test_a_witness_that_was_never_whole_goes_with_its_commit(tmp_path):
     with pytest.raises(SimulatedCrash):
         save_one(FaultyFiles(fail_at=written.index(True), when="after"))
     saver = open_directory(tmp_path / "run")
-    saver.delete(saver.commit_of(str(tmp_path / "run" / "1")))
+    saver.delete(Checkpoint(str(tmp_path / "run" / "1")))
     assert not (tmp_path / "run" / "1").exists()
 
 

@@ -200,7 +200,8 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     with monkeypatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
         other = Other(store)
-        others = open_directory(tmp_path / "other", OwnContents(), copies=mirror)
+        others = open_directory(tmp_path / "other", OwnContents())
+        others.highest_sequence = mirror.highest_sequence
         Upload(store, catalog.at(save(others, 2).path)).run()  # above all that is there
         other.place.end(other.token)
     mirror.add(catalog.at(save(saver, 3).path))

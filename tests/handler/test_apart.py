@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import os
 import threading
+import types
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.checkpoint.fakes import Words
+from tests.checkpoint.fakes import Words, write_part
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
@@ -23,12 +25,13 @@ from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.opening import open_directory
 from tfpreempt.checkpoint.patience import LONGEST_GRACE, Patience
 from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.save import Save
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.journal import Journal
-from tfpreempt.handler.commits import Commits
-from tfpreempt.handler.start import LEASE_TIMEOUT, Start
+from tfpreempt.handler.run import Run
+from tfpreempt.handler.start import LEASE_TIMEOUT, Agreed, Start
+from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage.files import files_for
 from tfpreempt.storage.interface import ObjectStore
 
@@ -53,7 +56,7 @@ def begin(
 ) -> Start:
     """The start of a worker without a checkpoint, as its handler makes it."""
     mirror = Mirror(store, max_to_keep=2) if store and cluster.is_chief else None
-    make = functools.partial(open_directory, None, disk, cluster=cluster, copies=mirror)
+    make = functools.partial(open_directory, None, disk, cluster=cluster, mirror=mirror)
     lease = Lease() if cluster.is_chief else None
     return kind(
         make, disk, cluster, store=store, mirror=mirror, lease=lease, in_use=in_use
@@ -69,6 +72,11 @@ def on_both_workers(do: Callable[[int], None]) -> None:
         thread.join(LIMIT)
 
 
+def write(start: Agreed, step: int) -> Save:
+    """A worker's part of a save."""
+    return write_part(start.directory, step, f"{start.token}-{step}")
+
+
 class Machines:
     """Two workers' starts, each with a directory of its own; no handlers."""
 
@@ -76,10 +84,10 @@ class Machines:
         self.disks = [folder / f"disk-{worker}" for worker in range(2)]
         self.store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
 
-    def start(self) -> list[Commits]:
+    def start(self) -> list[Agreed]:
         """All workers start."""
         keys, starts = MemoryStore(), []
-        agreed: dict[int, Commits] = {}
+        agreed: dict[int, Agreed] = {}
         for worker, disk in enumerate(self.disks):
             cluster = Cluster(worker=worker, jobs=(("worker", 2),))
             kind = Elsewhere if worker else Start
@@ -91,10 +99,10 @@ class Machines:
         on_both_workers(agree)
         return [agreed[0], agreed[1]]
 
-    def save(self, starts: list[Commits], step: int) -> None:
+    def save(self, starts: list[Agreed], step: int) -> None:
         """One commit of both workers."""
-        parts = [start.stage(step, f"{step}") for start in starts]
-        starts[0].commit(parts[0], "save", [0, 1], lambda: 60.0)
+        parts = [write(start, step) for start in starts]
+        parts[0].publish("save", [0, 1])
         assert self.workers_of_the_newest() == (0, 1)
 
     def workers_of_the_newest(self) -> tuple[int, ...]:
@@ -145,7 +153,7 @@ def test_a_part_that_was_not_sent_is_not_left_behind(machines: Machines) -> None
     starts = machines.start()
     machines.store.fail_from(len(machines.store.operations), OSError("no route"))
     with pytest.raises(errors.SaveError, match="no route"):
-        starts[1].stage(1, "1")
+        write(starts[1], 1)
     assert not os.path.exists(machines.disks[1] / layout.STAGING)
 
 
@@ -154,27 +162,27 @@ def test_only_who_must_leave_commits_without_a_part(
     machines: Machines, because: str
 ) -> None:
     chief, other = machines.start()
-    parts = [start.stage(1, "1") for start in (chief, other)]
+    parts = [write(start, 1) for start in (chief, other)]
     for name in machines.store.list("shards/"):
         machines.store.damage(name)
     if because in ("save", "periodic"):
         with pytest.raises(errors.SaveError, match=r"worker\(s\) \[1\]"):
-            chief.commit(parts[0], because, [0, 1], lambda: 60.0)
+            parts[0].publish(because, [0, 1])
     else:
-        chief.commit(parts[0], because, [0, 1], lambda: 60.0)
+        parts[0].publish(because, [0, 1])
         assert machines.workers_of_the_newest() == (0,)
 
 
 def test_half_of_a_part_is_not_committed(machines: Machines) -> None:
     chief, other = machines.start()
-    parts = [start.stage(1, "1") for start in (chief, other)]
+    parts = [write(start, 1) for start in (chief, other)]
     files = [
         name
         for name in machines.store.list("shards/")
         if not name.endswith(layout.MANIFEST)
     ]
     machines.store.damage(files[-1])
-    chief.commit(parts[0], "preemption", [0, 1], lambda: 60.0)
+    parts[0].publish("preemption", [0, 1])
     (entry,) = catalog.scan(str(machines.disks[0]))
     assert entry.manifest is not None
     assert not [f for f in entry.manifest.files if f.name.startswith("worker-0001")]
@@ -186,17 +194,18 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
     """The clearing is a task, which comes late where the store is slow."""
     for _ in range(2):  # what the first start sends is left of a dead save
         chief, other = machines.start()
-        parts = [each.stage(1, "1") for each in (chief, other)]
+        parts = [write(each, 1) for each in (chief, other)]
         sent = {name for name in machines.store.list("shards/") if chief.token in name}
         assert sent
-    journal = Journal(chief.directory, 0)
-    chief.begin_copying(journal.record)
-    assert chief.wait_for_mirror(LIMIT)
+    watcher: Any = types.SimpleNamespace(close=lambda: None)
+    no_deadlines: Any = None
+    run = Run(TerminationConfig(), chief, no_deadlines, watcher)
+    run.start_mirror()
+    assert chief.directory.wait_for_mirror(LIMIT)
     assert set(machines.store.list("shards/")) == sent
-    chief.commit(parts[0], "save", [0, 1], lambda: 60.0)
+    parts[0].publish("save", [0, 1])
     assert machines.workers_of_the_newest() == (0, 1)
-    assert chief.mirror is not None
-    chief.mirror.close()
+    run.close()
 
 
 def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.handler.test_session import FakeSave
 from tests.multiprocess.harness import wait_until
 from tfpreempt.checkpoint.commit import Permit
-from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock
@@ -45,26 +45,19 @@ class OpenMembers:
 class Member:
     """One that only remembers what it was asked."""
 
-    token = "token"
     step = 1
 
     def __init__(self) -> None:
-        self.commits = self
+        self.start = types.SimpleNamespace(token="token")
+        self.calls: list[str] = []
         self.staged: list[str] = []
         self.present: list[Sequence[int]] = []
-        self.discarded = 0
 
-    def stage(self, name: str, permit: Permit | None = None) -> Staged:
+    def stage(self, name: str, permit: Permit | None = None) -> FakeSave:
         self.staged.append(name)
-        return Staged(
-            step=1,
-            attempt=name,
-            staging=name,
-            started_at=0.0,
-            permit=permit,
-        )
+        return FakeSave(self, name, permit)
 
-    def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
+    def commit(self, staged: FakeSave, because: str, workers: Sequence[int]) -> Commit:
         self.present.append(tuple(workers))
         return Commit(
             step=1,
@@ -76,8 +69,9 @@ class Member:
             because=because,
         )
 
-    def discard(self, staged: Staged) -> None:
-        self.discarded += 1
+    @property
+    def discarded(self) -> int:
+        return self.calls.count("discard")
 
 
 @pytest.fixture
@@ -141,7 +135,7 @@ def test_a_part_that_failed_is_missing_although_its_worker_is_through(
 ) -> None:
     """It is no worker that trained less: the others would rely on that commit."""
 
-    def fail(name: str) -> Staged:
+    def fail(name: str) -> FakeSave:
         raise SaveError("no room")
 
     chief, other = Member(), Member()
@@ -225,19 +219,19 @@ class Slow(Member):
         super().__init__()
         self.opened = threading.Event()
 
-    def capture(self, name: str, permit: Permit) -> Staged:
+    def capture(self, name: str, permit: Permit) -> FakeSave:
         return self.stage(name, permit)
 
-    def write(self, captured: Staged) -> Staged:
+    def write(self, captured: FakeSave) -> FakeSave:
         assert self.opened.wait(SECONDS)
         return captured
 
-    def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
+    def commit(self, staged: FakeSave, because: str, workers: Sequence[int]) -> Commit:
         assert staged.permit is not None
         try:
             staged.permit.take()
         except SaveError:
-            self.discard(staged)
+            staged.discard()
             raise
         return super().commit(staged, because, workers)
 
@@ -319,7 +313,7 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
     pair: list[CollectiveSaves],
 ) -> None:
     class Broken(Slow):
-        def capture(self, name: str, permit: Permit) -> Staged:
+        def capture(self, name: str, permit: Permit) -> FakeSave:
             raise SaveError("the disk is full")
 
     chief = Slow()

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.handler.test_session import LIMIT, FakeMember, notify
-from tfpreempt.checkpoint.contents import Staged
+from tests.handler.test_session import LIMIT, FakeRun, FakeSave, notify
 from tfpreempt.coordination import deadlines
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import LOCAL, Cluster
@@ -34,7 +33,7 @@ class Store(MemoryStore):
         return frozenset(self.dead)
 
 
-class Worker(FakeMember):
+class Worker(FakeRun):
     """One worker's handler, its session, and how it closed.
 
     Args:
@@ -47,6 +46,7 @@ class Worker(FakeMember):
 
     def __init__(self, number: int, store: MemoryStore) -> None:
         super().__init__()
+        self.snapshots = self
         cluster = Cluster(worker=number, jobs=(("worker", 2),))
         self.session = session.Session(cluster, store, "0", 5.0, PendingNotices())
         self.session.open(self)  # type: ignore[arg-type]
@@ -55,25 +55,18 @@ class Worker(FakeMember):
         self.ended: BaseException | str | None = None
         self.thread = threading.Thread(target=self._close, daemon=True)
 
-    @property
-    def snapshots(self) -> Any:  # type: ignore[override]
-        return self
-
     def clear(self) -> None:
         self.calls.append("clear snapshots")
 
-    def commit(self, staged: Staged, *told: Any) -> Any:
+    def commit(self, staged: Any, *told: Any) -> Any:
         self.in_commit()
         self.has_moved = False
         return super().commit(staged, *told[:2])
 
-    def stage(self, name: str) -> Staged:
+    def stage(self, name: str) -> FakeSave:
         staged = super().stage(name)
         self.has_moved = False
         return staged
-
-    def wait_for_mirror(self, timeout: float | None) -> bool:
-        return True
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
@@ -113,8 +106,8 @@ def store() -> Store:
 @pytest.fixture
 def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]]:
     """The chief and another worker, which have made a step."""
-    monkeypatch.setattr(session, "SnapshotScheduler", lambda *args: FakeMember())
-    monkeypatch.setattr(FakeMember, "look", lambda self: None, raising=False)
+    monkeypatch.setattr(session, "SnapshotScheduler", lambda *args: FakeRun())
+    monkeypatch.setattr(FakeRun, "look", lambda self: None, raising=False)
     hard: list[str] = []
 
     def exit_hard(end: Callable[[], None]) -> None:
@@ -391,11 +384,10 @@ def test_all_fail_where_an_earlier_handler_of_a_worker_had_no_final_save(
     pair: list[Worker],
 ) -> None:
     chief, other = pair
-    first = FakeMember("first")
+    first = FakeRun("first")
     for name in ("is_resumed", "is_unconfirmed", "is_at_end"):
         setattr(first, name, False)
     first.error = SaveError("the disk is full")
-    first.wait_for_mirror = lambda timeout: True  # type: ignore[attr-defined]
     other.session.open(first)  # type: ignore[arg-type]
     with pytest.raises(SaveError):
         training_end.close(other.session, first)  # type: ignore[arg-type]

@@ -176,7 +176,7 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nor is a commit's copy held up."""
-    monkeypatch.setattr("tfpreempt.handler.member.HANDS_IN", 0.2)
+    monkeypatch.setattr("tfpreempt.handler.run.HANDS_IN", 0.2)
     monkeypatch.setattr("tfpreempt.checkpoint.remote.journals.EVERY", 0.01)
     go_on = threading.Event()
 

@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.remote.place import StorePlace
 from tfpreempt.core.cluster import LOCAL
-from tfpreempt.handler.commits import Commits
+from tfpreempt.handler.run import Run
 from tfpreempt.handler.start import Start
 
 pytestmark = pytest.mark.tensorflow
@@ -73,10 +73,10 @@ def test_a_fit_that_cannot_begin_keeps_no_lease(
 
     from tfpreempt.keras import PreemptionCallback
 
-    def fail(commits: Commits) -> None:
+    def fail(run: Run) -> None:
         raise errors.CheckpointMismatchError("the States of another program")
 
-    monkeypatch.setattr(Commits, "load_states", fail)
+    monkeypatch.setattr(Run, "load_states", fail)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     callback = PreemptionCallback(program.directory)

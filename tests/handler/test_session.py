@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import pytest
 
+from tfpreempt.checkpoint.commit import Permit
 from tfpreempt.checkpoint.contents import Staged
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.state import REGISTRY, State
@@ -45,60 +46,94 @@ pytestmark = pytest.mark.timeout(30)
 LIMIT = 10.0
 
 
-class FakeMember:
-    """A member that saves nothing and remembers what it was asked."""
+class FakeMirror:
+    """A mirror of a run that copies nothing."""
+
+    status = MirrorStatus(uri="gs://nowhere")
+
+    def __init__(self, run: FakeRun) -> None:
+        self._run = run
+
+    def hurry(self) -> None:
+        """Has nothing to copy."""
+
+    def resume(self) -> None:
+        """Has nothing to copy."""
+
+    def hand_in_journal(self, seconds: float) -> None:
+        """There is none."""
+
+    def finish(self, seconds: float) -> bool:
+        return self._run.finish_mirror()
+
+
+class FakeSave(Staged):
+    """A save that writes nothing."""
+
+    def __init__(self, run: Any, name: str, permit: Permit | None = None) -> None:
+        super().__init__(
+            step=run.step, attempt=name, staging=name, started_at=0.0, permit=permit
+        )
+        self._run = run
+
+    def discard(self) -> None:
+        self._run.calls.append("discard")
+
+
+class FakeRun:
+    """A run that saves nothing and remembers what it was asked."""
 
     has_moved = True
     amid = ""
-    status = MirrorStatus(uri="gs://nowhere")
     step = 0
-    directory = "/nowhere"
     is_closed = False
-    is_started = True
     is_armed = True
     runs = 0
-    snapshots = None
+    snapshots: Any = None
     left_at: int | None = None
     unrestored_variables: tuple[str, ...] = ()
     cluster = LOCAL
 
     def __init__(self, token: str = "token") -> None:
-        self.token = token
         self.calls: list[str] = []
         self.events: list[Event] = []
         self.error: Exception | None = None
         self.is_mirrored = True
         self.is_released = False
+        self.start = SimpleNamespace(token=token, tier="disk")
+        self.watcher = SimpleNamespace(is_started=True, start=lambda: None)
 
     @property
-    def commits(self) -> FakeMember:
+    def config(self) -> Any:  # made when it is asked for: a run that is dropped is gone
         return self
 
     @property
-    def store(self) -> FakeMember:
-        return self
+    def directory(self) -> Any:
+        return SimpleNamespace(
+            path="/nowhere",
+            cluster=self.cluster,
+            mirror=FakeMirror(self),
+            contents=SimpleNamespace(needs_peers=lambda: False),
+            wait_for_mirror=lambda timeout: self.is_mirrored,
+        )
 
-    @property
-    def contents(self) -> FakeMember:
-        return self
+    def start_mirror(self) -> None:
+        """There is none."""
 
-    @property
-    def watcher(self) -> FakeMember:
-        return self
-
-    def resume(self) -> None:
-        """Goes on after the exit function has returned."""
+    def finish_mirror(self) -> bool:
+        self.calls.append("finish mirror")
+        return self.is_mirrored
 
     def release(self) -> None:
         self.is_released = True
 
-    def stage(self, name: str) -> Staged:
+    def stage(self, name: str) -> FakeSave:
         if self.error is not None:
             raise self.error
         self.calls.append(f"stage {name}")
-        return Staged(step=self.step, attempt=name, staging=name, started_at=0.0)
+        return FakeSave(self, name)
 
-    def commit(self, staged: Staged, because: str, workers: Sequence[int]) -> Commit:
+    def commit(self, save: Staged, because: str, workers: Sequence[int]) -> Commit:
         self.calls.append(f"commit {because} {list(workers)}")
         return Commit(
             step=self.step,
@@ -110,44 +145,11 @@ class FakeMember:
             because=because,
         )
 
-    def discard(self, staged: Staged) -> None:
-        self.calls.append("discard")
-
-    def needs_peers(self) -> bool:
-        return False
-
     def record(self, event: Event) -> None:
         self.events.append(event)
 
     def record_exit(self, outcome: Outcome, why: str = "") -> None:
         self.record(Exit(outcome=outcome, code=None, step=self.step, detail=why))
-
-    def start(self) -> None:
-        """As its watcher: hears nothing."""
-
-    def begin_copying(self, record: Callable[[Event], None]) -> None:
-        """As its commits: copies nothing."""
-
-    @property
-    def mirror(self) -> FakeMember:
-        return self
-
-    def hurry(self) -> None:
-        """As its mirror: has nothing to copy."""
-
-    def hand_in_journal(self, seconds: float) -> None:
-        """As its mirror: copies none."""
-
-    def wait(self, timeout: float | None) -> bool:
-        return self.is_mirrored
-
-    def finish(self, seconds: float) -> bool:
-        self.calls.append("finish mirror")
-        return self.is_mirrored
-
-    @property
-    def config(self) -> FakeMember:
-        return self
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
@@ -208,7 +210,7 @@ def test_one_session_a_process(current: session.Session) -> None:
 
 def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
     """FACTS 2.7: rounds follow each other where the exit function returns."""
-    member = FakeMember()
+    member = FakeRun()
     current.open(member)
     for _ in range(3):
         boundary(current)
@@ -224,7 +226,7 @@ def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> No
 
 def test_a_save_that_fails_is_told(current: session.Session) -> None:
     """Nothing is lost in silence: fault and exit are recorded, the way out is taken."""
-    member = FakeMember()
+    member = FakeRun()
     member.error = OSError("the disk has gone")
     current.open(member)
     notify(current)
@@ -239,7 +241,7 @@ def test_a_save_that_fails_is_told(current: session.Session) -> None:
 
 def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     """D.1: the process leaves from another thread; no boundary is needed."""
-    member = FakeMember()
+    member = FakeRun()
     there = threading.Event()
     member.leave = lambda *args: there.set()  # type: ignore[method-assign]
     current.open(member)
@@ -255,7 +257,7 @@ def test_who_waits_for_the_others_says_so() -> None:
     the others may hang."""
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
     waiting = session.Session(cluster, MemoryStore(), "0", 5.0, PendingNotices())
-    member = FakeMember()
+    member = FakeRun()
     waiting.open(member)
     boundary(waiting)
     stages = [waiting.activity.heartbeat().stage]
@@ -272,7 +274,7 @@ def test_who_waits_for_the_others_says_so() -> None:
     assert stages[-1] is Stage.WAITS
 
 
-class Saving(FakeMember):
+class Saving(FakeRun):
     """Its periodic saves are waited for by training; tells that one has begun."""
 
     saves_async = False
@@ -281,7 +283,7 @@ class Saving(FakeMember):
         super().__init__()
         self.is_saving = threading.Event()
 
-    def stage(self, name: str) -> Staged:
+    def stage(self, name: str) -> FakeSave:
         self.is_saving.set()
         return super().stage(name)
 
@@ -380,10 +382,10 @@ def test_nor_does_it_where_the_program_catches_the_error(
 
 def test_all_open_handlers_are_saved(current: session.Session) -> None:
     """FACTS 2.6: a handler that was closed or dropped is not asked; the others are."""
-    first, second, closed = FakeMember(), FakeMember(), FakeMember()
+    first, second, closed = FakeRun(), FakeRun(), FakeRun()
     for member in (first, second, closed):
         current.open(member)
-    current.open(FakeMember())  # dropped at once
+    current.open(FakeRun())  # dropped at once
     current.part(closed)
     assert list(current.members) == [first, second]
     notify(current)
@@ -396,7 +398,7 @@ def test_a_copy_that_is_not_whole_is_told_to_whoever_leaves(
     current: session.Session,
 ) -> None:
     """One of two is enough."""
-    first, second = FakeMember(), FakeMember()
+    first, second = FakeRun(), FakeRun()
     second.is_mirrored = False
     for member in (first, second):
         current.open(member)
@@ -406,7 +408,7 @@ def test_a_copy_that_is_not_whole_is_told_to_whoever_leaves(
 
 
 def test_a_program_saves_no_states_while_a_fit_runs(current: session.Session) -> None:
-    member = FakeMember()
+    member = FakeRun()
     member.amid = "model.fit"
     current.open(member)
     with pytest.raises(UsageError, match=r"model\.fit"):
@@ -417,14 +419,14 @@ def test_a_program_saves_no_states_while_a_fit_runs(current: session.Session) ->
 # --- Ctrl-C --------------------------------------------------------------------------
 
 
-class Pressed(FakeMember):
+class Pressed(FakeRun):
     """A handler during whose save somebody presses Ctrl-C, once or twice."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
         self.times = times
 
-    def stage(self, name: str) -> Staged:
+    def stage(self, name: str) -> FakeSave:
         for _ in range(self.times):
             signal.raise_signal(signal.SIGINT)
         return super().stage(name)
@@ -461,7 +463,7 @@ def ctrl_c_in_a_finally() -> Iterator[None]:
 def test_ctrl_c_on_the_way_out_does_not_change_its_code(
     current: session.Session,
 ) -> None:
-    member = FakeMember()
+    member = FakeRun()
     member.leave = leave  # type: ignore[method-assign]
     current.open(member)
     notify(current)
@@ -477,7 +479,7 @@ def test_a_loss_leaves_as_deaf_to_ctrl_c(
     current: session.Session,
 ) -> None:
     """It leaves from where the error came, not from a boundary."""
-    member = FakeMember()
+    member = FakeRun()
     member.leave = leave  # type: ignore[method-assign]
     current.open(member)
     with pytest.raises(SystemExit), ctrl_c_in_a_finally():
@@ -487,8 +489,8 @@ def test_a_loss_leaves_as_deaf_to_ctrl_c(
 def test_ctrl_c_counts_where_the_exit_function_comes_back(
     current: session.Session,
 ) -> None:
-    class Stays(FakeMember):
-        def finish(self, seconds: float) -> bool:
+    class Stays(FakeRun):
+        def finish_mirror(self) -> bool:
             signal.raise_signal(signal.SIGINT)
             return True
 
@@ -514,9 +516,11 @@ def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
 def test_what_a_share_takes_is_known_before_others_are_waited_for(
     current: session.Session, share: float
 ) -> None:
-    class Sharing(FakeMember):
-        def stage(self, name: str) -> Staged:
-            return dataclasses.replace(super().stage(name), share_seconds=share)
+    class Sharing(FakeRun):
+        def stage(self, name: str) -> FakeSave:
+            save = super().stage(name)
+            save.share_seconds = share
+            return save
 
     member = Sharing()
     current.open(member)
@@ -538,7 +542,7 @@ def test_ctrl_c_in_a_save_is_honoured_after_it(
     """What is done about it is said while the save is still under way."""
 
     class Told(Pressed):
-        def stage(self, name: str) -> Staged:
+        def stage(self, name: str) -> FakeSave:
             staged = super().stage(name)
             while "press it again to give that up" not in caplog.text:
                 threading.Event().wait(0.001)
@@ -577,7 +581,7 @@ def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
 def test_handlers_that_end_in_one_round_do_not_share_a_mark(
     current: session.Session,
 ) -> None:
-    handlers = [FakeMember("one"), FakeMember("two"), FakeMember("three")]
+    handlers = [FakeRun("one"), FakeRun("two"), FakeRun("three")]
     for handler in handlers:
         current.open(handler)
         current.saves.save(handler, "finished")
@@ -612,7 +616,7 @@ def test_an_end_that_is_not_saved_is_no_success(
     pid = os.fork()
     if pid == 0:
         with this_process.new_process():
-            member = FakeMember()
+            member = FakeRun()
             member.error = SaveError("the disk is full")
             this_process.find_session(None, 5.0).open(member)
             ends[0]()
@@ -638,7 +642,7 @@ def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
     monkeypatch.setattr(this_process, "on_interpreter_end", ends.append)
     monkeypatch.setattr(training_end, "exit_hard", lambda leave: leave())
     with this_process.new_process():
-        member = FakeMember()
+        member = FakeRun()
         this_process.find_session(None, 5.0).open(member)
         words = Words("words of a function")
         assert "words of a function" not in REGISTRY.gone()
@@ -657,7 +661,7 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
     pid = os.fork()
     if pid == 0:
         with this_process.new_process():
-            member = FakeMember()
+            member = FakeRun()
             this_process.find_session(None, 5.0).open(member)
             sys.last_value = ValueError("of the program")
             ends[0]()
@@ -688,7 +692,7 @@ def forked(program: Callable[[], None]) -> int:
 
 def test_a_forked_child_tells_nothing_of_its_end(current: session.Session) -> None:
     """Its error is not that of the training, which goes on."""
-    member = FakeMember()
+    member = FakeRun()
     current.open(member)
 
     def program() -> None:
@@ -850,7 +854,7 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
 
     def program() -> None:
         with this_process.new_process():
-            current, member = this_process.find_session(None, 5.0), FakeMember()
+            current, member = this_process.find_session(None, 5.0), FakeRun()
             member.leave = fail  # type: ignore[assignment,method-assign]
             current.open(member)
             alarm = threading.Thread(target=current.exit.overrun, args=("late",))
@@ -871,7 +875,7 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
 
     def program() -> None:
         with this_process.new_process():
-            current, member = this_process.find_session(None, 5.0), FakeMember()
+            current, member = this_process.find_session(None, 5.0), FakeRun()
             clock, deadlines = SystemClock(), current.coordinator.deadlines
 
             def leave(committed: bool, cluster: Cluster, **more: bool) -> None:

@@ -44,7 +44,6 @@ class Worker:
         self.is_busy = False
         self.is_armed = self.has_moved = True
         self.runs = 0
-        self.commits = self
         self.extra: dict[Key, Any] = {}
         self.commit_extra: dict[str, Any] = {}
         self.settings = SimpleNamespace(world=2, host=number == 0, worker=number)

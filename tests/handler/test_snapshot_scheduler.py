@@ -21,7 +21,6 @@ class Training:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.commits = self
         self.snapshots = self
         self.gate = SimpleNamespace(started=1)
         self.base = self.runs = 0

@@ -55,7 +55,7 @@ class Place:
 
     def stop(self):
         for each in registered._alone.values():
-            each._copies._mirror.close()
+            each._copies.mirror.close()
 
     def lose_disk(self):
         shutil.rmtree(self.directory)
@@ -74,7 +74,7 @@ class Place:
 
     def wait(self):
         found = copies_here()
-        assert found._mirror.wait(LIMIT)
+        assert found.mirror.wait(LIMIT)
 
     def break_store(self):
         error = errors.CheckpointError("503 from the bucket.")
@@ -189,7 +189,7 @@ def test_faults_never_reach_the_loop(place, words, caplog):
     for number in range(4):
         place.save(words, str(number))
     found = copies_here()
-    assert not found._mirror.wait(0.05)
+    assert not found.mirror.wait(0.05)
     assert len(said(caplog, "training goes on")) == 1
     found.seconds = 0.05
     found._end()
@@ -204,7 +204,7 @@ def test_the_end_waits_for_the_copy(place, words):
     found.seconds = LIMIT
     found._end()
     assert place.copied() == [1]
-    assert not found._mirror.is_open
+    assert not found.mirror.is_open
 
 
 def test_a_forked_child_waits_for_nothing(place, words):
@@ -212,7 +212,7 @@ def test_a_forked_child_waits_for_nothing(place, words):
     found = copies_here()
     found._process += 1
     found._end()
-    assert found._mirror.is_open
+    assert found.mirror.is_open
 
 
 def test_what_is_fetched_goes_by_way_of_the_lease(place, words):
@@ -280,7 +280,8 @@ def test_a_damaged_disk_is_mended_from_the_store(place, words, caplog):
 
 def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
     class Session:
-        commits = SimpleNamespace(load_state=lambda state: True)
+        def load_state(self, state):
+            return True
 
         @property
         def members(self):
@@ -358,13 +359,13 @@ def test_of_those_that_share_a_disk_one_fetches(place, words, run_before):
         thread.join(LIMIT)
     made[0][0].begin()
     assert failures == []
-    assert made[0][0]._mirror.wait(LIMIT)
+    assert made[0][0].mirror.wait(LIMIT)
     assert place.fetched() == 1
     for each, loader in made:
         words.text = ""
         assert loader.load(words)
         assert words.text == "of the chief"
-        assert each._mirror.is_open == (each is made[0][0])
+        assert each.mirror.is_open == (each is made[0][0])
     made[0][0]._end()
 
 
@@ -380,7 +381,7 @@ def test_of_those_with_disks_of_their_own_each_fetches(
         words.text = ""
         assert loader.load(words)
         assert words.text == "of the chief"
-        assert not made._mirror.is_open  # it copies nothing
+        assert not made.mirror.is_open  # it copies nothing
     assert place.fetched() == 2
 
 
@@ -389,7 +390,7 @@ def test_what_is_gone_is_not_copied(place):
     directory, files = str(place.directory), LocalFiles()
     made = copies.Copies(place.store, directory, LOCAL, lambda: None, files)
     made.begin()
-    made.committed(str(place.directory / "gone"))  # never raises
+    made.mirror.add(catalog.at(str(place.directory / "gone")))
     made._end()
 
 

@@ -12,17 +12,20 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, directory_identity, flat, layout, retention
 from tfpreempt.checkpoint import restore as restoring
-from tfpreempt.checkpoint.catalog import Condition, Entry
+from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.contents import Contents
 from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
+from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.head import Head, committed, this_process
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.remote import fetch
+from tfpreempt.checkpoint.remote.exchange import ShardExchange
+from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.resized import check_rules, has_part_of, is_resized, read_own
 from tfpreempt.checkpoint.state import (
     REGISTRY,
@@ -47,19 +50,6 @@ _UNFINISHED = 8  # saves of which late shares are looked for
 _heads: dict[tuple[str, str], Head] = {}  # where this process committed, by directory
 
 
-class Copies(Protocol):
-    """The copy of the directory in an object store; see `remote/`."""
-
-    @property
-    def highest_sequence(self) -> int:
-        """The highest sequence that is taken there."""
-        ...
-
-    def is_pinned(self, path: str) -> bool:
-        """Whether a local commit is being copied, and must not be deleted."""
-        ...
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Directory:
     """One worker's view of a checkpoint directory.
@@ -73,9 +63,11 @@ class Directory:
         registry: the named States that are saved.
         max_to_keep: number of own commits to keep; None keeps all.
         needs_prefix: whether a commit of named States alone is nothing to restore.
-        copies: the copy of the directory in an object store; None without one.
+        mirror: on the chief, the copy of the directory in an object store.
         lease: the lease of the directory; None without one.
         clock: for measured times.
+        exchange: transfers the parts of workers that do not see the chief's directory;
+            None if all workers see it.
 
     Attributes:
         damaged: tokens of the commits that `newest` passed over; they are not counted
@@ -97,9 +89,10 @@ class Directory:
     registry: StateRegistry = REGISTRY
     max_to_keep: int | None = 2
     needs_prefix: bool = False
-    copies: Copies | None = None
+    mirror: Mirror | None = None
     lease: Lease | None = None
     clock: Clock = dataclasses.field(default_factory=SystemClock)
+    exchange: ShardExchange | None = None
     damaged: set[str] = dataclasses.field(default_factory=set, init=False)
     highest_sequence: int = dataclasses.field(default=0, init=False)
     unfinished: collections.deque[str] = dataclasses.field(init=False)
@@ -374,21 +367,51 @@ class Directory:
             self.damaged.add(candidate.token)
             raise
 
-    # --- deleting --------------------------------------------------------------------
+    # --- deleting and mirroring ------------------------------------------------------
 
-    def commit_of(self, place: str) -> Entry | None:
-        """The commit in this directory that a path, or a remote folder's URI, means.
+    def delete(self, checkpoint: Checkpoint) -> None:
+        """Deletes a commit, in the directory and in the mirror; on the chief.
 
         Raises:
-            CheckpointDamagedError: it cannot be read as one.
-            SaveError: the disk.
+            ConfigurationError: the commit is not ours to delete.
+            CheckpointDamagedError: the commit cannot be read.
+            CheckpointError: the disk or the store.
         """
-        name = place.rstrip("/").rpartition("/")[2]
+        entry = self._commit_at(checkpoint.path)
+        if entry is not None and entry.kind is Kind.FLAT:
+            raise errors.ConfigurationError(
+                f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
+                "says what goes, or to a save_fn; delete it by their own means"
+            )
+        holder, _, name = checkpoint.path.rstrip("/").rpartition("/")
+        may_be_own = holder == self.path and layout.COMMIT.fullmatch(name) is not None
+        is_known = entry is not None or may_be_own
+        if self.mirror is not None:
+            is_known = self.mirror.delete(checkpoint.path, entry) or is_known
+        if not is_known:
+            raise errors.ConfigurationError(
+                f"{checkpoint!r} is not of this handler's directory, {self.path!r}, "
+                "nor of its remote_checkpoint_dir; nothing was deleted"
+            )
+        if entry is None:
+            _log.warning(
+                "tfpreempt: %r is not (any more) in this directory, so there was "
+                "nothing to delete",
+                checkpoint,
+            )
+            return
+        with failure.translated(f"delete {entry.path!r}", self.path):
+            self.identity.check()
+            retention.delete(self.files, entry)
+
+    def _commit_at(self, path: str) -> Entry | None:
+        """Returns the commit here that a path, or a remote folder's URI, means."""
+        name = path.rstrip("/").rpartition("/")[2]
         with failure.translated("look at the checkpoints", self.path):
             found = catalog.scan(self.path)
         for entry in found:
             is_twin = name == catalog.folder_name(entry.step or 0, entry.token)
-            is_meant = is_twin or os.path.abspath(place) == os.path.abspath(entry.path)
+            is_meant = is_twin or os.path.abspath(path) == os.path.abspath(entry.path)
             if entry.is_committed and is_meant:
                 return entry
             if entry.condition is Condition.DAMAGED and is_meant:
@@ -399,17 +422,31 @@ class Directory:
                 )
         return None
 
-    def may_hold(self, place: str) -> bool:
-        """Whether a path is one of a commit in this directory, be it there or not."""
-        holder, _, name = place.rstrip("/").rpartition("/")
-        return holder == self.path and layout.COMMIT.fullmatch(name) is not None
+    def read_back(self, path: str) -> Entry | None:
+        """Returns a commit that was just published; None, logged, if the disk fails."""
+        try:
+            return catalog.at(path)
+        except (OSError, errors.CheckpointError) as error:
+            _log.warning(
+                "tfpreempt: %s is committed, but cannot be read back, so it is not "
+                "mirrored: %s",
+                path,
+                error,
+            )
+            return None
 
-    def delete(self, entry: Entry) -> None:
-        """Deletes one of our own commits; on the chief.
+    @property
+    def mirror_status(self) -> MirrorStatus | None:
+        """How far the mirror is; None without one. Any thread."""
+        return None if self.mirror is None else self.mirror.status
 
-        Raises:
-            SaveError: the disk.
-        """
-        with failure.translated(f"delete {entry.path!r}", self.path):
-            self.identity.check()
-            retention.delete(self.files, entry)
+    def wait_for_mirror(self, timeout: float | None) -> bool:
+        """Waits until all is mirrored; returns whether the newest commit is."""
+        return self.mirror is None or self.mirror.wait(timeout)
+
+    def release(self) -> None:
+        """Lets other programs use the directory; a save takes the lease again."""
+        if self.lease is not None:
+            self.lease.release()
+        if self.mirror is not None:
+            self.mirror.release()

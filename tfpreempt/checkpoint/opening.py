@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.contents import Contents, Staged
-from tfpreempt.checkpoint.directory import Copies, Directory
+from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.random_state import RandomState
+from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.checkpoint.state import REGISTRY, StateRegistry
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import Clock, SystemClock
@@ -119,7 +120,7 @@ def open_directory(
     save_fn: Callable[..., Any] | None = None,
     chief_directory: str | None = None,
     io_device: str | None = None,
-    copies: Copies | None = None,
+    mirror: Mirror | None = None,
     is_shared: bool = True,
     registry: StateRegistry = REGISTRY,
     files: Files | None = None,
@@ -140,7 +141,7 @@ def open_directory(
         chief_directory: the chief's directory, where a non-chief manager has another.
         io_device: where TensorFlow's files are written and read; None: where the
             variables are, which may be another machine.
-        copies: the copy of the directory in an object store; None without one.
+        mirror: on the chief, the copy of the directory in an object store.
         is_shared: whether all workers see the directory, so that each can write a
             share of what all hold.
         registry: the named States that go along.
@@ -190,7 +191,7 @@ def open_directory(
         registry=registry,
         max_to_keep=max_to_keep,
         needs_prefix=given is not None and save_fn is None,
-        copies=copies,
+        mirror=mirror,
         lease=lease,
         clock=clock or SystemClock(),
     )

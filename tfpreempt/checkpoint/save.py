@@ -12,9 +12,11 @@ a save that fails before the marker commits nothing, and removes what it staged.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import math
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from tfpreempt import errors
@@ -113,11 +115,17 @@ class Save(Staged):
                 directory.files.sync_file(os.path.join(self._own_folder, name))
             if names:
                 directory.files.sync_dir(self._own_folder)
+            if directory.exchange is not None:
+                directory.exchange.send(self)
         if self.is_dealt:
             self.share_seconds = directory.clock.monotonic() - began
 
     def publish(
-        self, because: str, workers: Sequence[int], parent: Parent | None = None
+        self,
+        because: str,
+        workers: Sequence[int],
+        parent: Parent | None = None,
+        left: Callable[[], float] = lambda: math.inf,
     ) -> events.Commit | None:
         """Makes the save the newest commit; on the chief, any thread.
 
@@ -126,6 +134,7 @@ class Save(Staged):
             workers: indices of the workers that are known to have written their parts;
                 parts of other workers are left out.
             parent: for a snapshot, the newest commit of the checkpoint directory.
+            left: returns the seconds that a notice leaves for the commit.
 
         Returns:
             The commit; None if a save_fn left nothing to commit.
@@ -148,6 +157,8 @@ class Save(Staged):
             self.discard()
             return None
         with self._discarded_on_failure("commit"):
+            if directory.exchange is not None:
+                workers = directory.exchange.collect(self, workers, because, left)
             if directory.lease is not None:
                 directory.lease.check()  # another owner has removed what was staged
             directory.identity.check()
@@ -159,6 +170,8 @@ class Save(Staged):
             path, manifest = self._commit(because, present, parent)
         took = directory.clock.monotonic() - self.started_at
         self._clear_up(is_over=len(set(workers)) == directory.cluster.world)
+        if directory.mirror is not None and (made := directory.read_back(path)):
+            directory.mirror.add(made)
         return events.Commit(
             step=manifest.step,
             path=path,
@@ -228,6 +241,9 @@ class Save(Staged):
         is_shared = directory.cluster.world > 1 and not directory.cluster.saves_all
         if is_shared and not (is_over or paths.is_url(self.staging)):
             directory.unfinished.append(self.staging)
+        if directory.exchange is not None and directory.mirror is not None:
+            clear = functools.partial(directory.exchange.clear, self.attempt)
+            directory.mirror.task(clear)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
         """Removes the parts of other workers.
@@ -267,8 +283,9 @@ class Save(Staged):
         unread = sum(each.sequence is None for each in found)
         taken = catalog.highest_sequence(found) + unread
         taken = max(taken, directory.highest_sequence)
-        if directory.copies is not None:
-            taken = max(taken, directory.copies.highest_sequence)
+        mirror = directory.mirror
+        if mirror is not None:
+            taken = max(taken, mirror.highest_sequence)
         draft = Manifest(
             step=self.step,
             sequence=taken + 1,
@@ -306,13 +323,12 @@ class Save(Staged):
                     condition=Condition.COMMITTED,
                     manifest=manifest,
                 )
-                copies = directory.copies
                 committing.finish(
                     files,
                     directory.path,
                     [new, *found],
                     directory.max_to_keep,
                     directory.damaged,
-                    lambda each: copies is not None and copies.is_pinned(each),
+                    lambda each: mirror is not None and mirror.is_pinned(each),
                 )
         return path, manifest

@@ -3,9 +3,8 @@
 handler          PreemptionCheckpointHandler: what a custom training loop holds
 admission        how a handler, or a fit, becomes a member: its start, its sources
 start            what all workers agree on first: one storage, one commit to restore
-member           one handler, or fit: its steps, its journal; and the open ones
+run              a handler or a fit to the session: counters, saves, journal
 now              how far a member is, told every few seconds for who looks on
-commits          what a member saves, restores and has copied
 protection       notices while no handler listens: before the first, after the last
 this_process     the one session of a process, found; or a notice is kept for it
 session          the process's part in the agreement, which all its members share

@@ -11,8 +11,8 @@ from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import Main
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.life import Sign, Stage, pid_seen_by_supervisor
-from tfpreempt.handler.member import Members
 from tfpreempt.handler.now import Doing
+from tfpreempt.handler.run import Members
 
 _TRAINS = (Main.TRAINING, Main.DETACHED)
 """A detached worker counts too: if it hangs in its exit, nothing else ends it."""

@@ -25,8 +25,8 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
 from tfpreempt.core.memory import lent_memory
-from tfpreempt.handler.member import Member
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
+from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.snapshots import KEPT, Snapshots, directory_for
 from tfpreempt.handler.start import Start
@@ -53,7 +53,7 @@ def admit(
     async_save: bool = False,
     amid: str = "",
     is_alive: Callable[[], bool] = lambda: True,
-) -> Member:
+) -> Run:
     """Agrees with all workers on a commit; main thread of each, in the same order.
 
     The new member is to restore that, and takes part from `Session.open` on.
@@ -66,9 +66,9 @@ def admit(
         restore: False starts afresh.
         max_to_keep: commits to keep.
         remote_checkpoint_dir: where they are copied to.
-        async_save: see `Member`.
-        amid: see `Member`.
-        is_alive: see `Member`.
+        async_save: see `Run`.
+        amid: see `Run`.
+        is_alive: see `Run`.
 
     Raises:
         ConfigurationError: something cannot work, or another handler of this process
@@ -103,7 +103,7 @@ def admit(
         max_to_keep=max_to_keep,
         save_fn=config.save_fn,
         io_device=None if connected is None else connected.device,
-        copies=mirror,
+        mirror=mirror,
         lease=lease,
     )
     session.wait_for_save()  # its lease, and what it has staged, are another's soon
@@ -111,15 +111,12 @@ def admit(
         make,
         own,
         cluster,
-        counter=counter,
         restore=restore,
         store=store,
         mirror=mirror,
         lease=lease,
         in_use=[
-            each.commits.directory
-            for each in session.members
-            if not session.is_over(each)
+            each.directory.path for each in session.members if not session.is_over(each)
         ],
         make_snapshots=functools.partial(
             _make_snapshots,
@@ -128,20 +125,21 @@ def admit(
             is_wanted=async_save and config.save_fn is None and connected is None,
         ),
     )
-    commits = start.agree(session.runtime.store, session.next_prefix(), START_TIMEOUT)
-    if cluster.is_chief and paths.is_url(commits.directory):
-        _warn_of_no_lease(commits.directory)
-    hear = functools.partial(session.hear, commits.token)
+    agreed = start.agree(session.runtime.store, session.next_prefix(), START_TIMEOUT)
+    if cluster.is_chief and paths.is_url(agreed.directory.path):
+        _warn_of_no_lease(agreed.directory.path)
+    hear = functools.partial(session.hear, agreed.token)
     for each in leases:
         each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
     sources = list(config.watched_sources())
     if cluster.jobs or connected is not None:
         sources.append(_native_source(config, connected))
-    return Member(
+    return Run(
         config,
-        commits,
+        agreed,
         session.coordinator.deadlines,
         Watcher(sources, cluster.worker, hear, find_more=config.finder()),
+        counter,
         amid=amid,
         async_save=async_save,
         is_alive=is_alive,

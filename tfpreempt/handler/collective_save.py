@@ -34,7 +34,7 @@ from tfpreempt.errors import CollectiveReadError, SaveError
 from tfpreempt.handler.async_save import AsyncSave
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.lost_peers import describe_loss
-from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.run import Members, Run
 from tfpreempt.handler.snapshots import TRIES, Snapshots
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _OVER = "over"  # what it says where none are to be taken any more
 Stage = Callable[[str], Save]
 """Writes a member's part of the save of a name."""
 
-Stages = Mapping[Member, Stage]
+Stages = Mapping[Run, Stage]
 """That of the members to whose `stage` the program gives arguments."""
 
 PLAIN: Stages = types.MappingProxyType({})
@@ -109,9 +109,7 @@ class CollectiveSaves:
 
     # --- the saves that a program, a period or the end asks for ----------------------
 
-    def save(
-        self, member: Member, because: str, stages: Stages = PLAIN
-    ) -> Commit | None:
+    def save(self, member: Run, because: str, stages: Stages = PLAIN) -> Commit | None:
         """Saves on all workers; every worker calls this at the same place.
 
         Args:
@@ -136,7 +134,7 @@ class CollectiveSaves:
             return self._complete(member, name, because, self._final, write)
 
     def try_save(
-        self, member: Member, stages: Stages = PLAIN, because: str = "periodic"
+        self, member: Run, stages: Stages = PLAIN, because: str = "periodic"
     ) -> None:
         """Saves without a notice. A failure is logged and recorded, and not raised.
 
@@ -165,7 +163,7 @@ class CollectiveSaves:
             if breaks_off(error, self._cluster.world):
                 raise
 
-    def repeat(self, seconds: float, mine: weakref.ref[Member]) -> None:
+    def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
         """Asks all workers for a commit again and again, while a member is open.
 
         On the chief. The alarm holds the member weakly.
@@ -192,14 +190,14 @@ class CollectiveSaves:
 
         self._runtime.at(self._coordinator.clock.monotonic() + seconds, ask)
 
-    def _next_name(self, member: Member, because: str) -> str:
+    def _next_name(self, member: Run, because: str) -> str:
         """The name of a save: equal on all workers, and never used again."""
         number = self._coordinator.state.round  # equal at the end of uneven workers too
         if because != "finished":
             self._saves += 1
             number = self._saves
         # Two members may end in one round: a mark for one is none for the other.
-        return f"{because}-{number}-{member.commits.token}"
+        return f"{because}-{number}-{member.start.token}"
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -226,7 +224,7 @@ class CollectiveSaves:
                 self._on_broken(error)
             raise
 
-    def begin(self, member: Member, name: str, may_miss: set[int]) -> None:
+    def begin(self, member: Run, name: str, may_miss: set[int]) -> None:
         """Begins an asynchronous periodic save, on all workers.
 
         An asynchronous save that is under way is waited for.
@@ -248,12 +246,12 @@ class CollectiveSaves:
         captured = None
         try:
             captured = member.capture(name, permit)
-            write = functools.partial(member.commits.write, captured)
+            write = functools.partial(member.write, captured)
             complete = functools.partial(go_on, write)
             self._under_way = AsyncSave(name, permit, complete, on_error)
         except BaseException as error:
             if captured is not None and self._cluster.is_chief:
-                member.commits.discard(captured)
+                captured.discard()
             with contextlib.suppress(type(error)):
                 go_on(functools.partial(_raise, error))  # the peers are told
             if isinstance(error, MemoryError) or captured is not None:
@@ -301,7 +299,7 @@ class CollectiveSaves:
         deadlines, under_way = self._coordinator.deadlines, self._under_way
         left, took = deadlines.left, deadlines.save_seconds
         is_newest = under_way is not None and any(
-            self._newest.get(each.commits.token) == (under_way.name, each.step)
+            self._newest.get(each.start.token) == (under_way.name, each.step)
             for each in self._members
         )
         if took is None or is_newest or left <= SAFETY * took:
@@ -324,10 +322,10 @@ class CollectiveSaves:
             self._forget(under_way.name)
             self._say(f"{under_way.name}/commit", False)
 
-    def _remember(self, member: Member, name: str) -> None:
+    def _remember(self, member: Run, name: str) -> None:
         member.is_unconfirmed = True
         with self._lock:
-            self._newest[member.commits.token] = name, member.step
+            self._newest[member.start.token] = name, member.step
 
     def _forget(self, name: str) -> None:
         """Nothing was committed by the save of this name; any thread."""
@@ -338,7 +336,7 @@ class CollectiveSaves:
 
     def _complete(
         self,
-        member: Member,
+        member: Run,
         name: str,
         because: str,
         may_miss: set[int],
@@ -374,7 +372,7 @@ class CollectiveSaves:
                     reasons = "; ".join(filter(None, map(absent.get, missing)))
                     raise _without(missing, because, reasons)
             except BaseException:
-                member.commits.discard(staged)
+                staged.discard()
                 raise
             present = sorted(set(range(self._cluster.world)) - absent.keys())
             commit = member.commit(staged, because, present)
@@ -390,7 +388,7 @@ class CollectiveSaves:
             key = f"{self._prefix}/{what}"
             self._runtime.insert(key, keys.encode(is_so), lambda held: None)
 
-    def stands(self, member: Member, timeout: float) -> bool:
+    def stands(self, member: Run, timeout: float) -> bool:
         """Whether the newest save of this handler is a commit of the step it is at.
 
         Equal on all workers: the chief has the word, the others wait for it.
@@ -399,7 +397,7 @@ class CollectiveSaves:
             member: the handler.
             timeout: seconds to wait for the chief, which may not be through with it.
         """
-        name, step = self._newest.get(member.commits.token, ("", None))
+        name, step = self._newest.get(member.start.token, ("", None))
         if step != member.step or self._cluster.is_chief:
             return step == member.step
         return self._told(f"{name}/commit", timeout)
@@ -481,8 +479,8 @@ class RoundSave:
     clock: Clock
     _began: float = 0.0
     _is_async: bool = False  # nothing is staged in the round itself
-    _due: Sequence[Member] = ()
-    _staged: Sequence[tuple[Member, Save]] = ()
+    _due: Sequence[Run] = ()
+    _staged: Sequence[tuple[Run, Save]] = ()
     _snapshots: Snapshots | None = None
     _steps: int = 0  # that were made when a snapshot was captured
 
@@ -524,12 +522,12 @@ class RoundSave:
         deadlines.share_seconds = sum(part.share_seconds for _, part in self._staged)
         return True
 
-    def _stands(self, member: Member) -> bool:
+    def _stands(self, member: Run) -> bool:
         """Whether its newest save did not come to nothing meanwhile."""
         limit = self.coordinator.deadlines.left
         return not member.is_unconfirmed or self.collective.stands(member, limit)
 
-    def _begin(self, member: Member, name: str) -> bool:
+    def _begin(self, member: Run, name: str) -> bool:
         """All have agreed on this step; the save itself is asynchronous."""
         self._is_async = True
         try:
@@ -556,7 +554,7 @@ class RoundSave:
         if len(armed) != 1 or not armed[0].has_moved:
             return True
         [member] = armed
-        snapshots = self._snapshots = member.commits.snapshots
+        snapshots = self._snapshots = member.snapshots
         self._steps = member.runs
         if snapshots is None:
             return False
@@ -680,8 +678,8 @@ class RoundSave:
     def _drop(self, workers: tuple[int, ...]) -> CommitKind:
         """Nobody has to leave, so the last commit, which is whole, is worth more than a
         newer one without somebody's generators and data position."""
-        for member, part in self._staged:
-            member.commits.discard(part)
+        for _, part in self._staged:
+            part.discard()
         missing = sorted(set(range(self.coordinator.settings.world)) - set(workers))
         self.members.fault("periodic save", _without(missing, "periodic"))
         return CommitKind.NONE
@@ -691,7 +689,7 @@ class RoundSave:
         c = self.coordinator
         member = next(iter(self.members))
         where = f"the save of step {member.step}"
-        reason = describe_loss(error, member.commits.cluster, where) or (
+        reason = describe_loss(error, member.directory.cluster, where) or (
             f"worker {c.settings.worker}: {type(error).__name__}: {error}"
         )
         c.lost_because = reason

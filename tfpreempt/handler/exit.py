@@ -20,7 +20,6 @@ from tfpreempt.core.python import add_note
 from tfpreempt.core.threads import OutOfTimeError, call_within
 from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.lost_peers import describe_loss
-from tfpreempt.handler.member import HANDS_IN, Member, Members
 from tfpreempt.handler.process_end import (
     LastExit,
     WatchedExit,
@@ -29,6 +28,7 @@ from tfpreempt.handler.process_end import (
     skip_last_collections,
 )
 from tfpreempt.handler.remote_cluster import notice_was_served
+from tfpreempt.handler.run import HANDS_IN, Members, Run
 from tfpreempt.notice._signal_registry import REGISTRY
 
 log = logging.getLogger(__name__)
@@ -122,9 +122,10 @@ class ExitPath:
         atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
         for member in members:
-            member.commits.resume()
+            if member.directory.mirror is not None:
+                member.directory.mirror.resume()
 
-    def finish_mirrors(self, members: list[Member], limit: float | None = None) -> bool:
+    def finish_mirrors(self, members: list[Run], limit: float | None = None) -> bool:
         """Waits for the copies of the newest commits.
 
         Args:
@@ -136,7 +137,7 @@ class ExitPath:
         """
         are_whole = True
         for member in members:
-            mirror = member.commits.mirror
+            mirror = member.directory.mirror
             if mirror is None:
                 continue
             left = self.coordinator.deadlines.left if limit is None else limit
@@ -149,7 +150,7 @@ class ExitPath:
             member.record(Fault(where="mirror", error=f"{late} in time{why}"))
         return are_whole
 
-    def finish_copy(self, member: Member, timeout: float | None) -> None:
+    def finish_copy(self, member: Run, timeout: float | None) -> None:
         """Training is over: waits for the copy of its last commit.
 
         A notice that comes meanwhile shortens the wait. If the copy is not whole then,
@@ -159,7 +160,7 @@ class ExitPath:
             member: the handler.
             timeout: seconds; None: while it gets on.
         """
-        if member.commits.wait_for_mirror(timeout):
+        if member.directory.wait_for_mirror(timeout):
             return
         is_noticed = self.coordinator.deadlines.at is not None
         limit = None if is_noticed else 0.0
@@ -192,7 +193,7 @@ class ExitPath:
         exit_hard(lambda: members[0].config.leave(False, self.cluster))
         self.left = False
 
-    def _put_away(self, members: list[Member], outcome: Outcome, why: str) -> None:
+    def _put_away(self, members: list[Run], outcome: Outcome, why: str) -> None:
         """Records the exit, and lets go of leases: the next start need not wait.
 
         Storage that hangs is what may have kept a boundary, or a commit, from coming.
@@ -206,7 +207,7 @@ class ExitPath:
         def put_away() -> None:
             for member in members:
                 member.record_exit(outcome, why)
-                member.commits.release()
+                member.release()
 
         try:
             call_within(limit, put_away)
@@ -217,9 +218,9 @@ class ExitPath:
             )
             return
         for member in members:
-            if member.commits.mirror is not None:
+            if member.directory.mirror is not None:
                 limit = min(HANDS_IN, deadlines.left / 2)
-                member.commits.mirror.hand_in_journal(limit)
+                member.directory.mirror.hand_in_journal(limit)
 
     def fail(self, error: BaseException, peer_is_gone: bool = False) -> None:
         """Main raises; peers are told. Returns if the error is to be raised.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.handle import Checkpoint, latest
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_every, check_timeout
@@ -23,8 +23,8 @@ from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit, check_given
 from tfpreempt.handler.collective_save import PLAIN, Stages
 from tfpreempt.handler.exit import describe
-from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
+from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.step_errors import is_end_of_data, step_failed, was_preemption
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.platforms.detected import resolve_config
@@ -172,7 +172,7 @@ class PreemptionCheckpointHandler:
         gate.started += 1
         if gate.flag or gate.busy or mine.runs >= mine.stop_at:
             if not mine.is_armed:
-                mine.commits.warn_of_late_random_state()
+                mine.warn_of_late_random_state()
             self._enter(
                 "save_checkpoint_if_preempted()",
                 {mine: lambda name: mine.stage(name, *args, **kwargs)}
@@ -270,7 +270,7 @@ class PreemptionCheckpointHandler:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        return self._member.commits.latest()
+        return latest(self._member.directory.path)
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes a commit, in the directory and in `remote_checkpoint_dir`.
@@ -301,7 +301,7 @@ class PreemptionCheckpointHandler:
             )
         if self._session.cluster.is_chief:
             self._session.wait_for_save()
-            self._member.commits.delete(checkpoint)
+            self._member.directory.delete(checkpoint)
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -309,7 +309,7 @@ class PreemptionCheckpointHandler:
 
         None without one, and on workers other than the chief, which copies for all.
         """
-        return self._member.commits.mirror_status
+        return self._member.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.

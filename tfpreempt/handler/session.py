@@ -46,7 +46,7 @@ from tfpreempt.handler.data_errors import is_of_data
 from tfpreempt.handler.exit import ExitPath, tell_peers
 from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.run import Members, Run
 from tfpreempt.handler.snapshot_scheduler import SnapshotScheduler
 from tfpreempt.notice.children import killed_children
 
@@ -155,7 +155,7 @@ class Session:
         self._admitted += 1
         return f"tfpreempt/{self.incarnation}/start/{self._admitted}"
 
-    def open(self, member: Member, every: datetime.timedelta | None = None) -> None:
+    def open(self, member: Run, every: datetime.timedelta | None = None) -> None:
         """A member takes part from now on: listens, and copies its commits.
 
         Args:
@@ -174,18 +174,18 @@ class Session:
         self.members.add(member)  # first, for a notice may stand already
         try:
             member.watcher.start()
-            member.commits.begin_copying(member.record)
+            member.start_mirror()
             self.deliver_pending_notices()
         except BaseException:
             self.part(member)
             raise
         for other in before:
-            directories = other.commits.directory, member.commits.directory
+            directories = other.directory.path, member.directory.path
             if self.is_over(other) and is_same(*directories):
                 self.part(other)
         if every is not None and self.cluster.is_chief:
             self.saves.repeat(every.total_seconds(), weakref.ref(member))
-        if member.commits.snapshots is not None and self.cluster.is_chief:
+        if member.snapshots is not None and self.cluster.is_chief:
             SnapshotScheduler(
                 weakref.ref(member),
                 self.members,
@@ -205,7 +205,7 @@ class Session:
         for notice in self._pending:
             if listening and self._pending.take(notice):
                 mine = dataclasses.replace(notice, worker=self.cluster.worker)
-                self.hear(listening[-1].commits.token, mine)
+                self.hear(listening[-1].start.token, mine)
 
     def take_left_over(self) -> Notice | None:
         """What members heard and did not serve before the last of them was closed.
@@ -223,22 +223,18 @@ class Session:
         grace = None if told is None else told - heard.received_at
         return dataclasses.replace(heard, grace_seconds=grace)
 
-    def is_over(self, member: Member) -> bool:
+    def is_over(self, member: Run) -> bool:
         """Whether nobody trains on with it: it has left, or the last step failed."""
         has_failed = self.gate.failed == self.gate.started
         return has_failed or member.left_at == member.step
 
-    def arm(self, member: Member) -> None:
+    def arm(self, member: Run) -> None:
         """Training begins: listens again, and sets the random generators."""
         if not member.is_armed:
-            member.is_armed = True
-            member.watcher.rearm()
-            self.members.kept.add(member)
-            member.commits.load_random_state()
-            # Not before: a thread that looks at it must not be the one that drops it.
-            member.tell_now(self.activity.now)
+            self.members.kept.add(member)  # first: a thread may not be what drops it
+            member.arm(self.activity.now)
 
-    def part(self, member: Member) -> None:
+    def part(self, member: Run) -> None:
         """A member takes part no more."""
         self.members.kept.discard(member)
         self.saves.wait()  # a save that is under way needs the lease
@@ -266,7 +262,7 @@ class Session:
         """Whether this process is a forked child of the session's process."""
         return os.getpid() != self.exit.process
 
-    def check_open(self, member: Member, what: str) -> None:
+    def check_open(self, member: Run, what: str) -> None:
         """Refuses a call that comes too late, inside a step, or in a forked child.
 
         Raises:
@@ -286,7 +282,7 @@ class Session:
                 "the step is half done. Call it between two runs."
             )
 
-    def ready(self, member: Member, what: str) -> None:
+    def ready(self, member: Run, what: str) -> None:
         """Before a boundary or a save of a member: training has begun.
 
         Raises:
@@ -303,7 +299,7 @@ class Session:
             )
         self.arm(member)
 
-    def enter(self, member: Member, what: str, stages: Stages = PLAIN) -> None:
+    def enter(self, member: Run, what: str, stages: Stages = PLAIN) -> None:
         """The slow path of a step's boundary; the interval is counted.
 
         Args:
@@ -323,15 +319,15 @@ class Session:
         if member.runs < _TRACED:
             self.activity.traces = self.gate.started
         if member.runs == 1:
-            member.commits.store.try_states()  # all is there: a step was made
+            member.directory.try_states()  # all is there: a step was made
             member.record(FirstStep(step=member.step))
             member.record_caches()
             self.timer.begin(self.gate.started)
         elif member.runs == 3:
-            member.commits.warn_of_unrestored()  # steps may take turns, as a GAN's
+            member.warn_of_unrestored()  # steps may take turns, as a GAN's
             self._warn_of_long_steps(member)
 
-    def _warn_of_long_steps(self, member: Member) -> None:
+    def _warn_of_long_steps(self, member: Run) -> None:
         grace = member.watcher.shortest_grace
         seconds = self.timer.step_seconds(self.gate.started)
         if grace is None:
@@ -417,7 +413,7 @@ class Session:
     ) -> ev.Verdict | None:
         """Stands at a boundary until the verdict on it; None after the limit."""
         c = self.coordinator
-        need_peers = [m.commits.store.contents.needs_peers() for m in self.members]
+        need_peers = [m.directory.contents.needs_peers() for m in self.members]
         saves_alone = True not in need_peers
         c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
         save = RoundSave(self.members, c, self.saves, self._clock)
@@ -453,7 +449,7 @@ class Session:
 
     # --- without a notice ------------------------------------------------------------
 
-    def save(self, member: Member) -> str:
+    def save(self, member: Run) -> str:
         """All workers save now, at the same place of the program.
 
         Returns:
@@ -473,10 +469,10 @@ class Session:
         self.ready(member, "save()")
         commit = self.saves.save(member, "save")
         if commit is None or not os.path.isdir(commit.path):
-            return member.commits.directory
+            return member.directory.path
         return commit.path
 
-    def save_at_boundary(self, member: Member, stages: Stages) -> None:
+    def save_at_boundary(self, member: Run, stages: Stages) -> None:
         """A periodic save; the next interval is counted.
 
         A process alone takes that back while the save lasts: a notice that comes
@@ -503,7 +499,7 @@ class Session:
         with self.activity.main_may_wait():
             return self.saves.wait(seconds)
 
-    def wait_for_mirror(self, member: Member, seconds: float | None) -> bool:
+    def wait_for_mirror(self, member: Run, seconds: float | None) -> bool:
         """Waits until every save that was begun is copied; any thread.
 
         Args:
@@ -520,7 +516,7 @@ class Session:
         if seconds is not None:
             seconds = max(0.0, seconds - (self._clock.monotonic() - start))
         with self.activity.main_may_wait():
-            return member.commits.wait_for_mirror(seconds)
+            return member.directory.wait_for_mirror(seconds)
 
     @property
     def is_whole(self) -> bool:
@@ -583,10 +579,10 @@ class Session:
         """A source of the member with this token speaks; on its thread."""
         self._heard, self.heard_at = notice, notice.received_at
         self.coordinator.notice(notice)
-        told = [each for each in self.members if each.commits.token == token]
+        told = [each for each in self.members if each.start.token == token]
         for member in told:
-            if member.commits.mirror is not None:
-                member.commits.mirror.hurry()
+            if member.directory.mirror is not None:
+                member.directory.mirror.hurry()
             member.record(notice)
         next_step = "the next step to begin"
         if not self.gate.started:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import Clock
-from tfpreempt.handler.member import Member, Members
+from tfpreempt.handler.run import Members, Run
 from tfpreempt.handler.snapshots import TRIES, Snapshots, Taken
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class ProgressSample:
         at: monotonic seconds.
         steps: that were made.
         intervals: that were, or had begun.
-        saved_at: see `Member`; it differs where there was a commit.
+        saved_at: see `Run`; it differs where there was a commit.
     """
 
     at: float
@@ -146,7 +146,7 @@ class SnapshotScheduler:
         is_busy: whether a commit is being written.
     """
 
-    member: weakref.ref[Member]
+    member: weakref.ref[Run]
     members: Members
     coordinator: Coordinator
     runtime: Runtime
@@ -163,7 +163,7 @@ class SnapshotScheduler:
         member = self.member()
         if member is None or member not in self.members:
             return
-        snapshots = member.commits.snapshots
+        snapshots = member.snapshots
         if snapshots is None or snapshots.is_off:
             return
         taken = snapshots.taken
@@ -173,7 +173,7 @@ class SnapshotScheduler:
             seconds = self._watch(member, snapshots, taken)
         self.runtime.at(self.clock.monotonic() + seconds, self.look)
 
-    def _sample(self, member: Member) -> ProgressSample:
+    def _sample(self, member: Run) -> ProgressSample:
         return ProgressSample(
             at=self.clock.monotonic(),
             steps=member.runs,
@@ -181,7 +181,7 @@ class SnapshotScheduler:
             saved_at=member.saved_at,
         )
 
-    def _ask_if_due(self, member: Member, snapshots: Snapshots) -> float:
+    def _ask_if_due(self, member: Run, snapshots: Snapshots) -> float:
         """Asks for a snapshot, if one is due; returns seconds to the next look."""
         now, steps = self.clock.monotonic(), member.runs
         if self._quiet is None:
@@ -200,13 +200,13 @@ class SnapshotScheduler:
             self._due, self._last = now + wait, member.runs
         return _LOOKS
 
-    def _may_take(self, member: Member) -> bool:
+    def _may_take(self, member: Run) -> bool:
         is_alone = [each for each in self.members if each.is_armed] == [member]
         has_moved = member.has_moved and member.runs != self._last
         is_quiet = not (self.is_busy() or self.coordinator.is_told_to_go)
         return is_alone and has_moved and is_quiet
 
-    def _watch(self, member: Member, snapshots: Snapshots, taken: Taken) -> float:
+    def _watch(self, member: Run, snapshots: Snapshots, taken: Taken) -> float:
         """Waits for the end of the first step after it was written."""
         now, steps = self.clock.monotonic(), member.runs
         if snapshots.is_busy:

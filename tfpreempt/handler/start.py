@@ -8,7 +8,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
@@ -25,7 +24,6 @@ from tfpreempt.checkpoint.remote.upload import Upload
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.handler.commits import Commits
 from tfpreempt.handler.snapshots import Snapshots, attempt_of, is_newer
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import files_for
@@ -44,6 +42,29 @@ NOT_SHARED = "DirectoryNotSharedError: "
 DISAGREES = "WorkersDisagreeError: "
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """The result of a start.
+
+    Attributes:
+        directory: the checkpoint directory, as this worker sees it.
+        candidate: the commit that all workers restore; None to start from scratch.
+        token: unique to this start, equal on all workers; begins the names of saves.
+        skipped: what was found corrupt (chief only).
+        tier: where the candidate is: "memory", "disk" or "bucket".
+        on_disk: the newest commit of the directory, if the candidate is a snapshot.
+        snapshots: of this worker in memory, if all workers have memory for any.
+    """
+
+    directory: Directory
+    candidate: Entry | None
+    token: str
+    skipped: Sequence[str] = ()
+    tier: str = "disk"
+    on_disk: Entry | None = None
+    snapshots: Snapshots | None = None
+
+
 @dataclasses.dataclass(eq=False)
 class Start:
     """Opens this worker's directory and finds the commit that all will restore.
@@ -53,7 +74,6 @@ class Start:
             it is not this worker's own, and `is_shared` says whether all see it.
         own: this worker's directory, as the user gave it.
         cluster: who the workers are.
-        counter: the variable that holds the number of runs; None without a checkpoint.
         restore: False starts afresh.
         store: where commits are copied to; None without one.
         mirror: on the chief, what copies them.
@@ -66,7 +86,6 @@ class Start:
     make: Callable[..., Directory]
     own: str | os.PathLike[str] | None
     cluster: Cluster
-    counter: Any = None
     restore: bool = True
     store: ObjectStore | None = None
     mirror: Mirror | None = None
@@ -87,7 +106,7 @@ class Start:
         prefix: str,
         timeout: float,
         lease_timeout: float = LEASE_TIMEOUT,
-    ) -> Commits:
+    ) -> Agreed:
         """Runs the rendezvous; main thread of every worker, in the same order.
 
         With a `remote_checkpoint_dir` there are two: who sees the chief's directory is
@@ -100,7 +119,7 @@ class Start:
             lease_timeout: more seconds for a chief that waits for the lease.
 
         Returns:
-            What is there, for a member to restore.
+            What all workers have agreed on.
 
         Raises:
             DirectoryInUseError: another program is at work in the directory.
@@ -129,20 +148,14 @@ class Start:
             if self.mirror is not None:
                 self.mirror.release()
             raise
-        exchange = None
         assert self._built is not None  # both ways to the plan have built it
         if self.store is not None and self._apart:
             worker, files = self.cluster.worker, files_for(self._built.path)
-            exchange = ShardExchange(self.store, worker, self._apart, files)
-        return Commits(
-            self._built,
-            self.cluster,
-            self.counter,
+            self._built.exchange = ShardExchange(self.store, worker, self._apart, files)
+        return Agreed(
+            directory=self._built,
             candidate=self._candidate,
             token=str(plan["token"]),
-            mirror=self.mirror,
-            lease=self.lease,
-            exchange=exchange,
             skipped=self._skipped,
             tier=self._tier,
             on_disk=on_disk,

@@ -23,9 +23,9 @@ from tfpreempt.errors import SaveError, UsageError
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.final_vote import TrainingOutcome
 from tfpreempt.handler.lost_peers import describe_loss
-from tfpreempt.handler.member import Member
 from tfpreempt.handler.process_end import exit_hard, flush_streams, keep_streams
 from tfpreempt.handler.remote_cluster import connection
+from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ SILENT = 10.0
 """Seconds without a heartbeat after which TensorFlow takes a worker for lost."""
 
 
-def close(session: Session, member: Member, limit: float | None = None) -> None:
+def close(session: Session, member: Run, limit: float | None = None) -> None:
     """Passes the last boundary of a member, commits its final state, and closes it.
 
     Args:
@@ -60,7 +60,7 @@ def close(session: Session, member: Member, limit: float | None = None) -> None:
         _close(session, member, limit)
 
 
-def _close(session: Session, member: Member, limit: float | None) -> None:
+def _close(session: Session, member: Run, limit: float | None) -> None:
     session.arm(member)
     if session.exit.detached:
         close_failed(session, member, "")
@@ -73,9 +73,9 @@ def _close(session: Session, member: Member, limit: float | None) -> None:
         failure = _end_together(session, member)
     elif not is_last:
         failure = _commit_final(session, member)
-        session.vote.failures.pop(member.commits.token, None)
+        session.vote.failures.pop(member.start.token, None)
         if failure is not None:
-            session.vote.failures[member.commits.token] = failure
+            session.vote.failures[member.start.token] = failure
     elif session.cluster.is_chief:
         failure = SaveError(
             "Training is not over on all workers, so its end is not committed, "
@@ -87,7 +87,7 @@ def _close(session: Session, member: Member, limit: float | None) -> None:
     elif is_last:
         session.exit.is_over = session.cluster.world > 1
         member.record_exit(Outcome.FINISHED)
-        snapshots = member.commits.snapshots
+        snapshots = member.snapshots
         is_saved = is_end and member.runs > 0 and not member.has_moved
         if snapshots is not None and is_saved:
             snapshots.clear()
@@ -97,7 +97,7 @@ def _close(session: Session, member: Member, limit: float | None) -> None:
         raise failure
 
 
-def close_unfinished(session: Session, member: Member) -> None:
+def close_unfinished(session: Session, member: Run) -> None:
     """Closes a member whose fit did not come to its end, without a last boundary.
 
     The peers are notified.
@@ -114,7 +114,7 @@ def close_unfinished(session: Session, member: Member) -> None:
     close_failed(session, member, why)
 
 
-def close_failed(session: Session, member: Member, why: str) -> None:
+def close_failed(session: Session, member: Run, why: str) -> None:
     """Closes a member without a last boundary.
 
     Args:
@@ -137,7 +137,7 @@ def close_failed(session: Session, member: Member, why: str) -> None:
 
 
 @contextlib.contextmanager
-def closing_on_failure(session: Session, member: Member) -> Iterator[None]:
+def closing_on_failure(session: Session, member: Run) -> Iterator[None]:
     """Closes a member whose start fails in the body.
 
     The program may catch the error and start another member.
@@ -208,7 +208,7 @@ def watching_store(session: Session) -> Iterator[None]:
         is_over.set()
 
 
-def _commit_final(session: Session, member: Member) -> Exception | None:
+def _commit_final(session: Session, member: Run) -> Exception | None:
     """Commits the state at the normal end, so that a restart has nothing left to do.
 
     Args:
@@ -223,14 +223,14 @@ def _commit_final(session: Session, member: Member) -> Exception | None:
     came_to_nothing = member.is_unconfirmed and not session.saves.stands(
         member, deadlines.save_timeout
     )
-    if member.runs == 0 and member.commits.unrestored_variables:
+    if member.runs == 0 and member.unrestored_variables:
         # Made in a first step, like an optimizer's: a save would be without them.
-        if member.commits.tier == "memory":
+        if member.start.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
                 "since the restart from a snapshot in memory, which has variables "
                 "that this program did not make "
-                f"({member.commits.unrestored_variables[0]}, ...). "
+                f"({member.unrestored_variables[0]}, ...). "
                 "Make them before the handler (optimizer.build, say) and start "
                 "the program again."
             )
@@ -259,7 +259,7 @@ def _commit_final(session: Session, member: Member) -> Exception | None:
     return None
 
 
-def _end_together(session: Session, member: Member) -> Exception | None:
+def _end_together(session: Session, member: Run) -> Exception | None:
     """Saves the final state; then all workers end well, or all are restarted.
 
     Args:
@@ -381,7 +381,7 @@ def at_interpreter_end(session: Session) -> None:
         exit_hard(lambda: _close_all(session, members))
 
 
-def _close_all(session: Session, members: list[Member]) -> None:
+def _close_all(session: Session, members: list[Run]) -> None:
     if gone := ", ".join(map(repr, REGISTRY.gone())):
         log.warning(
             "tfpreempt: the program has ended, its handler is open, and the State "

@@ -127,7 +127,7 @@ class PreemptionCallback:
         training = self._training
         if training is None:
             return self._last
-        return training.member.commits.mirror_status
+        return training.member.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
@@ -222,7 +222,7 @@ class PreemptionCallback:
             try:
                 training.end()
             finally:
-                self._last = training.member.commits.mirror_status
+                self._last = training.member.directory.mirror_status
                 self._training = None
                 self._names.close()
             _running.remove(training)

@@ -114,12 +114,12 @@ class StatesAlone:
                 path=self._directory,
                 cluster=self._cluster,
                 files=files,
-                copies=self._copies,
                 lease=self._lease,
             )
             opened.check_nothing_came()
         if self._copies is not None:
             self._copies.begin()
+            opened.mirror = self._copies.mirror
         if self._opened is None:
             self._opened = opened
             opened.start()
@@ -128,8 +128,6 @@ class StatesAlone:
         save.write()
         commit = save.publish("save", range(self._cluster.world))
         assert commit is not None  # there is no save_fn that could say so
-        if self._copies is not None:
-            self._copies.committed(commit.path)
         return commit.path
 
     def hold(self) -> Files:

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
+from tfpreempt.checkpoint import layout
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.locks import acquire
@@ -49,6 +49,9 @@ class Copies:
         newest: finds the newest commit in the directory that is whole.
         files: the file operations; on the chief, by its lease of the directory.
         seconds: how long the end of the program may wait for the last copy.
+
+    Attributes:
+        mirror: the mirror of the directory, once `begin` was called.
     """
 
     store: ObjectStore
@@ -62,7 +65,7 @@ class Copies:
 
     def __post_init__(self) -> None:
         lease = Lease() if self.cluster.is_chief else None
-        self._mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP, lease=lease)
+        self.mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP, lease=lease)
 
     def begin(self) -> None:
         """Before anything is loaded or saved: once, the newest commit is brought here.
@@ -80,42 +83,26 @@ class Copies:
             with self._locked():
                 self._bring()
             self._has_looked = True
-        if self.cluster.is_chief and not self._mirror.is_open:
-            taken = self._mirror.highest_sequence
-            self._mirror = Mirror(
+        if self.cluster.is_chief and not self.mirror.is_open:
+            taken = self.mirror.highest_sequence
+            self.mirror = Mirror(
                 self.store,
                 max_to_keep=_MAX_TO_KEEP,
                 taken=taken,
-                lease=self._mirror.lease,
+                lease=self.mirror.lease,
             )
-            self._mirror.begin(self.directory, self.newest(), self._record)
+            self.mirror.begin(self.directory, self.newest(), self._record)
             none = uuid.uuid4().hex  # there are no shards under way here
-            self._mirror.task(functools.partial(clear_others, self.store, none))
+            self.mirror.task(functools.partial(clear_others, self.store, none))
             if self._process != os.getpid():
                 self._process = os.getpid()
                 on_interpreter_end(self._end)
-
-    @property
-    def highest_sequence(self) -> int:
-        """The highest sequence that is known to be taken in the store."""
-        return self._mirror.highest_sequence
-
-    def is_pinned(self, path: str) -> bool:
-        """Whether a local commit is being copied now."""
-        return self._mirror.is_pinned(path)
-
-    def committed(self, path: str) -> None:
-        """A local commit is to be copied; never raises."""
-        try:
-            self._mirror.add(catalog.at(path))
-        except (errors.CheckpointError, OSError) as error:
-            _log.warning("tfpreempt: %s is not copied: %s", path, error)
 
     def _bring(self) -> None:
         local = self.newest()
         lost: list[str] = []
         fetch.look_for_newer(
-            self._mirror,
+            self.mirror,
             local,
             lambda: fetch.newest_first(
                 self.files, self.store, local, self.directory, lost.append, lost.append
@@ -148,8 +135,8 @@ class Copies:
 
     def _end(self) -> None:
         """The program is over: the copy of its last commit gets some time."""
-        if self._process != os.getpid() or not self._mirror.is_open:
+        if self._process != os.getpid() or not self.mirror.is_open:
             return
-        if not self._mirror.wait(self.seconds):
-            self._mirror.finish(0.0)  # says what is not there
-        self._mirror.close()
+        if not self.mirror.wait(self.seconds):
+            self.mirror.finish(0.0)  # says what is not there
+        self.mirror.close()

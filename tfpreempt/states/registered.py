@@ -122,7 +122,7 @@ def load_state(state: State) -> bool:
     if (current := this_process.current()) and current.members:
         current.wait_for_save()
         members = reversed(list(current.members))
-        return any(each.commits.load_state(state) for each in members)
+        return any(each.load_state(state) for each in members)
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
         return False
@@ -163,9 +163,9 @@ def _files_of(directory: str) -> Files:
     """
     current = this_process.current()
     for member in current.members if current else ():
-        commits = member.commits
-        if commits.lease is not None and layout.is_same(commits.directory, directory):
-            return FencedFiles(files_for(directory), commits.lease)
+        lease = member.directory.lease
+        if lease is not None and layout.is_same(member.directory.path, directory):
+            return FencedFiles(files_for(directory), lease)
     return _alone_in(directory).hold()
 
 

@@ -28,7 +28,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.random_state import RandomState
 from tfpreempt.checkpoint.untracked import attach
 from tfpreempt.checkpoint.variables import local_parts
-from tfpreempt.handler.member import Member
+from tfpreempt.handler.run import Run
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.data.training_data import TrainingData
@@ -222,7 +222,7 @@ class FitState:
     # --- the restart -----------------------------------------------------------------
 
     def restore(
-        self, member: Member, progress: Progress, *, extends: bool = False
+        self, member: Run, progress: Progress, *, extends: bool = False
     ) -> None:
         """The Checkpoint, this worker's own, and what the other callbacks remember.
 
@@ -236,7 +236,7 @@ class FitState:
         """
         shared, own = self.shared.loaded, self.own.loaded
         assert shared is not None
-        directory = member.commits.directory
+        directory = member.directory.path
         check_same(progress, made_of(self._fit, is_built=True), directory)
         saved = shared["variables"].value()
         now = of_worker(self._fit.model, self.checkpoint)

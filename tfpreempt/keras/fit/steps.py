@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfpreempt.handler.member import NEVER, Member
+from tfpreempt.handler.run import NEVER, Run
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.step_errors import step_failed
 from tfpreempt.keras.interface import Fit
@@ -37,7 +37,7 @@ class Steps:
     """
 
     def __init__(
-        self, fit: Fit, session: Session, member: Member, slow: Callable[[Any], Any]
+        self, fit: Fit, session: Session, member: Run, slow: Callable[[Any], Any]
     ) -> None:
         self.inner: Callable[[Any], Any] = fit.model.train_function
         self.iterator: Any = None

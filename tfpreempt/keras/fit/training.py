@@ -20,8 +20,8 @@ from tfpreempt.core import reach
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
-from tfpreempt.handler.member import NEVER
 from tfpreempt.handler.protection import protected_start, take_over
+from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.tensorflow_errors import END_OF_DATA
 from tfpreempt.handler.this_process import find_session
 from tfpreempt.keras.callbacks import state
@@ -143,13 +143,13 @@ class Training:
             if self._session.cluster.world > 1:
                 self.fit.given = ()  # each worker may have arrays of its own
             with training_end.closing_on_failure(self._session, self.member):
-                self.member.commits.load_states()
+                self.member.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
                 self._session.open(self.member, period)
 
     def _make_plan(self) -> plan.Plan:
         shared = self._state.shared.loaded
-        if self.member.commits.candidate and shared is None:
+        if self.member.candidate and shared is None:
             raise errors.ConfigurationError(
                 f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
                 "written by a PreemptionCallback, so it belongs to another program. "
@@ -537,7 +537,7 @@ class Training:
         except BaseException as error:
             self._guards.close()
             is_error = isinstance(error, Exception) and is_running(self.fit)
-            needs_peers = self.member.commits.store.contents.needs_peers()
+            needs_peers = self.member.directory.contents.needs_peers()
             if is_error and self.member.has_moved and not needs_peers:
                 with self._saving():
                     self._session.saves.try_save(self.member, because="error")

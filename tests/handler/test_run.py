@@ -1,4 +1,4 @@
-"""What one handler makes of its commits."""
+"""The commits of one run."""
 
 from __future__ import annotations
 
@@ -7,29 +7,23 @@ import types
 
 import pytest
 
-from tfpreempt.checkpoint.contents import Staged
+from tests.checkpoint.fakes import open_directory
+from tfpreempt.checkpoint.save import Save
 from tfpreempt.coordination.deadlines import Deadlines
-from tfpreempt.core.cluster import LOCAL
 from tfpreempt.core.events import Commit
-from tfpreempt.handler.member import Member
+from tfpreempt.handler.run import Run
+from tfpreempt.handler.start import Agreed
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.testing.clock import FakeClock
 
 
-class Commits:
-    """One that commits in two seconds, whatever it is given."""
+class InTwoSeconds(Save):
+    """A save that commits in two seconds."""
 
-    token = "token"
-    cluster = LOCAL
-    mirror = snapshots = candidate = None
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.directory = str(directory)
-
-    def commit(self, staged: Staged, *others: object) -> Commit:
+    def publish(self, *_: object, **__: object) -> Commit:
         return Commit(
-            step=staged.step,
-            path=staged.staging,
+            step=self.step,
+            path=self.staging,
             sequence=1,
             world_size=8,
             save_seconds=2.0,
@@ -52,21 +46,16 @@ def test_the_next_save_is_planned_as_one_that_the_chief_makes_alone(
         lambda is_told: True,
         8,
     )
-    member = Member(
+    directory = open_directory(tmp_path)
+    run = Run(
         TerminationConfig(),
-        Commits(tmp_path),  # type: ignore[arg-type]
+        Agreed(directory=directory, candidate=None, token="token"),
         deadlines,
         types.SimpleNamespace(close=lambda: None),  # type: ignore[arg-type]
     )
-    staged = Staged(
-        step=1,
-        attempt="save-1",
-        staging="staged",
-        started_at=0.0,
-        is_dealt=bool(share),
-        share_seconds=share,
-    )
-    commit = member.commit(staged, "save", range(8))
+    save = InTwoSeconds(directory, 1, "save-1")
+    save.is_dealt, save.share_seconds = bool(share), share
+    commit = run.commit(save, "save", range(8))
     assert commit is not None
     assert commit.save_seconds == 2.0
     assert deadlines.save_seconds == pytest.approx(planned)
