@@ -69,13 +69,10 @@ TENSORFLOW = {
     "coordination/tf_service.py": "adapter: TensorFlow's coordination service",
     "handler/tensorflow_errors.py": "adapter: TensorFlow's errors, and their meaning",
     "states/tensorflow_states.py": "States of TensorFlow's own things",
-    "storage/gfile.py": "paths that only tf.io.gfile can reach",
 }
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.data"}
 # The core imports these in other ways, until they are gone.
-TO_GO = {
-    "storage/gfile.py": "checkpoint directories that are URLs",
-}
+TO_GO = {}
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",

@@ -13,8 +13,7 @@ from tfpreempt.checkpoint.save import Save
 from tfpreempt.checkpoint.state import State, StateRegistry
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.storage.files import files_for
-from tfpreempt.storage.paths import is_url
+from tfpreempt.storage.files import LocalFiles
 
 
 class Later(SystemClock):
@@ -127,9 +126,8 @@ def open_directory(
     clock=None,
     **kwargs,
 ):
-    if not is_url(str(path)):
-        os.makedirs(path, exist_ok=True)
-    files = files or files_for(str(path))
+    os.makedirs(path, exist_ok=True)
+    files = files or LocalFiles(str(path))
     return Directory(
         path=str(path),
         cluster=cluster(worker, world),

@@ -14,6 +14,7 @@ from tests.checkpoint.test_lease import acquired
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout, structure
 from tfpreempt.checkpoint.fence import is_leased_by
+from tfpreempt.checkpoint.remote.chosen_store import choose_places
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import LocalFiles
 
@@ -127,13 +128,16 @@ def test_a_damaged_url_is_no_local_directory(tmp_path, monkeypatch, url):
     ("url", "says"),
     [
         ("file:///tmp/x", "pass the path itself, '/tmp/x'"),
-        ("gs://", "is empty"),
+        ("gs://", "names the bucket ''"),
+        ("gs://bucket", "is a whole bucket"),
         ("gs://bucket//run", "empty part"),
         ("gs://bucket/../run", "'..'"),
     ],
 )
 def test_a_url_that_cannot_be_a_directory(url, says):
     with pytest.raises(errors.ConfigurationError, match=re.escape(says)):
+        choose_places(None, url)
+    with pytest.raises(errors.ConfigurationError, match="is a URL"):
         failure.check_directory(url)
 
 

@@ -162,13 +162,6 @@ def test_others_learn_what_runs_and_not_by_which_arguments(monkeypatch):
     assert this_process(GRACE).program == "train.py"
 
 
-def test_a_url_has_none():
-    lease = acquired("ram://bucket/run")
-    lease.check()
-    with lease.moving() as way:
-        assert way is None
-
-
 # --- who is gone ---------------------------------------------------------------------
 
 

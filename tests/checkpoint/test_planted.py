@@ -32,7 +32,7 @@ from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.storage import failure, reading
-from tfpreempt.storage.files import Files, LocalFiles, files_for
+from tfpreempt.storage.files import Files, LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -160,7 +160,7 @@ class Job:
 
     def save_alone(self) -> None:
         directory = str(self.directory)
-        files = FencedFiles(self.files or files_for(directory), self.lease)
+        files = FencedFiles(self.files or LocalFiles(directory), self.lease)
         with failure.translated("save a State", directory):
             state_file.write(files, directory, 0, self.word)
 

@@ -106,7 +106,11 @@ class Run:
         (self.directory / "worker.py").write_text(_PRELUDE + program)
         worker = command or [sys.executable, "-I", "-S", "worker.py"]
         inherited = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-        variables = {**inherited, "PYTHONPATH": str(_ROOT), **(environment or {})}
+        here = {
+            "PYTHONPATH": str(_ROOT),
+            "TFPREEMPT_SCRATCH_DIR": str(self.directory / "scratch"),
+        }
+        variables = {**inherited, **here, **(environment or {})}
         arguments = ["--backoff", "0.01", "--log-dir", "logs"]
         arguments += ["--checkpoint-dir", "ckpt", *options, "--", *worker]
         if not wrapper:

@@ -56,8 +56,14 @@ def test_a_url_is_handed_on_and_the_journal_stays_here(supervised: Run) -> None:
     )
     code, out, _ = supervised.run(program, "--checkpoint-dir", "gs://bucket/run")
     assert code == 0
-    [journal] = (supervised.directory / "tfpreempt-journal").glob("gs-bucket-run-*")
+    [journal] = (supervised.directory / "scratch").glob("*/gs-bucket-run-*/journal")
     assert out == f"[worker-0] gs://bucket/run {journal}\n"
+
+
+def test_a_url_that_no_worker_could_use_is_refused(supervised: Run) -> None:
+    code, _, err = supervised.run("pass", "--checkpoint-dir", "hdfs://host/run")
+    assert code == 2
+    assert "hdfs:// is not supported" in " ".join(err.split())
 
 
 def test_a_preemption_restarts_all_with_a_new_cluster(supervised: Run) -> None:
@@ -270,11 +276,11 @@ def test_preemptions_without_a_newer_commit_have_an_end(supervised: Run) -> None
     assert supervised.records()[-1]["cause"] == "no_progress"
 
 
-def test_where_no_commit_can_be_seen_nobody_gives_up(supervised: Run) -> None:
+def test_a_url_without_a_newer_commit_is_no_progress(supervised: Run) -> None:
     options = ["--backoff-max", "0.01", "--checkpoint-dir", "gs://bucket/run"]
-    code, _, err = supervised.run("sys.exit(143 if restart < 11 else 0)", *options)
-    assert code == 0, err
-    assert "preemptions: 11" in err
+    code, _, err = supervised.run("sys.exit(143)", *options)
+    assert code == 143
+    assert "preemptions in a row without a newer commit" in err
 
 
 @pytest.mark.parametrize("code", [143, 1])

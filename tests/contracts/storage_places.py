@@ -42,7 +42,6 @@ class Place:
         has_server: whether it is slow.
         not_first: why a later put may win over an earlier one; "" if it may not.
         not_exclusive: why racing puts may both win; "" if they may not.
-        needs_tensorflow: whether TensorFlow serves it.
         composes: whether it makes one object of others.
         known: what else it is known not to do, and why, by the test's name.
     """
@@ -52,7 +51,6 @@ class Place:
     has_server: bool = False
     not_first: str = ""
     not_exclusive: str = ""
-    needs_tensorflow: bool = False
     composes: bool = False
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -104,12 +102,6 @@ def _fsspec_local(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
     return open_store(str(tmp_path / "root"), fsspec.filesystem("file"))
 
 
-def _url(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
-    from tfpreempt.storage import gfile  # noqa: F401  (imports TensorFlow)
-
-    return open_store(f"ram://run-{next(_runs)}")
-
-
 def _pyarrow(tmp_path: Path, patch: pytest.MonkeyPatch) -> ObjectStore:
     from pyarrow import fs
 
@@ -139,15 +131,6 @@ PLACES = [
         composes=True,
     ),
     Place(name="s3", opens=_s3, has_server=True),
-    Place(
-        name="url",
-        opens=_url,
-        not_exclusive=BEST_EFFORT,
-        needs_tensorflow=True,
-        known={
-            "test_list_is_sorted_and_filtered": "ram:// lists 'b-1' in 'b' too",
-        },
-    ),
     Place(name="fsspec memory", opens=_fsspec, not_exclusive=BEST_EFFORT),
     Place(name="fsspec local", opens=_fsspec_local, not_exclusive=BEST_EFFORT),
 ]

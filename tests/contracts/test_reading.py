@@ -1,4 +1,4 @@
-"""What a commit asks of a directory, the same of a disk and of tf.io.gfile."""
+"""What a commit asks of a directory."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import os
 import pytest
 
 from tfpreempt.storage import reading
-from tfpreempt.storage.files import create, files_for, write_durably
-
-pytestmark = pytest.mark.tensorflow
-tf = pytest.importorskip("tensorflow")
+from tfpreempt.storage.files import LocalFiles, create, write_durably
 
 
-@pytest.fixture(params=["disk", "ram"])
-def root(request, tmp_path):
-    path = str(tmp_path) if request.param == "disk" else f"ram:/{tmp_path}"
-    files_for(path).make_dirs(path)
-    return path
+@pytest.fixture
+def root(tmp_path):
+    return str(tmp_path)
 
 
 def test_what_is_written_can_be_read(root):
-    files = files_for(root)
+    files = LocalFiles(root)
     folder, path = os.path.join(root, "a", "b"), os.path.join(root, "a", "b", "file")
     files.make_dirs(folder)
     files.make_dirs(folder)
@@ -49,7 +44,7 @@ def test_what_is_written_can_be_read(root):
 
 
 def test_what_a_path_is(root):
-    files = files_for(root)
+    files = LocalFiles(root)
     path, gone = os.path.join(root, "file"), os.path.join(root, "gone")
     files.write(path, b"x")
     assert reading.is_file(path)
@@ -80,7 +75,7 @@ def test_a_directory_is_no_file(root):
 
 
 def test_deleting(root):
-    files = files_for(root)
+    files = LocalFiles(root)
     folder, path = os.path.join(root, "d"), os.path.join(root, "d", "file")
     files.make_dirs(folder)
     files.write(path, b"x")
@@ -98,7 +93,7 @@ def test_deleting(root):
 def test_small_files_are_whole(root):
     path = os.path.join(root, "small")
     for data in (b"old", b"new"):
-        write_durably(files_for(root), path, data)
+        write_durably(LocalFiles(root), path, data)
         with reading.open_file(path) as file:
             assert file.read() == data
     assert reading.names(root) == ["small"]

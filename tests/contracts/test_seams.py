@@ -95,15 +95,15 @@ class Sample:
 
 
 def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorflow.python.lib.io import file_io
+    from tensorflow.python.data.ops import concatenate_op
 
-    monkeypatch.delattr(file_io, "atomic_write_string_to_file")
+    monkeypatch.delattr(concatenate_op, "_ConcatenateDataset")
     with pytest.raises(errors.UnsupportedVersionError) as caught:
-        seams.require("gfile")
+        seams.require("pipelines")
     message = str(caught.value)
-    name = "tensorflow.python.lib.io.file_io.atomic_write_string_to_file"
+    name = "tensorflow.python.data.ops.concatenate_op._ConcatenateDataset"
     assert f"tensorflow {seams.version('tensorflow')} has no {name}" in message
-    assert "a checkpoint directory that only tf.io.gfile reaches needs it" in message
+    assert "the place in the data of model.fit needs it" in message
     seams.require("checkpoints")  # what does not need it goes on working
 
 
@@ -112,16 +112,16 @@ def test_a_version_that_is_recommended_is_a_final_one(library: str) -> None:
     """pip takes candidates and nightly builds only where they are named."""
     pytest.importorskip(library)
     root = {"tensorflow": "tensorflow.python"}.get(library, f"{library}.src")
-    message = seams._advice(seams.FEATURES["gfile"], [f"{root}.gone"])
+    message = seams._advice(seams.FEATURES["pipelines"], [f"{root}.gone"])
     [recommended] = re.findall(rf"such as {library}==(\S+),", message)
     assert re.fullmatch(r"\d+\.\d+\.\d+", recommended)
     assert recommended in seams.SEEN[library]
 
 
 def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(seams.MODULES, "file_io", "tensorflow.python.lib.io.moved")
-    with pytest.raises(errors.UnsupportedVersionError, match=r"no .*lib\.io\.moved,"):
-        seams.require("gfile")
+    monkeypatch.setitem(seams.MODULES, "shuffle_op", "tensorflow.python.data.moved")
+    with pytest.raises(errors.UnsupportedVersionError, match=r"no .*data\.moved,"):
+        seams.require("pipelines")
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ def rows(places):
         pytest.param(
             each,
             id=each.name,
-            marks=[pytest.mark.slow] * each.has_server
-            + [pytest.mark.tensorflow] * each.needs_tensorflow,
+            marks=[pytest.mark.slow] * each.has_server,
         )
         for each in places
     ]

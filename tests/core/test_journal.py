@@ -21,7 +21,6 @@ from tfpreempt.core.journal import (
     Journal,
     JsonLines,
     LineReader,
-    directory_to_write,
     journal_directory,
     parse_record,
 )
@@ -82,34 +81,27 @@ def test_what_no_copy_can_be_made_of_is_recorded_as_text(tmp_path: Path) -> None
     assert record["detail"] == str(lock)
 
 
-def test_the_journal_of_a_url_is_a_local_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_the_journal_of_a_url_is_in_its_scratch_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFPREEMPT_SCRATCH_DIR", str(tmp_path))
     monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
     found = journal_directory("gs://b/run")
-    assert found.parent == tmp_path / "tfpreempt-journal"
-    assert found.name.startswith("gs-b-run-")
-    assert caplog.messages == []  # advice for who writes
-    assert {directory_to_write("gs://b/run") for _ in range(2)} == {found}
-    (said,) = caplog.messages
-    assert f"gs://b/run lies in {found}" in said
+    assert tmp_path in found.parents
+    assert found.parent.name.startswith("gs-b-run-")
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(tmp_path / "j"))
-    assert directory_to_write("gs://b/run") == tmp_path / "j"
     assert journal_directory("gs://b/run") == tmp_path / "j"
-    assert journal_directory("/local") == directory_to_write("/local")
+    assert journal_directory(found.parent) == tmp_path / "j"
     assert journal_directory("/local") == Path("/local/journal")
-    assert len(caplog.messages) == 1
 
 
 def test_runs_in_buckets_have_a_journal_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may share the working directory."""
     monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
     long = "gs://bucket/" + "x" * 500
-    urls = ["ram://run-a", "ram://run/a", "s3://run/a", "gs://run/ä", long, long + "y"]
+    urls = ["gs://run-a", "gs://run/a", "s3://run/a", "gs://run/ä", long, long + "y"]
     assert len({journal_directory(url) for url in urls}) == len(urls)
     assert journal_directory("gs://b/run/") == journal_directory("gs://b/run")
-    assert all(len(journal_directory(url).name) < 100 for url in urls)
+    assert all(len(journal_directory(url).parent.name) < 100 for url in urls)
 
 
 def test_commits_and_exits_are_synced_and_others_are_not(

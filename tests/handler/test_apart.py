@@ -18,7 +18,6 @@ from tests.checkpoint.fakes import Words, write_part
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.directory_identity import read_token, write_token
 from tfpreempt.checkpoint.fence import PACE
 from tfpreempt.checkpoint.holder import Found, this_process
 from tfpreempt.checkpoint.lease import Lease
@@ -32,7 +31,6 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler.run import Run
 from tfpreempt.handler.start import LEASE_TIMEOUT, Agreed, Start
 from tfpreempt.platforms.config import TerminationConfig
-from tfpreempt.storage.files import files_for
 from tfpreempt.storage.interface import ObjectStore
 
 pytestmark = pytest.mark.tensorflow
@@ -262,14 +260,3 @@ def test_what_a_worker_with_another_disk_finds_wrong_is_raised_by_all(
 
     on_both_workers(disagree)
     assert sorted(raised) == [0, 1]
-
-
-@pytest.mark.parametrize("is_same", [True, False])
-def test_a_url_that_leads_elsewhere_is_refused_on_the_worker(is_same: bool) -> None:
-    """By other credentials or another endpoint, say."""
-    start = begin(Path("/nowhere"), Cluster(worker=1, jobs=(("worker", 2),)))
-    url = "ram://run"
-    write_token(files_for(url), url)
-    token = read_token(url) if is_same else "another"
-    plan = {"directory": url, "lease": "", "storage": token}
-    assert start._shared_directory(plan) == (url if is_same else None)

@@ -32,6 +32,7 @@ def mirror(
     """The URI of a place for copies, in a working directory without a journal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
+    monkeypatch.setenv("TFPREEMPT_SCRATCH_DIR", str(tmp_path / "scratch"))
     if request.param == "file":
         yield (tmp_path / "mirror").as_uri()
         return

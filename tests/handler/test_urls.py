@@ -1,108 +1,361 @@
-"""A handler whose checkpoint directory is a URL, as gs://bucket/run would be."""
+"""A handler whose checkpoint directory is gs://bucket/run: a scratch directory here,
+and a mirror there."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 from tests.checkpoint.fakes import Words
+from tests.contracts.storage_places import MotoServer
+from tests.fakes.gcs import GcsServer
 from tests.handler.program import Program
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog
+from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import this_process
+from tfpreempt.storage.opening import open_store
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
+
+URL = "gs://bucket/run"
+
+
+class Cloud:
+    """A bucket, and machines that have a scratch directory each."""
+
+    def __init__(
+        self, server: GcsServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.server = server
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
+        monkeypatch.delenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", raising=False)
+        self.go_to("first")
+
+    def go_to(self, machine: str) -> None:
+        """What starts from now on is on this machine."""
+        self._monkeypatch.setenv(VARIABLE, str(self.folder / machine))
+
+    @property
+    def scratch(self) -> Path:
+        return Path(scratch_directory(URL))
+
+    def here(self) -> list[int | None]:
+        """Steps of the commits in the scratch directory, newest first."""
+        return [each.step for each in catalog.scan(str(self.scratch))]
+
+    def there(self) -> list[int | None]:
+        """Steps of the commits in the bucket, newest first."""
+        store = open_store(URL)
+        return [each.step for each in catalog.commits(store, pytest.fail)]
+
+    def empty(self) -> None:
+        """The user deletes all that is in the bucket."""
+        store = open_store(URL)
+        for name in list(store.list()):
+            store.delete(name)
 
 
 @pytest.fixture
-def remote(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Program:
-    """The program in a directory in memory, with its journal on the disk."""
-    monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(tmp_path / "journal"))
-    program.directory = f"ram:/{tmp_path}/run"  # type: ignore[assignment]
-    return program
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    with GcsServer() as server, this_process.new_process():
+        yield Cloud(server, tmp_path, monkeypatch)
 
 
-def names(program: Program) -> list[str]:
-    found = tf.io.gfile.listdir(str(program.directory))
-    return sorted(name for name in found if not name.startswith("."))
+def train(steps: int, **more: object) -> tuple[list[float], int]:
+    """A program from its start to its end: the weights, and where it has begun."""
+    with this_process.new_process():
+        program = Program(URL)  # type: ignore[arg-type]
+        with program.handler(**more) as handler:
+            began = handler.total_run_calls
+            while handler.total_run_calls < steps:
+                handler.run(program.step)
+        return program.variable.numpy().tolist(), began
 
 
-def test_a_notice_and_a_restart(remote: Program, tmp_path: Path) -> None:
+def die_after(step: int) -> None:
+    """A program that dies behind its commit of a step, before the upload begins."""
+    with this_process.new_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.remote.upload.Upload.run", _stall)
+        program = Program(URL)  # type: ignore[arg-type]
+        handler = program.handler()
+        while handler.total_run_calls < step:
+            handler.run(program.step)
+        handler.save()
+        for each in this_process.current().members:  # type: ignore[union-attr]
+            each.directory.mirror.stop()
+            each.release()
+
+
+def _stall(upload: object) -> None:
+    raise errors.SaveError("the machine dies")
+
+
+def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
     """The weights, a State and the generators are what they were."""
     word = Words("word", "before")
-    handler = remote.handler()
-    random.seed(5)
-    handler.run(remote.step)
-    random.random()
-    remote.button.press()
-    handler.run(remote.step)
-    assert remote.exits == 1
-    handle = handler.latest_checkpoint
-    assert handle is not None
-    assert handle.path.startswith(f"{remote.directory}/commit-")
-    assert handle.prefix == tf.train.latest_checkpoint(str(remote.directory))
-    assert len(names(remote)) == 2
-    handler.close()
-    drawn = random.random()
-
-    again = Program(remote.directory)
+    with this_process.new_process():
+        program = Program(URL)  # type: ignore[arg-type]
+        handler = program.handler()
+        random.seed(5)
+        handler.run(program.step)
+        random.random()
+        program.button.press()
+        handler.run(program.step)
+        assert program.exits == 1
+        assert cloud.there() == [1]
+        handle = handler.latest_checkpoint
+        assert handle is not None
+        assert handle.path == str(cloud.scratch / "1")
+        handler.close()
+        drawn = random.random()
+    cloud.go_to("second")
     word.text = "after"
-    with this_process.new_process(), again.handler() as restored:
-        restored.run(again.step)
-        assert (restored.total_run_calls, word.text) == (3, "before")
-        assert again.variable.numpy().tolist() == [4.0, 5.0]
+    with this_process.new_process():
+        again = Program(URL)  # type: ignore[arg-type]
+        with again.handler() as restored:
+            restored.run(again.step)
+            assert (restored.total_run_calls, word.text) == (3, "before")
+            assert again.variable.numpy().tolist() == [4.0, 5.0]
     random.seed(5)
     random.random()
     assert random.random() == drawn
-    steps = [record["step"] for record in again.events("commit")]
-    assert steps == [1, 2, 3]
-    assert (tmp_path / "journal" / "worker-0.jsonl").exists()
+    assert cloud.there() == [3, 2]
+    assert cloud.here() == [3]
+    word.unregister()
 
 
-def warnings_of_no_lease(caplog: pytest.LogCaptureFixture) -> int:
-    return caplog.text.count("nothing keeps a second run out of")
+def test_the_end_waits_for_each_commit_that_is_to_stay(cloud: Cloud) -> None:
+    cloud.server.fail(3)
+    train(9, save_every=2, max_to_keep=None, async_save=False)
+    assert cloud.there() == [9, 8, 6, 4, 2]
+    train(10, max_to_keep=None)
+    assert cloud.here() == [10]  # the disk need not hold what the bucket holds
+    assert cloud.there()[:2] == [10, 9]
 
 
-def test_that_nothing_keeps_two_runs_apart_is_said_once(
-    remote: Program, caplog: pytest.LogCaptureFixture
+def test_what_never_reached_the_bucket_is_used(cloud: Cloud) -> None:
+    die_after(3)
+    assert (cloud.here(), cloud.there()) == ([3], [])
+    assert train(4) == ([5.0, 6.0], 3)
+    die_after(6)
+    assert cloud.there() == [4, 3]
+    assert train(7) == ([8.0, 9.0], 6)
+    assert cloud.there() == [7, 6]
+
+
+def test_what_was_deleted_from_the_bucket_does_not_return(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A directory that is a URL has no lease."""
-    for _ in range(2):
-        with remote.handler() as handler:
-            handler.run(remote.step)
-    assert warnings_of_no_lease(caplog) == 1
-    assert f"out of {remote.directory}:" in caplog.text
+    train(3)
+    cloud.empty()
+    assert train(2)[1] == 0
+    assert cloud.there() == [2]
+    assert "step(s) 3, which are only in the scratch directory" in caplog.text
+    die_after(4)  # on a commit that the user deletes
+    cloud.empty()
+    assert train(1)[1] == 0
 
 
-def test_of_a_directory_on_a_disk_nothing_is_said(
-    program: Program, caplog: pytest.LogCaptureFixture
+def test_what_another_machine_continued_counts(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with program.handler() as handler:
-        handler.run(program.step)
-    assert warnings_of_no_lease(caplog) == 0
+    """Though it has committed less than what died here."""
+    train(2)
+    die_after(9)
+    cloud.go_to("second")
+    assert train(3)[1] == 2
+    cloud.go_to("first")
+    assert train(4)[1] == 3
+    assert "step(s) 9, which are only in the scratch directory" in caplog.text
 
 
-def test_periodic_saves_keep_two(remote: Program) -> None:
-    with remote.handler(save_every=2, max_to_keep=2, async_save=False) as handler:
-        for _ in range(9):
-            handler.run(remote.step)
-        handler.save()
-        assert len(names(remote)) == 3
-    latest = handler.latest_checkpoint
-    assert latest is not None
-    assert latest.step == 9
-    assert [record["step"] for record in remote.events("commit")] == [2, 4, 6, 8, 9]
+def test_a_copy_that_was_not_noted_is_known_again(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process died between the marker and the note; then one more commit."""
+    train(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "tfpreempt.checkpoint.remote.scratch.Scratch.note_copied",
+            lambda scratch, commit: None,
+        )
+        train(3)
+    die_after(5)
+    assert train(6)[1] == 5
 
 
-def test_a_manager_is_refused(remote: Program) -> None:
-    manager = tf.train.CheckpointManager(
-        remote.checkpoint, str(remote.directory), max_to_keep=2
-    )
+def test_a_bucket_that_does_not_answer_ends_the_start(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the scratch directory has a commit: another machine may have more."""
+    train(2)
+    monkeypatch.setattr("tfpreempt.checkpoint.remote.fetch.RETRY_SECONDS", 0.2)
+    cloud.server.close()
     with pytest.raises(
-        errors.ConfigurationError, match=r"tf\.train\.Checkpoint itself"
+        errors.CheckpointError, match="without knowing what is in gs://"
     ):
-        remote.handler(manager)
+        train(3)
+
+
+def test_two_programs_at_once(cloud: Cloud) -> None:
+    """On one machine they share the scratch directory."""
+    with this_process.new_process():
+        first = Program(URL).handler()  # type: ignore[arg-type]
+        with pytest.raises(errors.ConfigurationError, match="is open in"):
+            Program(URL + "/").handler()  # type: ignore[arg-type]
+        first.close()
+
+
+def test_a_scratch_directory_without_room(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: few)
+    with pytest.raises(
+        errors.ConfigurationError, match=f"1,000 bytes free.*{VARIABLE}"
+    ):
+        train(1)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("hdfs://host/run", "hdfs:// is not supported"),
+        ("ram://run", "ram:// is not supported"),
+        ("abfs://host/run", "Mount the storage"),
+        ("file:///run", "pass the path itself, '/run'"),
+        ("gs://bucket", "is a whole bucket"),
+        ("gs://bucket/a/../b", "empty part"),
+        ("gs:/bucket/run", "pass a URL as the str"),
+    ],
+)
+def test_what_cannot_be_a_checkpoint_directory(url: str, said: str) -> None:
+    with (
+        this_process.new_process(),
+        pytest.raises(errors.ConfigurationError, match=said),
+    ):
+        Program(url).handler()  # type: ignore[arg-type]
+
+
+def test_a_manager_and_a_save_fn_are_refused(cloud: Cloud) -> None:
+    program = Program(URL)  # type: ignore[arg-type]
+    manager = tf.train.CheckpointManager(program.checkpoint, "ram://run", max_to_keep=2)
+    for given, config in ((manager, {}), (None, {"save_fn": lambda: None})):
+        with pytest.raises(errors.ConfigurationError, match="remote_checkpoint_dir="):
+            program.handler(given, config=config)
+
+
+def put(folder: Path, below: str = "") -> None:
+    """Copies all files of a directory to the bucket."""
+    store = open_store(URL)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.replace(below + str(path.relative_to(folder)), path.read_bytes())
+
+
+def local_commit(folder: Path, steps: int) -> Path:
+    """A commit in a directory of this machine."""
+    with this_process.new_process():
+        program = Program(folder)
+        with program.handler() as handler:
+            for _ in range(steps):
+                handler.run(program.step)
+    return folder / str(steps)
+
+
+def test_a_run_of_an_earlier_version_is_continued(cloud: Cloud, tmp_path: Path) -> None:
+    """It committed in the bucket itself, each commit under a name of its save."""
+    for steps in (2, 3):
+        commit = local_commit(tmp_path / f"old-{steps}", steps)
+        put(commit, f"commit-{steps}abc-0/")
+    open_store(URL).replace("commit-later/MANIFEST.json", b"{}")  # never committed
+    listed = f'model_checkpoint_path: "{URL}/commit-3abc-0/ckpt"\n'
+    open_store(URL).replace("checkpoint", listed.encode())
+    with this_process.new_process():
+        assert train(1, restore=False)[1] == 0  # nothing is fetched
+    cloud.empty()
+    for steps in (2, 3):
+        put(tmp_path / f"old-{steps}" / str(steps), f"commit-{steps}abc-0/")
+    cloud.go_to("second")
+    assert train(5) == ([6.0, 7.0], 3)
+    assert cloud.there() == [5, 3]
+    assert train(6)[1] == 5
+
+
+def test_damaged_commits_of_an_earlier_version_are_no_beginning(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    put(local_commit(tmp_path / "old", 2), "commit-abc/")
+    open_store(URL).replace("commit-abc/ckpt.index", b"half")
+    with pytest.raises(errors.CheckpointDamagedError, match="no commit in gs://"):
+        train(3)
+    assert cloud.there() == []
+
+
+@pytest.mark.parametrize("listed", ["ckpt-2", f"{URL}/ckpt-2"])
+def test_what_a_manager_saved_there_is_restored(
+    cloud: Cloud, tmp_path: Path, listed: str
+) -> None:
+    program = Program(tmp_path)
+    manager = tf.train.CheckpointManager(
+        program.checkpoint, str(tmp_path / "flat"), max_to_keep=2
+    )
+    for _ in range(2):
+        program.step()
+        manager.save()
+    put(tmp_path / "flat")
+    state_file = f'model_checkpoint_path: "{listed}"\n'
+    open_store(URL).replace("checkpoint", state_file.encode())
+    with this_process.new_process():
+        again = Program(URL)  # type: ignore[arg-type]
+        with again.handler() as handler:
+            assert again.variable.numpy().tolist() == [3.0, 4.0]
+            handler.run(again.step)
+    assert cloud.there() == [1]
+    assert train(2) == ([5.0, 6.0], 1)
+
+
+def test_a_deleted_commit_is_named_no_more(cloud: Cloud) -> None:
+    with this_process.new_process():
+        program = Program(URL)  # type: ignore[arg-type]
+        with program.handler(save_every=1, async_save=False) as handler:
+            for _ in range(3):
+                handler.run(program.step)
+            handler.save()
+            assert handler.wait_for_mirror()
+            newest = handler.latest_checkpoint
+            assert newest is not None
+            handler.delete_checkpoint(newest)
+            assert cloud.there() == [2]
+            state_file = io.BytesIO()
+            open_store(URL).get("checkpoint", state_file)
+            assert state_file.getvalue().startswith(b'model_checkpoint_path: "2.2-')
+
+
+@pytest.mark.slow
+def test_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"s3://bucket/{tmp_path.name}"
+    with contextlib.closing(MotoServer()) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        for machine, steps in (("first", 2), ("second", 4)):
+            monkeypatch.setenv(VARIABLE, str(tmp_path / machine))
+            with this_process.new_process():
+                program = Program(url)  # type: ignore[arg-type]
+                with program.handler() as handler:
+                    assert handler.total_run_calls == steps - 2
+                    for _ in range(2):
+                        handler.run(program.step)
+        assert program.variable.numpy().tolist() == [5.0, 6.0]

@@ -1,47 +1,77 @@
-"""Named States without a handler, in a directory that only TensorFlow can reach."""
+"""Named States without a handler, whose checkpoint directory is gs://bucket/run."""
 
 from __future__ import annotations
 
+import io
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
-import tensorflow as tf
 
 import tfpreempt
 from tests.checkpoint.fakes import Words
+from tests.fakes.gcs import GcsServer
+from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
+from tfpreempt.checkpoint import catalog, pointer
+from tfpreempt.checkpoint.remote import chosen_store
 from tfpreempt.checkpoint.state import REGISTRY
-from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import this_process
 from tfpreempt.states import StepCounter, registered
-from tfpreempt.states.alone import StatesAlone
-from tfpreempt.testing.clock import FakeClock
+from tfpreempt.storage.interface import ObjectMissingError
+from tfpreempt.storage.opening import open_store
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
+
+URL = "gs://bucket/run"
+LIMIT = 20.0
+
+
+class Machines:
+    """Machines with a scratch directory each."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._monkeypatch = monkeypatch
+
+    def restart(self, machine: str) -> None:
+        """The process has ended; the next one is on this machine."""
+        for each in registered._alone.values():
+            if each._copies is not None:
+                each._copies._end()
+            each._lease.release()
+        self._monkeypatch.setattr(registered, "_alone", {})
+        self._monkeypatch.setenv(VARIABLE, str(self._folder / machine))
 
 
 @pytest.fixture
-def url(tmp_path, monkeypatch):
-    place = f"ram:/{tmp_path}/run"
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     for name in ("TF_CONFIG", "TFPREEMPT_REMOTE_CHECKPOINT_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", place)
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", URL)
     for left in REGISTRY.in_order():
         left.unregister()
-    restart(monkeypatch)
-    with this_process.new_process():
-        yield place
+    made = Machines(tmp_path, monkeypatch)
+    with GcsServer() as server, this_process.new_process():
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        made.restart("first")
+        yield made
+        made.restart("none")
 
 
-def restart(monkeypatch):
-    monkeypatch.setattr(registered, "_alone", {})
-
-
-def load(state):
+def load(state: Words) -> tuple[bool, str]:
     state.text = ""
     return tfpreempt.load_state(state), state.text
 
 
-def test_states_and_shards_and_back(url, monkeypatch):
+def test_states_and_shards_on_another_machine(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counter = StepCounter()
     shared, own = Words("shared", "a"), Words("own", "b", per_worker=True)
     assert load(shared) == (False, "")
@@ -49,71 +79,58 @@ def test_states_and_shards_and_back(url, monkeypatch):
         shared.text, own.text = text, text + ", own"
         counter.increment()
         path = tfpreempt.save_all_states()
-        assert path.startswith(f"{url}/commit-")
+        assert path is not None
+        assert path.startswith(scratch_directory(URL))
     assert load(shared) == (True, "three")
     counter.value = 0
-    restart(monkeypatch)
+    machines.restart("second")  # the end waits for the upload
+    found = catalog.commits(open_store(URL), pytest.fail)
+    assert next(found).step == 3
     assert tfpreempt.load_state(counter)
     assert (load(shared), load(own)) == ((True, "three"), (True, "three, own"))
     assert counter.value == 3
-    commits = [n for n in tf.io.gfile.listdir(url) if n.startswith("commit-")]
-    assert len(commits) == 2
-    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", url + "/")
+    monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", URL + "/")
     assert load(shared) == (True, "three")
     assert len(registered._alone) == 1
 
 
-def test_a_damaged_commit_is_passed_over(url, monkeypatch, caplog):
+def test_a_damaged_commit_is_passed_over(
+    machines: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
     words = Words("words")
-    paths = []
     for text in ("one", "two"):
         words.text = text
-        paths.append(tfpreempt.save_all_states())
-    with tf.io.gfile.GFile(f"{paths[1]}/states/words.state", "wb") as file:
-        file.write(b"tw0")
-    restart(monkeypatch)
+        tfpreempt.save_all_states()
+        machines.restart("first")
+    store = open_store(URL)
+    newest = next(catalog.commits(store, pytest.fail))
+    store.replace(f"{newest.name}/states/words.state", b"tw0")
+    machines.restart("second")
     assert load(words) == (True, "one")
     assert "words.state" in caplog.text
 
 
-def test_one_state_alone(url):
-    words = Words("words", "commit")
-    tfpreempt.save_all_states()
-    for text in ("file", "newer file"):
-        words.text = text
-        tfpreempt.save_state(words, url)
-        assert load(words) == (True, text)
-    words.text = "newer commit"
-    tfpreempt.save_all_states()
-    assert load(words) == (True, "newer commit")
+def test_a_state_alone_is_saved_on_a_disk(machines: Machines, tmp_path: Path) -> None:
+    words = Words("words", "text")
+    with pytest.raises(errors.ConfigurationError, match="copied nowhere"):
+        tfpreempt.save_state(words, URL)
+    tfpreempt.save_state(words, tmp_path / "disk")
 
 
-def test_a_commit_that_stays_where_it_was_staged_is_not_waited_for(url, caplog):
-    class Hasty(FakeClock):
-        def monotonic(self):
-            self.advance(100.0)  # any wait is over at the second look
-            return super().monotonic()
-
-    words = Words("words", "one")
-    path = tfpreempt.save_all_states()
-    loader = StateLoader(url, Cluster(worker=1, jobs=(("worker", 2),)), clock=Hasty())
-    loader.expect(path)
-    words.text = ""
-    assert loader.load(words)
-    assert words.text == "one"
-    assert "was not committed within" not in caplog.text
-
-
-def test_several_workers(url):
+def test_several_workers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one machine, each in a process of its own."""
     shared = Words("shared", "a")
     for index in range(2):
         cluster = Cluster(worker=index, jobs=(("worker", 2),))
-        StatesAlone(url, cluster).save(url)
+        monkeypatch.setattr(registered, "_cluster", lambda found=cluster: found)
+        tfpreempt.save_all_states()
     assert load(shared) == (True, "a")
 
 
-@pytest.mark.parametrize("place", ["nowhere://bucket/run", "ram://a/../b"])
-def test_a_place_that_cannot_be_one(place, url, monkeypatch):
+@pytest.mark.parametrize("place", ["nowhere://bucket/run", "ram://a/b", "gs://a/../b"])
+def test_a_place_that_cannot_be_one(
+    place: str, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = Words("words", "x")
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", place)
     for call in (
@@ -123,3 +140,80 @@ def test_a_place_that_cannot_be_one(place, url, monkeypatch):
     ):
         with pytest.raises(errors.ConfigurationError, match=place):
             call()
+
+
+class Bucket:
+    """A bucket whose requests fail from one of them on, and what is in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
+        monkeypatch.setattr(chosen_store, "open_store", lambda place: self.store)
+
+    def check_state_file(self) -> None:
+        """What stock TensorFlow takes for the newest checkpoint is a whole commit."""
+        state_file = io.BytesIO()
+        try:
+            self.store.get("checkpoint", state_file)
+        except ObjectMissingError:
+            return
+        named = pointer.parse(state_file.getvalue())
+        assert named is not None
+        entry = catalog.read(catalog.unread(self.store, named.latest.split("/")[0]))
+        assert entry.is_committed
+        assert entry.manifest is not None
+        for file in entry.manifest.files:
+            assert self.store.stat(entry.object(file.name)) is not None
+
+
+def die_in(process: Callable[[], None], bucket: Bucket, at: int) -> bool:
+    """Whether all went well; requests to the bucket fail from this one on."""
+    bucket.store.fail_from(
+        len(bucket.store.operations) + at, errors.CheckpointError("the network is down")
+    )
+    is_well = True
+    try:
+        process()
+    except errors.CheckpointError:
+        is_well = False
+    for each in registered._alone.values():
+        mirror = each._copies.mirror  # type: ignore[union-attr]
+        while is_well and not (mirror.status.is_complete or mirror.status.fault):
+            time.sleep(0.001)
+        is_well = is_well and not mirror.status.fault and mirror.wait(LIMIT)
+        is_well = is_well and not mirror.status.fault
+        mirror.stop()
+    bucket.store.revive()
+    return is_well
+
+
+def test_a_network_that_fails_at_any_request(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is whole or absent in the bucket, and not lost on the machine."""
+    words = Words("words", "one")
+    at, is_well = 0, False
+    while not is_well:
+        bucket = Bucket(monkeypatch)
+        machines.restart(f"machine-{at}")
+        words.text = "one"
+        tfpreempt.save_all_states()
+        saved: list[str] = []
+
+        def second(saved: list[str] = saved) -> None:
+            tfpreempt.load_state(words)
+            words.text = "two"
+            tfpreempt.save_all_states()
+            saved.append("two")
+
+        machines.restart(f"machine-{at}")
+        is_well = die_in(second, bucket, at)
+        bucket.check_state_file()
+        machines.restart(f"other-{at}")
+        assert load(words) in [(True, "one"), (True, "two")]
+        if is_well:
+            assert words.text == "two"
+        expected = saved[0] if saved else words.text
+        machines.restart(f"machine-{at}")
+        assert load(words) == (True, expected)
+        at += 1
+    assert at > 10

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.remote.chosen_store import chosen_store
+from tfpreempt.checkpoint.remote.chosen_store import choose_places
 from tfpreempt.cli import main
 from tfpreempt.storage import failure, paths
-from tfpreempt.storage.filesystem import FilesystemStore
+from tfpreempt.storage.filesystem import FsspecStore
 from tfpreempt.storage.gcs import GcsStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import open_store
@@ -119,8 +119,8 @@ def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
     if "://" in place and "@" in place:
         remote = ["run", "--remote-checkpoint-dir", place, "--checkpoint-dir"]
         opens += [
-            lambda: chosen_store(None, tmp_path),
-            lambda: chosen_store(None, place),
+            lambda: choose_places(None, tmp_path),
+            lambda: choose_places(None, place),
             lambda: failure.check_directory(place),
             *(
                 lambda name=name: run_command(name, place)
@@ -197,7 +197,7 @@ def test_a_part_sees_nothing_else():
 
 def test_file_systems_of_others():
     store = open_store("/run", fsspec.filesystem("memory"))
-    assert isinstance(store, FilesystemStore)
+    assert isinstance(store, FsspecStore)
     assert store.uri == "memory:/run"
 
 

@@ -28,7 +28,7 @@ from tfpreempt.checkpoint import bundle_table, bundle_writer
 from tfpreempt.checkpoint.bundle_writer import data_file, slice_key
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum, paths, reading
+from tfpreempt.storage import checksum, reading
 
 _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was read
 _JOB_BYTES = 1 << 24  # so that one large tensor keeps all threads busy
@@ -95,7 +95,7 @@ def reading_in_threads(path: str) -> Iterator[None]:
         CheckpointDamagedError: out of the body. A file cannot be read, or its bytes
             are not those that were written; nothing of it was assigned.
     """
-    if paths.is_url(path) or _data_bytes(path) < bundle_writer.WORTH_BYTES:
+    if _data_bytes(path) < bundle_writer.WORTH_BYTES:
         yield
         return
     restore_v2 = seams.io_ops.restore_v2

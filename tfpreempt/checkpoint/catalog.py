@@ -1,7 +1,7 @@
 """Which checkpoints lie somewhere: one value for each, found by one scan, one order.
 
-A place is a directory of this machine, one behind a URL, or an object store; all are
-read as a store. In an object store a copy is a folder that names its content:
+A place is a directory of this machine or an object store; both are read as a store. In
+an object store a copy is a folder that names its content:
 
     <step>.<token>/             one commit; the token is its sequence and the checksum
                                 of its marker
@@ -33,7 +33,6 @@ from tfpreempt.checkpoint.manifest import Manifest, from_json
 from tfpreempt.storage import checksum, paths, reading
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.url import UrlStore
 
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20
@@ -184,7 +183,7 @@ def folder_name(step: int, token: str) -> str:
 
 
 def reader(directory: str) -> ObjectStore:
-    """What reads a checkpoint directory of this machine, or one behind a URL.
+    """What reads a checkpoint directory of this machine.
 
     What cannot be read there is damaged: an older commit beside it is as good. Of a
     mirror nobody can say so, as it may be all there is; it is opened by `open_store`.
@@ -192,8 +191,7 @@ def reader(directory: str) -> ObjectStore:
     Raises:
         ConfigurationError: it is a file.
     """
-    kind = UrlStore if paths.is_url(directory) else LocalStore
-    return kind(directory, unreadable=errors.CheckpointDamagedError)
+    return LocalStore(directory, unreadable=errors.CheckpointDamagedError)
 
 
 def kind_of(name: str) -> Kind | None:
@@ -509,7 +507,7 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
 
 def _written_at(entry: Entry) -> float | None:
     """When the marker was written, or the manifest; not asked in object storage."""
-    if not isinstance(entry.store, LocalStore | UrlStore):
+    if not isinstance(entry.store, LocalStore):
         return entry.saved_at
     for name in (layout.MARKER, layout.MANIFEST):
         path = os.path.join(entry.store.uri, entry.control(name))

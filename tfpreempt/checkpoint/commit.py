@@ -14,9 +14,6 @@ The steps, on the chief, after all workers are known to be done:
     5. point TensorFlow's `checkpoint` file at it, or, where that cannot name it, put a
        witness beside the marker                             (a failure is a warning)
     6. delete what retention no longer wants                 (a failure is a warning)
-
-In a directory that is a URL the files were staged in their place, and an object is
-durable as soon as it is there: steps 1 and 4 sync and rename nothing, 3 falls away.
 """
 
 from __future__ import annotations
@@ -133,11 +130,9 @@ def publish(
     manifest = seal(files, clock, staged, contents, [target], draft)
     if staged.permit is not None:
         staged.permit.take()
-    if os.path.dirname(target) != directory:  # else it has its last name already
-        number, sequence = staged.number, draft.sequence
-        target = free_target(files, directory, number, sequence)
-        files.rename(staged.staging, target)
-        files.sync_dir(directory)
+    target = free_target(files, directory, staged.number, draft.sequence)
+    files.rename(staged.staging, target)
+    files.sync_dir(directory)
     mark(files, target, to_json(manifest), manifest.sequence)
     return target, manifest
 

@@ -16,7 +16,7 @@ import stat
 
 from tfpreempt import errors
 from tfpreempt.checkpoint import layout
-from tfpreempt.storage import paths, reading
+from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, write_durably
 
 
@@ -61,21 +61,9 @@ class DirectoryIdentity:
         Raises:
             OSError: the file system does not answer.
         """
-        if paths.is_url(self._directory):
-            return self._is_same_url()
         if self._identity is not None and _identity(self._directory) == self._identity:
             return True
         return self._token != "" and read_token(self._directory) == self._token
-
-    def _is_same_url(self) -> bool:
-        """A bucket's rule may delete old objects: a missing token proves nothing."""
-        try:
-            token = read_token(self._directory)
-            return token == self._token or (
-                "" in (token, self._token) and reading.is_dir(self._directory)
-            )
-        except OSError:
-            return True  # the service does not answer, and the save will fail by it
 
 
 def write_token(files: Files, directory: str) -> None:

@@ -23,7 +23,6 @@ from tfpreempt.storage.files import LocalFiles, write_durably
 from tfpreempt.storage.filesystem import is_local as is_local_filesystem
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import (
-    is_served_by_tensorflow,
     is_uri,
     local_path,
     open_store,
@@ -79,8 +78,7 @@ class Checkpoint:
         self._filesystem = filesystem
         is_local = filesystem is None or is_local_filesystem(filesystem)
         self._local = local_path(os.path.expanduser(text)) if is_local else None
-        is_uri_given = filesystem is None and self._local is None
-        if is_uri_given and not is_served_by_tensorflow(text):
+        if filesystem is None and self._local is None:
             split(text)  # refuses what can be opened nowhere; makes no request
         self._path = self._local or text.rstrip("/")
         self._prefix = prefix

@@ -19,12 +19,10 @@ Own form, in `<dir>`:
     .tfpreempt-lease/<token>/       who may commit here, and by what way
     .tfpreempt-fetch.lock           held while a plain program fetches a commit
 
-In a directory that is a URL (gs://bucket/run), where nothing can be renamed, a commit
-is written under its last name, and there is no `.tfpreempt-staging`:
+Earlier versions wrote a commit in a URL (gs://bucket/run) under its last name. Such a
+directory is a commit wherever it lies, so that a copied bucket can be restored:
 
     commit-<attempt>/               one commit, files as above, the marker last
-
-Such a directory is a commit wherever it lies, so that a copied bucket can be restored.
 
 Flat form (a user's CheckpointManager, or a path that save_fn returned): TensorFlow's
 files as it wrote them, `ckpt-5.index`, `ckpt-5.data-*`, and next to them
@@ -39,7 +37,6 @@ import os
 import re
 
 from tfpreempt import errors
-from tfpreempt.storage import paths
 
 MANIFEST = "MANIFEST.json"
 MARKER = "COMMITTED"
@@ -59,18 +56,13 @@ INTENT_SUFFIX = ".tfpreempt-intent"
 PARTS_SUFFIX = ".parts"
 
 STATE_SUFFIX = ".state"
-IN_PLACE = "commit-"  # begins the name of a commit that was written in its place
+IN_PLACE = "commit-"  # begins the name of a commit of an earlier version in a URL
 ATTEMPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 # What a directory is called that may be a commit in the own form.
 COMMIT = re.compile(
     rf"(0|[1-9][0-9]{{0,18}})(\.[1-9][0-9]{{0,18}})?|{IN_PLACE}{ATTEMPT.pattern}"
 )
 _STATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
-# What a save of ours in the own form could have written, relative to its directory.
-SAVED = re.compile(
-    r"ckpt\.(index|data-\d{5}-of-\d{5})(\.tempstate\d+)?|ckpt_temp/.+|"
-    r"(states|worker-\d{4,})/[^/]+\.state|(MANIFEST\.json|COMMITTED)(\.tmp)?"
-)
 
 
 def is_same(one: str, other: str) -> bool:
@@ -78,7 +70,7 @@ def is_same(one: str, other: str) -> bool:
     try:
         return one == other or os.path.samefile(one, other)
     except OSError:
-        return False  # one of them is not there, or a URL
+        return False  # one of them is not there
 
 
 def staging_directory(directory: str, attempt: str) -> str:
@@ -98,8 +90,6 @@ def staging_directory(directory: str, attempt: str) -> str:
             f"The attempt {attempt!r} becomes a directory name; expected letters, "
             "digits, '_', '.' and '-' only, at most 100 of them."
         )
-    if paths.is_url(directory):
-        return os.path.join(directory, IN_PLACE + attempt)
     return os.path.join(directory, STAGING, attempt)
 
 

@@ -26,7 +26,7 @@ from tfpreempt.checkpoint.head import Head
 from tfpreempt.checkpoint.holder import Found, Holder, this_process
 from tfpreempt.checkpoint.patience import GRACE, Patience, Renewal
 from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
-from tfpreempt.storage import failure, paths
+from tfpreempt.storage import failure
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Lease:
     """Held by this process from `acquire` to `release`, or until it is dropped.
 
     Main thread, or the one thread that writes under it. A child that was forked does
-    not hold it. Of a directory that is a URL there is none.
+    not hold it.
 
     Args:
         grace_seconds: that this process may need to leave; None where nobody knows.
@@ -163,7 +163,7 @@ class Lease:
             DirectoryInUseError: its holder lives, and does not leave.
             SaveError: the disk.
         """
-        if not paths.is_url(directory) and self._place is None:
+        if self._place is None:
             with failure.translated("take the lease", directory):
                 self.acquire_at(LeaseDirectory(directory, self._disk))
 

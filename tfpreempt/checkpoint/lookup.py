@@ -7,6 +7,7 @@ checked before they are used for anything.
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import os
 
@@ -17,7 +18,7 @@ from tfpreempt.checkpoint.manifest import MAX_FILES, FileEntry, Manifest
 from tfpreempt.checkpoint.remote import destination
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, paths
-from tfpreempt.storage.interface import ObjectStore, summed
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore, summed
 from tfpreempt.storage.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,42 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
     if not names:
         raise _nothing(store.uri)
     return _plain(unread, names, with_sums)
+
+
+def listed_in_store(store: ObjectStore) -> Entry | None:
+    """Returns the flat checkpoint that TensorFlow's state file in a store names.
+
+    Returns:
+        The checkpoint, with a manifest that was made of its files; None if the state
+        file is missing, or names nothing that is there.
+
+    Raises:
+        CheckpointError: the store; or the state file names what cannot be fetched.
+    """
+    data = io.BytesIO()
+    try:
+        store.get(layout.POINTER, data, length=pointer.MAX_BYTES)
+    except ObjectMissingError:
+        return None
+    listed = pointer.parse(data.getvalue())
+    if listed is None:
+        return None
+    latest = listed.latest.removeprefix(store.uri).lstrip("/")
+    if reason := paths.why_unsafe(latest):
+        raise errors.CheckpointError(
+            f"TensorFlow's state file in {store.uri} names {listed.latest!r}, which "
+            f"{reason}; expected a checkpoint below {store.uri}. Copy that checkpoint "
+            "to a directory of its own, and pass the directory."
+        )
+    folder = os.path.dirname(latest)
+    names = [
+        os.path.relpath(name, folder) if folder else name
+        for name in store.list(latest + ".")
+    ]
+    if not any(name.endswith(".index") for name in names):
+        return None
+    entry = Entry(store=store, name=latest, kind=Kind.FOREIGN)
+    return _plain(entry, names, with_sums=True)
 
 
 def tensorflow_prefix(found: Entry) -> str | None:

@@ -19,7 +19,7 @@ from tfpreempt.core import frameworks
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import Files, files_for
+from tfpreempt.storage.files import Files, LocalFiles
 
 
 class Checkpoints(Protocol):
@@ -163,10 +163,9 @@ def open_directory(
         own, files_begin = framework.own_place(given)
     path = failure.check_directory(
         chief_directory or own or checkpoint_dir,
-        is_flat=save_fn is not None or own is not None,
         name=files_begin,
     )
-    files = files or files_for(path)
+    files = files or LocalFiles(path)
     if lease is not None:
         files = FencedFiles(files, lease)
     contents = Contents()

@@ -55,6 +55,11 @@ def read(directory: str) -> Pointer | None:
         if error.errno != errno.EFBIG:
             raise
         return None
+    return parse(data)
+
+
+def parse(data: bytes) -> Pointer | None:
+    """Returns what the bytes of a state file say; None if they say nothing."""
     text = data.decode("utf-8", "surrogateescape")
     fields: dict[str, list[str]] = {}
     for line in text.splitlines():

@@ -22,7 +22,7 @@ from tfpreempt.checkpoint import catalog, layout, pointer
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
-from tfpreempt.storage import paths, reading
+from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
 
@@ -91,9 +91,9 @@ def delete_staging(files: Files, path: str) -> None:
     """Deletes a staging directory with all that is in it; a link to one is left alone.
 
     Files go from the top down in name order, so that a marker, if there is one after
-    all, is the first: what is staged in its place is a commit with it. The manifest
-    goes last: if a process that lost its lease renames the directory meanwhile, the
-    rest still counts as an uncommitted save, which the next start removes.
+    all, is the first. The manifest goes last: if a process that lost its lease renames
+    the directory meanwhile, the rest still counts as an uncommitted save, which the
+    next start removes.
 
     Raises:
         OSError: as the file system says.
@@ -123,16 +123,15 @@ def clean(
     """Removes saves that never committed, before the first save of this process.
 
     The chief holds the lease of the directory, so no other process can commit there,
-    and each save that another process began is over. A URL has no lease, and neither
-    has the directory of a worker with separate storage, which another worker of the
-    machine may use too: there a save is over after `QUIET_SECONDS` without a change.
+    and each save that another process began is over. The directory of a worker with
+    separate storage has no lease, and another worker of the machine may use it too:
+    there a save is over after `QUIET_SECONDS` without a change.
 
     Args:
         files: the file operations.
         directory: the checkpoint directory.
         clock: for the age of files.
-        is_sole: whether no other process can commit in the directory, if the directory
-            is not a URL.
+        is_sole: whether no other process can commit in the directory.
 
     Returns:
         The paths that were removed.
@@ -143,10 +142,9 @@ def clean(
     removed = []
 
     def is_over(path: str) -> bool:
-        has_one_owner = is_sole and not paths.is_url(path)
-        return has_one_owner or _is_quiet(path, clock.wall())
+        return is_sole or _is_quiet(path, clock.wall())
 
-    for path in filter(is_over, [*_staged(directory), *_staged_in_place(directory)]):
+    for path in filter(is_over, _staged(directory)):
         delete_staging(files, path)
         removed.append(path)
     remove_empty_staging(files, directory)
@@ -184,24 +182,6 @@ def _staged(directory: str) -> Iterator[str]:
         path = os.path.join(staging, name)
         is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
         if is_ours and reading.is_real_dir(path):
-            yield path
-
-
-def _staged_in_place(directory: str) -> Iterator[str]:
-    """Yields directories without a manifest that were staged under their last name.
-
-    A directory counts as ours if a save of ours writes every file in it: the name of
-    the directory alone could be that of another program.
-    """
-    for name in reading.names(directory):
-        path = os.path.join(directory, name)
-        if (
-            name.startswith(layout.IN_PLACE)
-            and layout.COMMIT.fullmatch(name)
-            and reading.is_real_dir(path)
-            and catalog.at(path).condition is Condition.NOT_COMMITTED
-            and all(map(layout.SAVED.fullmatch, reading.tree(path)))
-        ):
             yield path
 
 

@@ -30,7 +30,7 @@ from tfpreempt.checkpoint.head import committed, newest, this_process
 from tfpreempt.checkpoint.manifest import Manifest, Parent
 from tfpreempt.checkpoint.state import sync_states, write_states
 from tfpreempt.core import events
-from tfpreempt.storage import failure, paths, reading
+from tfpreempt.storage import failure, reading
 
 _log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class Save(Staged):
         directory = self.directory
         directory.delete_parts(self.staging)
         is_shared = directory.cluster.world > 1 and not directory.cluster.saves_all
-        if is_shared and not (is_over or paths.is_url(self.staging)):
+        if is_shared and not is_over:
             directory.unfinished.append(self.staging)
         if directory.exchange is not None and directory.mirror is not None:
             clear = functools.partial(directory.exchange.clear, self.attempt)

@@ -104,9 +104,7 @@ class StateLoader:
             return
         end = self.clock.monotonic() + _SECONDS
         pause = threading.Event()
-        # In a URL what was staged stays where it is, and gets a marker.
-        marker = os.path.join(self._pending, layout.MARKER)
-        while (reading.is_dir(self._pending) and not reading.is_there(marker)) or any(
+        while reading.is_dir(self._pending) or any(
             map(retention.is_uncommitted, catalog.scan(self.directory))
         ):
             if self.clock.monotonic() > end:

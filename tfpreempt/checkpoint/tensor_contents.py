@@ -54,7 +54,7 @@ from tfpreempt.checkpoint.variables import (
 from tfpreempt.checkpoint.worker_parts import WorkerParts
 from tfpreempt.core import seams
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.storage import failure, paths
+from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
@@ -361,7 +361,7 @@ class _OwnContents(_Tracked):
         save.create_staging()
         prefix = os.path.join(save.staging, layout.PAYLOAD)
         options = arguments.get("options") or self._options
-        is_tensorflows = options is not None or paths.is_url(prefix)
+        is_tensorflows = options is not None
         if self.cluster.is_chief and is_tensorflows:
             checkpoint.write(prefix, options=options)
         elif self.cluster.is_chief:

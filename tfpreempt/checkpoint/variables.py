@@ -92,7 +92,11 @@ def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
         shape = variable_shape(obj)
         if shape is None or None in shape:
             continue
-        inner = getattr(obj, "_value", None)  # a variable of Keras holds TensorFlow's
+        # A variable of Keras holds TensorFlow's. A distributed variable looks for an
+        # attribute that it lacks in its value, which all workers have to reduce.
+        inner = distributed(obj)
+        if inner is None:
+            inner = getattr(obj, "_value", None)
         count = math.prod(each or 0 for each in shape)
         size = count * tf.as_dtype(obj.dtype).size
         sizes[id(obj if inner is None else inner)] = int(size)

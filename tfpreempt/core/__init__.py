@@ -16,6 +16,7 @@ progress    a progress bar for bytes, on a terminal
 python      what Python 3.10 lacks of the later versions
 reach       what Python objects hold
 restarts    how often this run was started again
+scratch     where a run trains whose checkpoint directory is a URL
 seams       every private name of TensorFlow and Keras that we take, checked once
 threads     threads with an owner, jobs in many, calls with an end
 """

@@ -11,12 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
-import hashlib
 import json
 import logging
 import os
-import re
 import stat
 import threading
 from collections.abc import Iterator
@@ -26,59 +23,32 @@ from typing import Any
 from tfpreempt.core import contained, events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.fields import is_time
+from tfpreempt.core.scratch import is_scratch, is_url, local_directory
 
 _log = logging.getLogger(__name__)
 _PIECE = 1 << 20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _DURABLE = (events.Commit, events.Exit, events.CacheWrite, events.DataRefused)
-_MOST_READABLE = 60  # characters of a URL in the name of its journal's directory
 
 MAX_LINE_BYTES = 1 << 20
 """Bytes of the longest line that is read as a record."""
 
 DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
+"""Names the journal's directory of a run whose checkpoint directory is a URL."""
 
 
 def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
-    """Where the journal of a run lies: `<checkpoint_dir>/journal`.
+    """Returns where the journal of a run lies: `<checkpoint_dir>/journal`.
 
-    Nothing can be appended to an object, so for a URL it is a local directory:
-    $TFPREEMPT_JOURNAL_DIR, or below tfpreempt-journal in the working directory one of
-    this URL alone, as several runs may share that.
+    Args:
+        checkpoint_dir: as the user named the directory, or a scratch directory. The
+            journal of a URL lies in $TFPREEMPT_JOURNAL_DIR, otherwise in the scratch
+            directory of the URL.
     """
-    text = os.fspath(checkpoint_dir)
-    if "://" not in text:
-        return Path(text) / "journal"
-    told = os.environ.get(DIRECTORY_VARIABLE)
-    path = Path(told) if told else Path("tfpreempt-journal", _name_of(text))
-    return path.resolve()  # it may be a link
-
-
-def directory_to_write(checkpoint_dir: str | os.PathLike[str]) -> Path:
-    """As `journal_directory`, for who writes there: of a URL it says once where."""
-    path = journal_directory(checkpoint_dir)
-    if "://" in os.fspath(checkpoint_dir) and not os.environ.get(DIRECTORY_VARIABLE):
-        _say_where(os.fspath(checkpoint_dir), path)
-    return path
-
-
-def _name_of(url: str) -> str:
-    """A directory's name that people recognize, and no other URL has."""
-    url = url.rstrip("/")
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", url)[-_MOST_READABLE:].strip("-")
-    return f"{readable}-{hashlib.sha256(os.fsencode(url)).hexdigest()[:8]}"
-
-
-@functools.cache
-def _say_where(url: str, path: Path) -> None:
-    """Once for each place."""
-    _log.warning(
-        "The journal of %s lies in %s, because nothing can be appended to an object. "
-        "Set TFPREEMPT_JOURNAL_DIR to a directory that outlives this machine to have "
-        "it there.",
-        url,
-        path,
-    )
+    chosen = os.environ.get(DIRECTORY_VARIABLE)
+    if chosen and (is_url(checkpoint_dir) or is_scratch(checkpoint_dir)):
+        return Path(chosen).resolve()  # may be a link
+    return Path(local_directory(checkpoint_dir), "journal")
 
 
 class JsonLines:

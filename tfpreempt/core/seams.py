@@ -59,7 +59,6 @@ MODULES = {
     "dataset_pb2": "tensorflow.core.framework.dataset_pb2",
     "distribute_values": _TF + "distribute.values",
     "eager_context": _TF + "eager.context",
-    "file_io": _TF + "lib.io.file_io",
     "functional_saver": _TF + "checkpoint.functional_saver",
     "gen_dataset_ops": _TF + "ops.gen_dataset_ops",
     "graph_view": _TF + "checkpoint.graph_view",
@@ -189,10 +188,6 @@ FEATURES = {
             "Context.configure_coordination_service Context.delete_config_key_value "
             "Context.get_config_key_value",
         },
-    ),
-    "gfile": Feature(
-        what="a checkpoint directory that only tf.io.gfile reaches",
-        names={"file_io": "atomic_write_string_to_file"},
     ),
     "pipelines": Feature(
         what="the place in the data of model.fit",

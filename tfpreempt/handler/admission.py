@@ -17,7 +17,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.opening import adapter_of, open_directory
 from tfpreempt.checkpoint.patience import GRACE
-from tfpreempt.checkpoint.remote.chosen_store import chosen_store
+from tfpreempt.checkpoint.remote.chosen_store import choose_places
 from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
@@ -25,6 +25,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
 from tfpreempt.core.memory import lent_memory
+from tfpreempt.core.scratch import is_url
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, Connection, connection
 from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
@@ -33,7 +34,6 @@ from tfpreempt.handler.start import Start
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
-from tfpreempt.storage import paths
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +85,17 @@ def admit(
     if checkpoint is not None:
         counter = adapter_of(checkpoint).attach_counter(checkpoint)
     cluster, connected = session.cluster, connection()
-    own = getattr(checkpoint, "directory", checkpoint_dir)
-    store = chosen_store(remote_checkpoint_dir, own)
+    named = getattr(checkpoint, "directory", checkpoint_dir)
+    _check_layout(checkpoint, named, config)
+    places = choose_places(remote_checkpoint_dir, named)
+    own, store, scratch = places.directory, places.store, places.scratch
     mirror = None
     if store is not None and cluster.is_chief:
         mirror = Mirror(
-            store, max_to_keep=max_to_keep, lease=Lease(config.grace_seconds)
+            store,
+            max_to_keep=max_to_keep,
+            lease=Lease(config.grace_seconds),
+            scratch=scratch,
         )
     lease = Lease(config.grace_seconds) if cluster.is_chief else None
     held = (lease, None if mirror is None else mirror.lease)
@@ -98,9 +103,9 @@ def admit(
     make = functools.partial(
         open_directory,
         checkpoint,
-        checkpoint_dir,
+        checkpoint_dir if scratch is None else own,
         cluster=cluster,
-        max_to_keep=max_to_keep,
+        max_to_keep=places.max_to_keep(max_to_keep),
         save_fn=config.save_fn,
         io_device=None if connected is None else connected.device,
         mirror=mirror,
@@ -126,8 +131,6 @@ def admit(
         ),
     )
     agreed = start.agree(session.runtime.store, session.next_prefix(), START_TIMEOUT)
-    if cluster.is_chief and paths.is_url(agreed.directory.path):
-        _warn_of_no_lease(agreed.directory.path)
     hear = functools.partial(session.hear, agreed.token)
     for each in leases:
         each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
@@ -180,15 +183,24 @@ def _make_snapshots(
     return Snapshots(directory, memory.bytes, workers=memory.workers)
 
 
-@functools.cache
-def _warn_of_no_lease(directory: str) -> None:
-    """Says it once for each directory, to which no mirror belongs that has one."""
-    log.warning(
-        "tfpreempt: nothing keeps a second run out of %s: a directory that is a URL "
-        "has no lease, and two runs there would mix their steps. Give each run a URL "
-        "of its own; or use a local checkpoint_dir with remote_checkpoint_dir=, which "
-        "one run at a time holds.",
-        directory,
+def _check_layout(
+    checkpoint: Any, checkpoint_dir: Any, config: TerminationConfig
+) -> None:
+    """Refuses a URL for what does not write a directory of its own for each commit.
+
+    Raises:
+        ConfigurationError: a CheckpointManager, or a save_fn, with a URL.
+    """
+    is_managed = hasattr(checkpoint, "directory")
+    if not (is_managed or config.save_fn) or not is_url(checkpoint_dir or ""):
+        return
+    given = "CheckpointManager" if is_managed else "save_fn"
+    raise errors.ConfigurationError(
+        f"A {given} cannot be used with the URL {checkpoint_dir!r}, because it writes "
+        "there by itself. Pass a local directory, and remote_checkpoint_dir="
+        f"{checkpoint_dir!r}; or pass the tf.train.Checkpoint itself with "
+        f"checkpoint_dir={checkpoint_dir!r}, which restores what a CheckpointManager "
+        "has saved there."
     )
 
 

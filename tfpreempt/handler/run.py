@@ -32,7 +32,7 @@ from tfpreempt.core.events import (
     Outcome,
     Restored,
 )
-from tfpreempt.core.journal import Journal, directory_to_write, journal_directory
+from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.now import Doing, Now, Telling, now_path, read_now
 from tfpreempt.handler.start import Agreed
@@ -141,7 +141,7 @@ class Run:
         self._clock = SystemClock()
         self._telling: Telling | None = None  # while it takes part
         self._journal = Journal(
-            directory_to_write(self.directory.path),
+            journal_directory(self.directory.path),
             self.directory.cluster.worker,
             self._clock,
             os.environ.get("TFPREEMPT_INCARNATION", start.token),

@@ -13,7 +13,6 @@ from tfpreempt import errors
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.directory import Directory
-from tfpreempt.checkpoint.directory_identity import read_token
 from tfpreempt.checkpoint.fence import PACE, is_leased_by
 from tfpreempt.checkpoint.lease import Lease
 from tfpreempt.checkpoint.patience import LONGEST_GRACE, MARGIN
@@ -26,7 +25,7 @@ from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler.snapshots import Snapshots, attempt_of, is_newer
 from tfpreempt.storage import paths
-from tfpreempt.storage.files import files_for
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -150,7 +149,7 @@ class Start:
             raise
         assert self._built is not None  # both ways to the plan have built it
         if self.store is not None and self._apart:
-            worker, files = self.cluster.worker, files_for(self._built.path)
+            worker, files = self.cluster.worker, LocalFiles(self._built.path)
             self._built.exchange = ShardExchange(self.store, worker, self._apart, files)
         return Agreed(
             directory=self._built,
@@ -187,9 +186,7 @@ class Start:
     def _leased(self, directory: str) -> rendezvous.Plan:
         """The directory, and the lease by which other workers know it again."""
         lease = self.lease.token if self.lease is not None else None
-        # A URL has no lease, and a file with a token.
-        token = read_token(directory) if paths.is_url(directory) else ""
-        return {"directory": directory, "lease": lease or "", "storage": token}
+        return {"directory": directory, "lease": lease or ""}
 
     def _sees(self, plan: rendezvous.Plan) -> str | None:
         if self.cluster.is_chief or self._shared_directory(plan) is not None:
@@ -217,6 +214,11 @@ class Start:
         opened = self._build(None)
         opened.check_nothing_came()
         opened.start()
+        if self.mirror is not None:
+            instead = "pass restore=False"
+            fetch.settle(self.mirror, adopts=self.restore, instead=instead)
+            if self.mirror.scratch is not None:
+                self.mirror.scratch.check_room(opened.contents.held_bytes())
         if self.restore:
             self._find_newest(opened)
             if self._apart and self.store is not None:
@@ -328,9 +330,6 @@ class Start:
     def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
         """The chief's directory as this worker names it; None if it sees another."""
         chiefs = str(plan["directory"])
-        if paths.is_url(chiefs):
-            is_same = read_token(chiefs) == plan["storage"]
-            return chiefs if is_same else None
         own = paths.absolute(self.own) if self.own else ""
         for directory in (chiefs, own):
             if directory and is_leased_by(directory, plan["lease"]):

@@ -16,6 +16,7 @@ from tfpreempt.checkpoint import handle
 from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.core.arguments import check_timeout
+from tfpreempt.core.scratch import local_directory
 from tfpreempt.keras.callbacks.files import resolved
 from tfpreempt.keras.callbacks.state import capture_files
 from tfpreempt.keras.fit import plan
@@ -113,8 +114,8 @@ class PreemptionCallback:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        directory = self._directory or paths.absolute(self._options.checkpoint_dir)
-        return handle.latest(directory)
+        directory = self._directory or self._options.checkpoint_dir
+        return handle.latest(paths.absolute(local_directory(directory)))
 
     @property
     def mirror_status(self) -> MirrorStatus | None:

@@ -13,16 +13,16 @@ from tfpreempt.checkpoint.directory import Directory
 from tfpreempt.checkpoint.fence import FencedFiles
 from tfpreempt.checkpoint.head import Head, committed
 from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.remote.chosen_store import Places
 from tfpreempt.checkpoint.save import Save
 from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
 from tfpreempt.checkpoint.state_loader import StateLoader
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler import this_process
-from tfpreempt.states.copies import Copies
+from tfpreempt.states.copies import MAX_TO_KEEP, Copies
 from tfpreempt.states.values import StepCounter
-from tfpreempt.storage import failure
-from tfpreempt.storage.files import Files, files_for
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage import failure, paths
+from tfpreempt.storage.files import Files, LocalFiles
 
 _log = logging.getLogger(__name__)
 
@@ -34,22 +34,28 @@ class StatesAlone:
     that differs between workers can be in a commit.
 
     Args:
-        directory: the checkpoint directory; made by the first save, if need be.
+        places: the checkpoint directory, which the first save makes if need be, and
+            where commits are copied to, and looked for.
         cluster: who the workers are.
-        store: where commits are copied to, and looked for; None without one.
     """
 
-    def __init__(
-        self, directory: str, cluster: Cluster, store: ObjectStore | None = None
-    ) -> None:
-        self._directory = directory
+    def __init__(self, places: Places, cluster: Cluster) -> None:
+        self._named = places.directory
+        self._directory = directory = paths.absolute(self._named)
         self._cluster = cluster
         self._loader = StateLoader(directory, cluster)
         self._lease = Lease()  # the chief's alone is ever taken
         self._copies: Copies | None = None
-        if store is not None:
-            files = self._files()
-            self._copies = Copies(store, directory, cluster, self._loader.newest, files)
+        self._max_to_keep = places.max_to_keep(MAX_TO_KEEP)
+        if places.store is not None:
+            self._copies = Copies(
+                places.store,
+                directory,
+                cluster,
+                self._loader.newest,
+                self._files(),
+                places.scratch,
+            )
         self._opened: Directory | None = None  # from the first save on
         self._has_directory = False  # from the first save of all States on
         self._has_held = False  # from the first save on, of all States or of one
@@ -70,12 +76,8 @@ class StatesAlone:
             self._warn_if_chief_committed()
         return self._loader.load(state)
 
-    def save(self, named: str) -> str:
+    def save(self) -> str:
         """Commits the States; every worker calls it at the same place.
-
-        Args:
-            named: the directory as the user names it: made absolute, a URL that has
-                lost a slash is a path like any other.
 
         Returns:
             The commit's directory on the chief; elsewhere the checkpoint directory.
@@ -102,7 +104,7 @@ class StatesAlone:
                 "or use States with per_worker=False."
             )
         if not self._has_directory:
-            failure.check_directory(named)  # later saves must find the same one
+            failure.check_directory(self._named)  # later saves must find the same one
             self._has_directory = True
         if not self._cluster.is_chief:
             sync_states(states)
@@ -114,6 +116,7 @@ class StatesAlone:
                 path=self._directory,
                 cluster=self._cluster,
                 files=files,
+                max_to_keep=self._max_to_keep,
                 lease=self._lease,
             )
             opened.check_nothing_came()
@@ -188,7 +191,7 @@ class StatesAlone:
             return committed(catalog.scan(self._directory))
 
     def _files(self) -> Files:
-        return FencedFiles(files_for(self._directory), self._lease)
+        return FencedFiles(LocalFiles(self._directory), self._lease)
 
     def _step(self, states: Sequence[State]) -> int:
         counters = [state for state in states if isinstance(state, StepCounter)]

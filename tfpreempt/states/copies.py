@@ -24,6 +24,7 @@ from tfpreempt.checkpoint.remote import fetch
 from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE
 from tfpreempt.checkpoint.remote.exchange import clear_others
 from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.remote.scratch import Scratch
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
 from tfpreempt.handler.process_end import on_interpreter_end
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _FETCH_SECONDS = 3600.0  # that another worker may take to fetch a commit
 _END_SECONDS = 60.0  # that the end of the program waits for the last copy
-_MAX_TO_KEEP = 2  # as many as in the directory
+MAX_TO_KEEP = 2  # commits, in the directory and in the store
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,7 +49,9 @@ class Copies:
         cluster: who the workers are.
         newest: finds the newest commit in the directory that is whole.
         files: the file operations; on the chief, by its lease of the directory.
-        seconds: how long the end of the program may wait for the last copy.
+        scratch: where the directory is the scratch directory of a URL.
+        seconds: how long the end of the program may wait for the last copy; of a URL as
+            long as the upload gets on.
 
     Attributes:
         mirror: the mirror of the directory, once `begin` was called.
@@ -59,13 +62,14 @@ class Copies:
     cluster: Cluster
     newest: Callable[[], Entry | None]
     files: Files
+    scratch: Scratch | None = None
     seconds: float = _END_SECONDS
     _has_looked: bool = False
     _process: int = 0  # the one whose end waits; not that of a forked child
 
     def __post_init__(self) -> None:
         lease = Lease() if self.cluster.is_chief else None
-        self.mirror = Mirror(self.store, max_to_keep=_MAX_TO_KEEP, lease=lease)
+        self.mirror = self._make_mirror(lease)
 
     def begin(self) -> None:
         """Before anything is loaded or saved: once, the newest commit is brought here.
@@ -85,12 +89,7 @@ class Copies:
             self._has_looked = True
         if self.cluster.is_chief and not self.mirror.is_open:
             taken = self.mirror.highest_sequence
-            self.mirror = Mirror(
-                self.store,
-                max_to_keep=_MAX_TO_KEEP,
-                taken=taken,
-                lease=self.mirror.lease,
-            )
+            self.mirror = self._make_mirror(self.mirror.lease, taken)
             self.mirror.begin(self.directory, self.newest(), self._record)
             none = uuid.uuid4().hex  # there are no shards under way here
             self.mirror.task(functools.partial(clear_others, self.store, none))
@@ -98,7 +97,20 @@ class Copies:
                 self._process = os.getpid()
                 on_interpreter_end(self._end)
 
+    def _make_mirror(self, lease: Lease | None, taken: int = 0) -> Mirror:
+        return Mirror(
+            self.store,
+            max_to_keep=MAX_TO_KEEP,
+            taken=taken,
+            lease=lease,
+            scratch=self.scratch,
+        )
+
     def _bring(self) -> None:
+        instead = f"unset {REMOTE_VARIABLE}"
+        if self.scratch is not None:
+            instead = "name another checkpoint directory"
+        fetch.settle(self.mirror, instead=instead)
         local = self.newest()
         lost: list[str] = []
         fetch.look_for_newer(
@@ -107,13 +119,13 @@ class Copies:
             lambda: fetch.newest_first(
                 self.files, self.store, local, self.directory, lost.append, lost.append
             ),
-            instead=f"unset {REMOTE_VARIABLE}",
+            instead=instead,
         )
         if lost and self.newest() is None:
             found = "; ".join(text.rstrip(".") for text in lost)
             raise errors.CheckpointDamagedError(
                 f"no copy in {self.store.uri} is whole ({found}). Put the objects "
-                f"back; or, to begin anew, move them away or unset {REMOTE_VARIABLE}"
+                f"back; or, to begin anew, move them away or {instead}"
             )
         for problem in lost:
             _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
@@ -137,6 +149,6 @@ class Copies:
         """The program is over: the copy of its last commit gets some time."""
         if self._process != os.getpid() or not self.mirror.is_open:
             return
-        if not self.mirror.wait(self.seconds):
+        if not self.mirror.wait(None if self.scratch else self.seconds):
             self.mirror.finish(0.0)  # says what is not there
         self.mirror.close()

@@ -12,13 +12,18 @@ import os
 
 from tfpreempt.checkpoint import layout, state_file
 from tfpreempt.checkpoint.fence import FencedFiles
-from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE, chosen_store
+from tfpreempt.checkpoint.remote.chosen_store import (
+    REMOTE_VARIABLE,
+    Places,
+    choose_places,
+)
 from tfpreempt.checkpoint.state import REGISTRY, State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
+from tfpreempt.core.scratch import is_url
 from tfpreempt.handler import this_process
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.storage import failure, paths
-from tfpreempt.storage.files import Files, files_for
+from tfpreempt.storage.files import Files, LocalFiles
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +64,7 @@ def save_all_states() -> str | None:
         _warn_of_no_directory()
         sync_states(REGISTRY.in_order())
         return None
-    return _alone_in(directory).save(directory)
+    return _alone_in(directory).save()
 
 
 def save_state(
@@ -126,9 +131,8 @@ def load_state(state: State) -> bool:
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
         return False
-    if "://" in directory or os.environ.get(REMOTE_VARIABLE):
-        # It says where such a place can be used, and what is fetched needs a directory.
-        directory = failure.check_directory(directory)
+    if os.environ.get(REMOTE_VARIABLE) and not is_url(directory):
+        directory = failure.check_directory(directory)  # what is fetched needs it
     return _alone_in(directory).load(state)
 
 
@@ -144,13 +148,19 @@ def _warn_of_no_directory() -> None:
 
 
 def _alone_in(directory: str) -> StatesAlone:
-    """What is there once in a process for a directory."""
+    """Returns what a process has once for a directory.
+
+    Args:
+        directory: as the user named it.
+    """
+    named = os.environ.get(_VARIABLE, "").strip()
+    is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
     key = (paths.absolute(directory), _cluster())
     if key not in _alone:
-        named = os.environ.get(_VARIABLE, "").strip()
-        is_copied = bool(named) and paths.absolute(named) == key[0]
-        store = chosen_store(None, key[0]) if is_copied else None
-        _alone[key] = StatesAlone(*key, store=store)
+        places = Places(directory=directory)
+        if is_copied:
+            places = choose_places(None, directory)
+        _alone[key] = StatesAlone(places, key[1])
     return _alone[key]
 
 
@@ -165,7 +175,7 @@ def _files_of(directory: str) -> Files:
     for member in current.members if current else ():
         lease = member.directory.lease
         if lease is not None and layout.is_same(member.directory.path, directory):
-            return FencedFiles(files_for(directory), lease)
+            return FencedFiles(LocalFiles(directory), lease)
     return _alone_in(directory).hold()
 
 

@@ -3,7 +3,6 @@
 A directory, by its path:
     files               changes it: fsync, rename, remove
     reading             reads it
-    gfile               TensorFlow's side of both, for URLs
     paths               what is a URL, and which names become paths
 
 Object stores:
@@ -17,9 +16,8 @@ Object stores:
     gcs_upload          an object's bytes on their way, a large file in one request
     s3                  s3://, by obstore
     s3_client           its client and options, and what its errors mean
-    filesystem          files in a file system of fsspec, or of pyarrow by fsspec
-    url                 files that TensorFlow reaches by a URL
     prefixed            a part of another store
+    filesystem          files in a file system of fsspec, or of pyarrow by fsspec
 
 What they share:
     checksum            crc32c

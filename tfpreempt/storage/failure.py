@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tfpreempt import errors
 from tfpreempt.storage import paths, reading
-from tfpreempt.storage.files import files_for, make_lasting_dirs, sync_names
+from tfpreempt.storage.files import LocalFiles, make_lasting_dirs, sync_names
 
 ADVICE = {
     errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
@@ -63,24 +63,19 @@ def translated(doing: str, directory: str) -> Iterator[None]:
         ) from error
 
 
-def check_directory(
-    directory: object, *, is_flat: bool = False, name: str | None = None
-) -> str:
+def check_directory(directory: object, *, name: str | None = None) -> str:
     """Makes the checkpoint directory if need be and checks that it can be written.
 
     Args:
         directory: what the user gave as checkpoint directory.
-        is_flat: whether a CheckpointManager or a save_fn writes there, whose files and
-            ours become one commit by a rename.
         name: what TensorFlow's files there begin with; None where it writes none.
 
     Returns:
-        Its absolute path; a URL that TensorFlow serves as it is.
+        Its absolute path.
 
     Raises:
-        ConfigurationError: it is missing, no valid text, a URL that TensorFlow doesn't
-            serve, a file, or not writable; it begins with ~; a URL for what is_flat; or
-            TensorFlow would not find a checkpoint there.
+        ConfigurationError: it is missing, no valid text, a URL, a file, or not
+            writable; it begins with ~; or TensorFlow would not find a checkpoint there.
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
@@ -94,33 +89,36 @@ def check_directory(
         )
     text = os.fsdecode(os.fspath(directory))
     paths.check_no_user_info(text)
+    if paths.is_url(text):
+        raise errors.ConfigurationError(
+            f"{paths.without_secrets(text)!r} is a URL; expected a directory of this "
+            "machine, because what is written here is copied nowhere."
+        )
     paths.check_text(os.path.abspath(text))
     if name is not None:
-        paths.check_restorable(os.path.join(paths.absolute(text), name))
+        paths.check_restorable(os.path.join(os.path.abspath(text), name))
     if text.startswith("~"):
         raise errors.ConfigurationError(
             f"checkpoint_dir={text!r} would be a directory of that name in "
             f"{os.getcwd()!r}: only a shell takes ~ for the home directory. Pass "
             "os.path.expanduser() of it, or './~' if it is meant so."
         )
-    is_url = paths.is_url(text)
-    if not is_url and ("://" in text or _DAMAGED_URL.match(text)):
+    if "://" in text or _DAMAGED_URL.match(text):
         raise errors.ConfigurationError(
             f"checkpoint_dir={text!r} is neither a local path nor a URL. pathlib and "
             "os.path.abspath make 'gs:/bucket' of 'gs://bucket': pass a URL as the str "
             "that it was."
         )
-    path = _checked_url(text, is_flat) if is_url else os.path.abspath(text)
+    path = os.path.abspath(text)
+    files = LocalFiles(path)
     try:
         is_file = reading.is_file(path)
-        if not is_file and is_url:
-            files_for(path).make_dirs(path)
-        elif not is_file:
+        if not is_file:
             if not reading.is_dir(path):
-                make_lasting_dirs(files_for(path), path)
+                make_lasting_dirs(files, path)
             # Nothing can be done about an error of a disk above, and saves may work.
             with contextlib.suppress(OSError):
-                sync_names(files_for(path), path)
+                sync_names(files, path)
     except OSError as error:
         advice = ADVICE.get(error.errno or 0, "choose another directory")
         raise errors.ConfigurationError(
@@ -131,54 +129,9 @@ def check_directory(
             f"checkpoint_dir={path!r} is a file; expected a directory. Remove the "
             "file or choose another directory."
         )
-    if not is_url and not os.access(path, os.W_OK | os.X_OK | os.R_OK):
+    if not os.access(path, os.W_OK | os.X_OK | os.R_OK):
         raise errors.ConfigurationError(
             f"checkpoint_dir={path!r} is not writable for this user (uid "
             f"{os.getuid()}). Change its permissions or choose another directory."
         )
     return path
-
-
-def _checked_url(url: str, is_flat: bool) -> str:
-    """A URL that can be a checkpoint directory, without its last "/"."""
-    scheme, _, rest = url.partition("://")
-    rest = rest.rstrip("/")
-    if scheme == "file":
-        raise errors.ConfigurationError(
-            f"checkpoint_dir={url!r}: pass the path itself, {'/' + rest.lstrip('/')!r}."
-        )
-    if reason := paths.why_unsafe(rest):
-        raise errors.ConfigurationError(
-            f"checkpoint_dir={url!r}: what follows {scheme}:// {reason}; expected a "
-            "bucket and a folder, such as gs://bucket/run."
-        )
-    _check_served(scheme, url)
-    if is_flat:
-        raise errors.ConfigurationError(
-            f"A CheckpointManager or a save_fn cannot be used with {url!r}: what it "
-            "writes and what tfpreempt adds become one commit by a rename, which "
-            "object storage lacks. Pass the tf.train.Checkpoint itself with "
-            f"checkpoint_dir={url!r} (it finds what a manager saved there), or a local "
-            f"directory with remote_checkpoint_dir={url!r}."
-        )
-    return f"{scheme}://{rest}"
-
-
-def _check_served(scheme: str, url: str) -> None:
-    instead = (
-        f"Pass a local checkpoint_dir, and remote_checkpoint_dir={url!r} to have its "
-        "commits copied there."
-    )
-    try:
-        from tfpreempt.storage import gfile
-    except ImportError as error:
-        raise errors.ConfigurationError(
-            f"checkpoint_dir={url!r} can be reached through TensorFlow only, which "
-            f"cannot be imported here: {error}. {instead}"
-        ) from error
-    served = gfile.schemes()
-    if scheme not in served:
-        raise errors.ConfigurationError(
-            f"checkpoint_dir={url!r}: this TensorFlow has no file system for "
-            f"{scheme}:// (it has {', '.join(served)}). {instead}"
-        )

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 from collections.abc import Iterable, Iterator
 from typing import IO, Protocol
 
 from tfpreempt.core import contained
-from tfpreempt.storage import paths, pieces
+from tfpreempt.storage import pieces
 
 NOTHING_THERE = (FileNotFoundError, NotADirectoryError, contained.LinkError)
 """Errors that mean that there is no file of ours: a link leads to files of others."""
@@ -147,15 +146,6 @@ class LocalFiles:
             return contained.open_at(folder, name, flags, path=path)
 
 
-def files_for(directory: str) -> Files:
-    """The operations that reach a checkpoint directory, a path or a URL."""
-    if not paths.is_url(directory):
-        return LocalFiles(directory)
-    from tfpreempt.storage.gfile import GfileFiles
-
-    return GfileFiles()
-
-
 @contextlib.contextmanager
 def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
     """A new file to write into, in a directory that is made if need be.
@@ -165,22 +155,16 @@ def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
         root: the directory below which no link is followed.
 
     Yields:
-        A file; what is written to a URL appears when the body ends without an error.
+        The file.
 
     Raises:
         OSError: as the storage says.
     """
-    files = files_for(path) if paths.is_url(path) else LocalFiles(root)
-    files.make_dirs(os.path.dirname(path))
-    if not paths.is_url(path):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = contained.open_file(path, flags, root=root)
-        with open(path, "wb", opener=lambda *_: descriptor) as file:
-            yield file
-        return
-    buffer = io.BytesIO()
-    yield buffer
-    files.write(path, buffer.getvalue())
+    LocalFiles(root).make_dirs(os.path.dirname(path))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    descriptor = contained.open_file(path, flags, root=root)
+    with open(path, "wb", opener=lambda *_: descriptor) as file:
+        yield file
 
 
 def write_durably(files: Files, path: str, data: bytes) -> None:
@@ -188,15 +172,12 @@ def write_durably(files: Files, path: str, data: bytes) -> None:
 
     Args:
         files: the operations to use.
-        path: where it goes; on a disk, `<path>.tmp` is used on the way.
+        path: where it goes; `<path>.tmp` is used on the way.
         data: all of its bytes.
 
     Raises:
         OSError: as the file system says.
     """
-    if paths.is_url(path):
-        files.write(path, data)  # an object is there whole or not at all
-        return
     temporary = path + ".tmp"
     files.write(temporary, data)
     files.sync_file(temporary)

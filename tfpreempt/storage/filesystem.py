@@ -1,24 +1,23 @@
-"""ObjectStores of files in a file system that promises little.
+"""ObjectStore of files in a file system of fsspec, or of pyarrow by fsspec.
 
 Of such a place nobody knows whether it can create a file only if there is none. So
 `put_if_absent` is best effort here: it looks, and writes. Of two writers that put one
 name at the same moment both may be told that they did, and the last one's bytes stay.
 And it alone knows time-outs, so `timeout` is not looked at. For gs:// and s3:// our own
-stores promise more.
+stores promise more; a mirror takes no other.
 
-Here is the one for file systems of fsspec that the user hands over, pyarrow's by
-fsspec. Whether a file is durable when it is closed, and whether a move is atomic, is
-for them to say. Neither library is a dependency: who passes an object of one has it.
+The user hands the file system over. Whether a file is durable when it is closed, and
+whether a move is atomic, is for its library to say. Neither library is a dependency:
+who passes an object of one has it.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import io
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 from tfpreempt import errors
 from tfpreempt.storage import pieces
@@ -33,29 +32,20 @@ from tfpreempt.storage.pieces import Source, Target
 _PIECE = 4 << 20
 
 
-class FilesystemStore(abc.ABC):
-    """Objects as files below a directory.
+class FsspecStore:
+    """Objects as files below a directory of a file system of fsspec; links are none.
 
     Args:
-        root: the directory; it need not exist.
-        unreadable: raised for a file that the place does not give back now.
-
-    Attributes:
-        foreign: what the file system raises.
-        advice: on that.
+        filesystem: of fsspec.
+        root: the directory; made by the first put.
     """
 
-    foreign: ClassVar[type[Exception]]
-    advice: ClassVar[str]
-
-    def __init__(
-        self,
-        root: str,
-        *,
-        unreadable: type[errors.CheckpointError] = errors.CheckpointError,
-    ) -> None:
-        self.uri = self._root = root.rstrip("/")
-        self._unreadable = unreadable
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._root = str(filesystem._strip_protocol(root)).rstrip("/")
+        protocol = filesystem.protocol
+        scheme = protocol if isinstance(protocol, str) else protocol[0]
+        self.uri = f"{scheme}:{self._root}"
+        self._fs = filesystem
 
     def put_if_absent(
         self, name: str, source: Source, *, timeout: float | None = None
@@ -80,15 +70,15 @@ class FilesystemStore(abc.ABC):
         if offset >= found.size:
             return 0  # some refuse to look there
         doing = f"read {name!r}"
-        with self._edge(doing, self._unreadable):
+        with self._edge(doing, errors.CheckpointError):
             file = self._open(self._path(name))
         copied = 0
         with contextlib.closing(file):
-            with self._edge(doing, self._unreadable):
+            with self._edge(doing, errors.CheckpointError):
                 file.seek(offset)
             while length is None or copied < length:
                 wanted = _PIECE if length is None else min(_PIECE, length - copied)
-                with self._edge(doing, self._unreadable):
+                with self._edge(doing, errors.CheckpointError):
                     piece = file.read(wanted)
                 if not piece:
                     break
@@ -106,7 +96,7 @@ class FilesystemStore(abc.ABC):
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         path = self._path(name)
-        with self._edge(f"look at {name!r}", self._unreadable):
+        with self._edge(f"look at {name!r}", errors.CheckpointError):
             try:
                 size = self._look(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -127,51 +117,12 @@ class FilesystemStore(abc.ABC):
             yield
         except errors.TfpreemptError:
             raise
-        except self.foreign as error:
+        except Exception as error:  # each file system has some of its own
             raise kind(
                 f"Could not {doing} in {self.uri!r}: {type(error).__name__}: {error}. "
-                f"{self.advice}"
+                "Check the path and the permissions of the file system that was "
+                "passed as filesystem=."
             ) from error
-
-    @abc.abstractmethod
-    def _open(self, path: str) -> IO[bytes]: ...
-
-    @abc.abstractmethod
-    def _names(self) -> Iterable[str]:
-        """Of all files below the root, relative to it."""
-
-    @abc.abstractmethod
-    def _look(self, path: str) -> int | None:
-        """The size of a file; None, or FileNotFoundError, without one."""
-
-    @abc.abstractmethod
-    def _write(self, name: str, source: Source, *, is_new: bool) -> bool:
-        """Writes an object, if there is none or it may be replaced; whether it did."""
-
-    @abc.abstractmethod
-    def _remove(self, path: str) -> None: ...
-
-
-class FsspecStore(FilesystemStore):
-    """In a file system of fsspec; links are no objects.
-
-    Args:
-        filesystem: of fsspec.
-        root: the directory; made by the first put.
-    """
-
-    foreign = Exception  # each file system has some of its own
-    advice = (
-        "Check the path and the permissions of the file system that was passed as "
-        "filesystem=."
-    )
-
-    def __init__(self, filesystem: Any, root: str) -> None:
-        super().__init__(str(filesystem._strip_protocol(root)))
-        protocol = filesystem.protocol
-        scheme = protocol if isinstance(protocol, str) else protocol[0]
-        self.uri = f"{scheme}:{self._root}"
-        self._fs = filesystem
 
     def _open(self, path: str) -> IO[bytes]:
         opened: IO[bytes] = self._fs.open(path, "rb")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import urllib.parse
 from typing import Any
 
@@ -113,10 +112,6 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
     path = local_path(place)
     if path is not None:
         return LocalStore(path)
-    if is_served_by_tensorflow(place):
-        from tfpreempt.storage.url import UrlStore
-
-        return UrlStore(place)
     scheme, bucket, prefix = split(place)
     if scheme == "gs":
         from tfpreempt.storage.gcs import GcsStore  # a second to import
@@ -130,19 +125,6 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
             f"({error})."
         ) from error
     return S3Store(bucket, prefix)
-
-
-def is_served_by_tensorflow(place: str) -> bool:
-    """Whether a URI is of a kind, such as ram://, that only TensorFlow can reach here.
-
-    Where the program has not imported TensorFlow there is nothing in it.
-    """
-    scheme = place.partition("://")[0]
-    if scheme in SCHEMES or "tensorflow" not in sys.modules:
-        return False
-    from tfpreempt.storage import gfile
-
-    return scheme in gfile.schemes()
 
 
 def split(uri: str) -> tuple[str, str, str]:

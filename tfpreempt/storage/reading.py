@@ -1,8 +1,4 @@
-"""What is read of a checkpoint directory, wherever it lies.
-
-A path is the operating system's; a URL such as gs://bucket/run is TensorFlow's, which
-is imported with the first one. Changes go through `files.py`.
-"""
+"""What is read of a checkpoint directory. Changes go through `files.py`."""
 
 from __future__ import annotations
 
@@ -12,12 +8,10 @@ import errno
 import os
 import stat as modes
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import IO
 
 from tfpreempt import errors
 from tfpreempt.core import contained
-from tfpreempt.storage import paths
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
@@ -28,8 +22,7 @@ class FileStat:
 
     Attributes:
         size: bytes.
-        modified_ns: when it was written, nanoseconds since the epoch; 0 where the
-            storage doesn't say.
+        modified_ns: when it was written, nanoseconds since the epoch.
     """
 
     size: int
@@ -64,7 +57,7 @@ def names(path: str) -> list[str]:
         OSError: as the storage says.
     """
     try:
-        return sorted(_gfile().names(path) if paths.is_url(path) else os.listdir(path))
+        return sorted(os.listdir(path))
     except FileNotFoundError:
         return []
 
@@ -75,9 +68,6 @@ def stat(path: str) -> FileStat:
     Raises:
         OSError: as the storage says.
     """
-    if paths.is_url(path):
-        found = _gfile().stat(path)
-        return FileStat(size=int(found.length), modified_ns=int(found.mtime_nsec))
     status = os.stat(path)
     return FileStat(size=status.st_size, modified_ns=status.st_mtime_ns)
 
@@ -90,34 +80,26 @@ def is_there(path: str) -> bool:
     Raises:
         OSError: as the storage says.
     """
-    if paths.is_url(path):
-        return _gfile().is_directory(path) is not None
     return _mode(path, os.lstat) is not None
 
 
 def is_link(path: str) -> bool:
-    """Whether it is a symbolic link; behind a URL there are none."""
-    return not paths.is_url(path) and modes.S_ISLNK(_mode(path, os.lstat) or 0)
+    """Whether it is a symbolic link."""
+    return modes.S_ISLNK(_mode(path, os.lstat) or 0)
 
 
 def is_dir(path: str) -> bool:
     """Whether it is a directory, or a link to one."""
-    if paths.is_url(path):
-        return _gfile().is_directory(path) is True
     return modes.S_ISDIR(_mode(path, os.stat) or 0)
 
 
 def is_real_dir(path: str) -> bool:
     """Whether it is a directory, and no link to one."""
-    if paths.is_url(path):
-        return _gfile().is_directory(path) is True
     return modes.S_ISDIR(_mode(path, os.lstat) or 0)
 
 
 def is_file(path: str) -> bool:
     """Whether it is a file, or a link to one."""
-    if paths.is_url(path):
-        return _gfile().is_directory(path) is False
     return modes.S_ISREG(_mode(path, os.stat) or 0)
 
 
@@ -142,15 +124,12 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
 
     Args:
         path: of the file.
-        buffering: as of `open`; a URL is buffered always, small reads are requests.
+        buffering: as of `open`.
 
     Raises:
         OSError: as the storage says; or it is a pipe or a device.
         CheckpointError: too many files are open; see `telling_shortage`.
     """
-    if paths.is_url(path):
-        opened: IO[bytes] = _gfile().open_file(path)
-        return opened
     with telling_shortage(path):
         return open(path, "rb", buffering=buffering, opener=_open_regular)
 
@@ -195,9 +174,6 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def _listed(path: str) -> dict[str, bool]:
     """The names in a directory, and whether each is a directory, or a link to one."""
-    if paths.is_url(path):
-        names = _gfile().names(path)
-        return {name: is_dir(os.path.join(path, name)) for name in names}
     # `os.path.isdir` says no of what it may not look at, and a directory would pass for
     # a file; what a listing itself tells does not depend on that.
     with os.scandir(path) as entries:
@@ -236,9 +212,3 @@ def _open_regular(path: str, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "Not a regular file", path)
-
-
-def _gfile() -> ModuleType:
-    from tfpreempt.storage import gfile  # imports TensorFlow
-
-    return gfile

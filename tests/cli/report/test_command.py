@@ -124,7 +124,7 @@ def test_the_journal_of_a_bucket_is_where_it_was_written(
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "journal"))
     assert call("gs://bucket/run").stdout == call(run).stdout
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "nothing"))
-    done = call("ram://bucket/run")
+    done = call("other://bucket/run")
     assert done.exit_code == 2
     assert "is on the machines that trained" in done.stderr
     assert "Set TFPREEMPT_JOURNAL_DIR" not in done.stderr
@@ -135,9 +135,10 @@ def test_the_journal_of_another_run_is_not_told(
 ) -> None:
     monkeypatch.chdir(run)
     monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
-    a_run().write(journal_directory("ram://bucket/run-a"))
-    assert call("ram://bucket/run-a/").exit_code == 0
-    assert call("ram://bucket/run-b").exit_code == 2
+    monkeypatch.setenv("TFPREEMPT_SCRATCH_DIR", str(run))
+    a_run().write(journal_directory("other://bucket/run-a"))
+    assert call("other://bucket/run-a/").exit_code == 0
+    assert call("other://bucket/run-b").exit_code == 2
 
 
 def test_a_bucket_that_cannot_be_asked_for_a_copy(
@@ -146,12 +147,12 @@ def test_a_bucket_that_cannot_be_asked_for_a_copy(
     def refuse(place: str) -> None:
         raise CheckpointError("no permission")
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFPREEMPT_SCRATCH_DIR", str(tmp_path))
     monkeypatch.setattr("tfpreempt.cli.journals.locate.open_store", refuse)
     done = call("gs://bucket/run")
     assert done.exit_code == 2
     said = " ".join(done.stderr.split())
-    assert "tfpreempt-journal/gs-bucket-run-" in said
+    assert "/gs-bucket-run-" in said
     assert "nor can a copy of one be fetched: no permission" in said
 
 

@@ -58,7 +58,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--soak", action="store_true", help="steps say their digest")
     parser.add_argument("--own-disk", action="store_true", help="not a shared one")
     options = parser.parse_args()
-    if options.own_disk:
+    if options.own_disk and "://" in options.checkpoint_dir:
+        os.environ["TFPREEMPT_SCRATCH_DIR"] += f"-{INDEX}"
+    elif options.own_disk:
         mount_own_disk(options.checkpoint_dir)
     return options
 

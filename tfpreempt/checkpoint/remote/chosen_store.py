@@ -1,13 +1,17 @@
-"""Which object store a program's commits are copied to."""
+"""Where a program commits, and which object store its commits are copied to."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.checkpoint.remote.scratch import Scratch
+from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths
+from tfpreempt.storage.filesystem import FsspecStore
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import check_apart, is_store, is_uri, open_store
@@ -18,43 +22,78 @@ REMOTE_VARIABLE = "TFPREEMPT_REMOTE_CHECKPOINT_DIR"
 DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
 
-def chosen_store(given: Any, checkpoint_dir: Any) -> ObjectStore | None:
-    """The store that a handler's commits are copied to.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a run commits, and where its commits are copied to.
+
+    Attributes:
+        directory: of this machine; as the user gave it, or the scratch directory.
+        store: the mirror; None where there is none.
+        scratch: None where `checkpoint_dir` is no URL.
+    """
+
+    directory: Any
+    store: ObjectStore | None = None
+    scratch: Scratch | None = None
+
+    def max_to_keep(self, given: int | None) -> int | None:
+        """Returns how many commits stay in the directory.
+
+        Args:
+            given: how many stay in the mirror, or in the directory without a mirror.
+        """
+        return given if self.scratch is None else self.scratch.max_to_keep(given)
+
+
+def choose_places(given: Any, checkpoint_dir: Any) -> Places:
+    """Returns where a run commits, and where its commits are copied to.
 
     Args:
         given: `remote_checkpoint_dir`; None asks the environment, where the supervisor
             names the place of its own checkpoint directory, and of those below it.
-        checkpoint_dir: the handler's.
-
-    Returns:
-        The store; None where there is to be none.
+        checkpoint_dir: as the user gave it. A URL becomes the mirror of a scratch
+            directory.
 
     Raises:
-        ConfigurationError: the place cannot be one.
+        ConfigurationError: a place cannot be one.
     """
     place, directory = given, os.fsdecode(checkpoint_dir or "")
     if given is None and directory and (named := os.environ.get(REMOTE_VARIABLE)):
         place = _below(named, directory)
-    if place is None or place == "":
-        return None
     for each in (place, directory):
         if isinstance(each, str):
             paths.check_no_user_info(each)
-    if is_uri(directory):
-        raise errors.ConfigurationError(
-            f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
-            f"{place!r}; commits of a local directory can be copied, those of a URI "
-            "are in object storage already. Leave one of the two out."
+    has_mirror = place is not None and place != ""
+    if is_url(directory):
+        if has_mirror:
+            raise errors.ConfigurationError(
+                f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
+                f"{place!r}; commits of a local directory can be copied, those of a "
+                "URL are in object storage already. Leave one of the two out."
+            )
+        scratch = Scratch.of(directory)
+        return Places(
+            directory=scratch.directory, store=open_store(scratch.url), scratch=scratch
         )
+    if not has_mirror:
+        return Places(directory=checkpoint_dir)
     if not is_store(place) and not isinstance(place, str | os.PathLike):
         raise errors.ConfigurationError(
             f"remote_checkpoint_dir is {place!r}; expected a URI such as "
             '"gs://bucket/run", or an ObjectStore of tfpreempt'
         )
+    if isinstance(place, FsspecStore):
+        raise errors.ConfigurationError(
+            f"remote_checkpoint_dir is the file system {place.uri!r}; expected a URI "
+            'such as "gs://bucket/run", s3:// or file://. A file system of fsspec or '
+            "pyarrow promises no exclusive create, so two runs could mix their commits "
+            "there. Mount it and pass file:///path, or copy single checkpoints by "
+            "tfpreempt.Checkpoint(path, filesystem)."
+        )
     store: ObjectStore = place if is_store(place) else open_store(place)
     if directory and isinstance(store, LocalStore):
         check_apart(store.uri, directory)
-    return store
+    return Places(directory=checkpoint_dir, store=store)
 
 
 def _below(place: str, checkpoint_dir: str) -> str | None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, retention
+from tfpreempt.checkpoint import catalog, layout, lookup, pointer, retention
 from tfpreempt.checkpoint import commit as committing
 from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.remote.download import download
@@ -20,7 +20,7 @@ from tfpreempt.checkpoint.remote.mirror import Mirror
 from tfpreempt.core import contained
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.deadline import RETRY_SECONDS
-from tfpreempt.storage.files import Files
+from tfpreempt.storage.files import Files, LocalFiles, write_durably
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -54,11 +54,8 @@ def look_for_newer(
     except (errors.SaveError, errors.DirectoryInUseError):
         raise  # this disk; or another program is at work
     except errors.CheckpointError as error:
-        if local is None:
-            raise errors.CheckpointError(
-                f"{error} Training does not begin anew without knowing what is in "
-                f"remote_checkpoint_dir; make it reachable, or {instead}"
-            ) from error
+        if local is None or mirror.scratch is not None:
+            raise _unknown(mirror, error, instead) from error
         _log.warning(
             "tfpreempt: %s cannot be asked for a newer commit, and %s (step %s) is "
             "restored. If there is a newer one, its steps are trained again: %s",
@@ -68,6 +65,76 @@ def look_for_newer(
             error,
         )
         return False
+
+
+def settle(mirror: Mirror, *, adopts: bool = True, instead: str) -> None:
+    """Makes a scratch directory a cache of its mirror; nothing for other directories.
+
+    Called while no other process commits in the scratch directory or the mirror.
+
+    Args:
+        mirror: of the directory.
+        adopts: whether to bring a checkpoint in another layout, if the mirror has no
+            commit: of an earlier version, or of TensorFlow alone.
+        instead: what a user can do who wants to begin anew.
+
+    Raises:
+        CheckpointError: the mirror cannot be read.
+        CheckpointDamagedError: the mirror has commits of an earlier version, and none
+            of them is intact.
+        DirectoryInUseError: another program has the lease of the mirror.
+        SaveError: the disk, or the lease of the mirror cannot be taken.
+    """
+    scratch = mirror.scratch
+    if scratch is None:
+        return
+    files = LocalFiles(scratch.directory)
+    try:
+        _look_aloud(mirror, timeout=None)
+        is_empty = scratch.settle(mirror.store, files)
+    except (errors.SaveError, errors.DirectoryInUseError):
+        raise
+    except errors.CheckpointError as error:
+        raise _unknown(mirror, error, instead) from error
+    if is_empty and adopts:
+        _adopt(files, mirror.store, scratch.directory)
+
+
+def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.CheckpointError:
+    return errors.CheckpointError(
+        f"{error} Training does not begin anew without knowing what is in "
+        f"{mirror.store.uri}; make it reachable, or {instead}"
+    )
+
+
+def _adopt(files: LocalFiles, store: ObjectStore, directory: str) -> None:
+    """Brings the newest checkpoint of a store that has another layout than a mirror.
+
+    A checkpoint of an earlier version of tfpreempt, or a copy of a local directory,
+    becomes a commit; TensorFlow's own checkpoint stays flat.
+    """
+    found = catalog.contents(store)
+    damaged = [each.problems[0] for each in found if each.problems]
+    for commit in (each for each in found if each.is_committed):
+        try:
+            bring(files, commit, directory)
+        except errors.CheckpointDamagedError as error:
+            damaged.append(str(error))
+        else:
+            return
+    if damaged:
+        raise errors.CheckpointDamagedError(
+            f"no commit in {store.uri} is intact ({'; '.join(damaged)}), and a "
+            "training that begins anew would write beside them. Put the objects back "
+            "from a copy; or, to begin anew, move them away or pass restore=False"
+        )
+    if flat := lookup.listed_in_store(store):
+        _log.warning("tfpreempt: fetching %s, which TensorFlow wrote", flat.path)
+        download(flat, directory, progress=True, files=files)
+        latest = pointer.Pointer(latest=flat.name, paths=(flat.name,))
+        path = os.path.join(directory, layout.POINTER)
+        with failure.translated(f"fetch {flat.path}", directory):
+            write_durably(files, path, pointer.to_bytes(latest))
 
 
 def _look_aloud(mirror: Mirror, *, timeout: float | None) -> None:

@@ -26,6 +26,7 @@ from tfpreempt.checkpoint.remote import upload
 from tfpreempt.checkpoint.remote.journals import JournalCopies
 from tfpreempt.checkpoint.remote.place import StorePlace
 from tfpreempt.checkpoint.remote.retention import Retention, delete
+from tfpreempt.checkpoint.remote.scratch import Scratch
 from tfpreempt.checkpoint.remote.status import MirrorStatus
 from tfpreempt.checkpoint.remote.tries import Tries
 from tfpreempt.core.clock import SystemClock
@@ -53,8 +54,11 @@ class Mirror:
         max_to_keep: commits to keep there; None keeps all.
         taken: the highest sequence there, as far as is known; see `look`.
         lease: of the place, taken by the first `look`; None on workers that only read.
+        scratch: where the checkpoint directory is a URL: what is copied is a cache of
+            the mirror, so nothing begins without the lease.
 
     Attributes:
+        scratch: see above.
         store: the store.
         lease: see above.
         status: how far it is now.
@@ -67,9 +71,11 @@ class Mirror:
         max_to_keep: int | None,
         taken: int = 0,
         lease: Lease | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         self.store = store
         self.lease = lease
+        self.scratch = scratch
         self._place = StorePlace(store)
         self._directory = ""
         self._record: Callable[[], Callable[[Fault], None] | None] = lambda: None
@@ -85,7 +91,6 @@ class Mirror:
         self._is_awaited = False  # a pause is to end, and the next try to begin
         self._is_let_go = False  # others may have the place
         self._tries = Tries(SystemClock())
-        self._pointed_at = 0  # the sequence that the store's state file names
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
 
     # --- what the owner calls --------------------------------------------------------
@@ -99,12 +104,15 @@ class Mirror:
         Raises:
             DirectoryInUseError: another program copies to this place.
             CheckpointError: the store cannot be listed.
+            SaveError: the lease of a URL cannot be taken.
         """
         self._retention.look(timeout)
         if self.lease is not None and self.lease.token is None:
             try:
                 self.lease.acquire_at(self._place)
             except errors.SaveError as error:  # it can be read, that is enough to start
+                if self.scratch is not None:
+                    raise
                 _log.warning(
                     "tfpreempt: the lease of %s cannot be taken yet, and the first "
                     "copy tries again; training goes on: %s",
@@ -162,9 +170,19 @@ class Mirror:
         return self._retention.highest_sequence
 
     def is_pinned(self, path: str) -> bool:
-        """Whether retention must leave a local commit alone: it is being read."""
+        """Returns whether retention must leave a local commit alone.
+
+        A commit stays while its upload is under way, and in a scratch directory until
+        the mirror has the commit, if the mirror is to keep the commit.
+        """
         under_way = self._upload
-        return under_way is not None and under_way.commit.path == path
+        if under_way is not None and under_way.commit.path == path:
+            return True
+        newest = self._newest
+        return self.scratch is not None and any(
+            each.path == path and self._retention.keeps(each, newest)
+            for each in self._pending
+        )
 
     def add(self, entry: Entry) -> None:
         """A local commit is to be copied, unless it is gone; the newest one so far."""
@@ -334,6 +352,8 @@ class Mirror:
             else:
                 is_meant = holder == self._directory and self._is_gone(copy, name)
             meant += [copy] if is_meant else []
+        if meant:
+            self._retention.point_past(meant)
         for copy in meant:
             delete(copy)
         return bool(meant) or holder == self.store.uri
@@ -471,6 +491,7 @@ class Mirror:
             self._check_rank(entry)
             self._tell(uploading=entry.step or 0, total_bytes=entry.size or 0)
             under_way.run()
+            self._retention.point_to(entry)
             self._tell_copied(entry)
         except upload.CommitGoneError as error:
             self._drop(entry, error)
@@ -487,11 +508,13 @@ class Mirror:
         if self.lease is not None:  # it may be of the run before, but no stranger's
             self.lease.head.follow([entry], self.lease)
         _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
+        if self.scratch is not None:
+            self.scratch.note_copied(entry)
         with self._changed:
             if self.status.fault is not None:
                 _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
             self._tries.succeeded()
-            self._tasks.append(functools.partial(self._keep_order, entry))
+            self._tasks.append(self._retention.run)
             self._take_out(entry)
             is_newest = entry is self._newest
             mirrored = max(step, self.status.mirrored or 0)
@@ -525,13 +548,6 @@ class Mirror:
                 self.store.uri,
             )
             raise upload.CommitGoneError(f"{entry.path} is outranked")
-
-    def _keep_order(self, entry: Entry) -> None:
-        sequence = entry.sequence or 0
-        if sequence >= self._pointed_at:  # not of what comes late
-            upload.point(self.store, entry)
-            self._pointed_at = sequence
-        self._retention.run()
 
     def _sent(self, count: int) -> None:
         with self._changed:

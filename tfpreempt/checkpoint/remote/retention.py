@@ -12,6 +12,7 @@ from __future__ import annotations
 from tfpreempt.checkpoint import catalog, layout
 from tfpreempt.checkpoint.catalog import Entry
 from tfpreempt.checkpoint.remote.parts import Sweeper
+from tfpreempt.checkpoint.remote.upload import point
 from tfpreempt.storage.interface import ObjectStore, composing
 
 
@@ -34,6 +35,7 @@ class Retention:
         self._found: tuple[int, frozenset[str]] | None = None  # before the first copy
         self._committed: set[str] = set()  # a marker is never taken back but by us
         self._parts = Sweeper(store)
+        self._pointed_at = 0  # the sequence that TensorFlow's state file names
 
     def look(self, timeout: float | None = None) -> list[Entry]:
         """Finds out what is there; highest sequence first.
@@ -63,6 +65,45 @@ class Retention:
         highest, names = self._found
         name = catalog.folder_name(commit.step or 0, commit.token)
         return (commit.sequence or 0) < highest and name not in names
+
+    def keeps(self, entry: Entry, newest: Entry | None) -> bool:
+        """Returns whether a commit is to stay once the store has all up to the newest.
+
+        Args:
+            entry: a local commit that is still to be copied.
+            newest: the newest local commit.
+        """
+        if self._max_to_keep is None or newest is None:
+            return True
+        return (newest.sequence or 0) - (entry.sequence or 0) < self._max_to_keep
+
+    def point_to(self, commit: Entry) -> None:
+        """Names a commit in TensorFlow's state file, behind the marker.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        sequence = commit.sequence or 0
+        if sequence >= self._pointed_at:  # not of what comes late
+            point(self._store, commit)
+            self._pointed_at = sequence
+
+    def point_past(self, deleted: list[Entry]) -> None:
+        """Names the newest commit that stays in TensorFlow's state file.
+
+        Args:
+            deleted: commits that are about to be deleted.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        names = {each.name for each in deleted}
+        stays = catalog.commits(self._store, lambda problem: None)
+        newest = next((each for each in stays if each.name not in names), None)
+        if newest is None:
+            self._store.delete(layout.POINTER)
+        else:
+            point(self._store, newest)
 
     def run(self) -> None:
         """Deletes.
@@ -108,6 +149,11 @@ def delete(copy: Entry) -> None:
         ours = {copy.object(entry.name) for entry in found.manifest.files}
         names &= ours | {copy.control(layout.METADATA)}
     store.delete(marker)
-    for name in sorted(names - {manifest, marker}):
+    # TensorFlow takes what has an index for a checkpoint.
+    for name in sorted(names - {manifest, marker}, key=_comes_after_index):
         store.delete(name)
     store.delete(manifest)
+
+
+def _comes_after_index(name: str) -> tuple[bool, str]:
+    return not name.endswith(".index"), name

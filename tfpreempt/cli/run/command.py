@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from tfpreempt.checkpoint.remote.scratch import Scratch
 from tfpreempt.cli.run import hangs
 from tfpreempt.cli.run.memory import AUTO
 from tfpreempt.cli.run.options import RunOptions
@@ -20,7 +21,8 @@ from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.cli.status.metrics import parse_address
 from tfpreempt.core.cluster import cluster_from_environment, given_task
 from tfpreempt.core.fields import MOST_WORKERS
-from tfpreempt.core.journal import directory_to_write
+from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.scratch import is_url
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles, make_lasting_dirs
@@ -92,9 +94,9 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 @click.option(
     "--max-idle-preemptions", type=click.IntRange(min=0),
     help="Preemptions in a row to restart after without progress between them: a newer "
-    "commit in a local --checkpoint-dir, or a run of --backoff-reset (default: "
-    f"{_MAX_IDLE_PREEMPTIONS} with a local --checkpoint-dir; elsewhere commits are not "
-    "seen, and any number).",
+    "commit in --checkpoint-dir, or a run of --backoff-reset (default: "
+    f"{_MAX_IDLE_PREEMPTIONS} with --checkpoint-dir; without, commits are not seen, "
+    "and any number).",
 )  # fmt: skip
 @click.option(
     "--max-failures", type=click.IntRange(min=0), default=_LIMITS.max_failures,
@@ -105,8 +107,9 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 @click.option(
     "--checkpoint-dir", type=click.Path(path_type=str),
     help="Where the workers commit; handed to them as TFPREEMPT_CHECKPOINT_DIR. Holds "
-    "the journal (what happened to the run) too, unless it is a URL such as "
-    "gs://bucket/run: then TFPREEMPT_JOURNAL_DIR does.",
+    "the journal (what happened to the run) too. With a URL such as gs://bucket/run "
+    "the workers train in a scratch directory of this machine, and copy commits and "
+    "journal to the URL.",
 )  # fmt: skip
 @click.option(
     "--remote-checkpoint-dir", metavar="URI",
@@ -226,10 +229,11 @@ def run(
         for given_place in (checkpoint_dir, remote_checkpoint_dir):
             paths.check_no_user_info(given_place or "")
         directory = _make_directory(checkpoint_dir)
-        is_local = directory is not None and not paths.is_url(directory)
-        if is_local and limits["max_idle_preemptions"] is None:
+        if directory is not None and limits["max_idle_preemptions"] is None:
             limits["max_idle_preemptions"] = _MAX_IDLE_PREEMPTIONS
-        logs = Path(directory or "", "logs") if is_local else Path("tfpreempt-logs")
+        logs = Path("tfpreempt-logs")
+        if directory is not None and not is_url(directory):
+            logs = Path(directory, "logs")
         logs = (log_dir or logs).absolute()
         options = RunOptions(
             command=command,
@@ -240,7 +244,7 @@ def run(
             log_dir=logs,
             log_size=log_size,
             log_files=log_files,
-            journal_dir=directory_to_write(directory or logs),
+            journal_dir=journal_directory(directory or logs),
             task=task,
             has_echo=has_echo,
             environment=dict(os.environ),
@@ -289,7 +293,7 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
     """Refuses what no worker could open; no request is made."""
     if given is None:
         return None
-    if checkpoint_dir is not None and paths.is_url(checkpoint_dir):
+    if checkpoint_dir is not None and is_url(checkpoint_dir):
         raise ConfigurationError(
             f"--checkpoint-dir {checkpoint_dir} is in object storage already; leave "
             "--remote-checkpoint-dir out, or name a local directory."
@@ -304,9 +308,11 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
 
 
 def _make_directory(given: str | None) -> str | None:
-    """Makes a local one; what a URL is good for, TensorFlow says in the workers."""
-    if given is None or paths.is_url(given):
-        return given
+    """Makes a local directory, or the scratch directory of a URL."""
+    if given is None:
+        return None
+    if is_url(given):
+        return Scratch.of(given).url
     path = Path(given).absolute()
     paths.check_text(str(path))
     paths.check_restorable(str(path))

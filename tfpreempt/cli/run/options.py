@@ -10,7 +10,7 @@ from tfpreempt.cli.run.cluster import make_tf_config
 from tfpreempt.cli.run.policy import Limits
 from tfpreempt.core import life
 from tfpreempt.core.memory import VARIABLES, LentMemory
-from tfpreempt.storage import paths
+from tfpreempt.core.scratch import local_directory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class RunOptions:
 
     @property
     def local_dir(self) -> str | None:
-        """The checkpoint directory where it is one; a URL is the workers' matter."""
+        """The directory of this machine in which the workers commit."""
         given = self.checkpoint_dir
-        return None if given is None or paths.is_url(given) else given
+        return None if given is None else local_directory(given)
 
     @property
     def journal_path(self) -> Path:

@@ -25,10 +25,10 @@ _UNFOLDED = 10_000  # columns
 def status(place: str, as_json: bool) -> None:
     """Show what a running job is at, from any machine that sees its directory.
 
-    DIR is the checkpoint directory, or the journal in it. The journal of a URI such as
-    gs://bucket/run is in $TFPREEMPT_JOURNAL_DIR, or below ./tfpreempt-journal where it
-    trains. Nothing is changed, and no worker is asked: each tells every five seconds
-    how far it is.
+    DIR is the checkpoint directory, or the journal in it. URI, such as gs://bucket/run,
+    works on a machine that trains: the journal is in the scratch directory of the URL,
+    or in $TFPREEMPT_JOURNAL_DIR. Nothing is changed, and no worker is asked: each tells
+    every five seconds how far it is.
 
     \b
     starting  no step was begun yet

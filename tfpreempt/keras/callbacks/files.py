@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tfpreempt.core import contained
 from tfpreempt.keras.callbacks import known
-from tfpreempt.storage import paths, reading
-from tfpreempt.storage.files import files_for
+from tfpreempt.storage import paths
+from tfpreempt.storage.reading import open_file
 
 KIND = "CSVLogger"
 
@@ -52,8 +55,7 @@ def capture(logger: Any) -> dict[str, Any]:
     """
     has_writer = logger.writer is not None
     try:
-        with reading.open_file(logger.filename) as file:
-            text: bytes | None = file.read()
+        text: bytes | None = _read(logger.filename)
     except FileNotFoundError:
         text = None if has_writer else b""  # made with the first row
     return {
@@ -95,13 +97,32 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
         logger.writer = csv.DictWriter(logger.csv_file, names, delimiter=logger.sep)
 
 
+def _read(path: str) -> bytes:
+    with _as_keras(path, "rb") if paths.is_url(path) else open_file(path) as file:
+        text: bytes = file.read()
+        return text
+
+
+@contextlib.contextmanager
+def _as_keras(url: str, mode: str) -> Iterator[Any]:
+    """Opens a URL as Keras does; raises OSError."""
+    try:
+        with tf.io.gfile.GFile(url, mode) as file:
+            yield file
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, error.message, url) from error
+    except tf.errors.OpError as error:
+        raise OSError(errno.EREMOTEIO, error.message, url) from error
+
+
 def _overwrite(path: str, text: bytes) -> None:
     """Writes the file of a log in place, so that its owner and its mode stay.
 
     The path is the user's own: Keras follows a link there too.
     """
     if paths.is_url(path):
-        files_for(path).write(path, text)
+        with _as_keras(path, "wb") as file:
+            file.write(text)
         return
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)

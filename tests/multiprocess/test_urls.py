@@ -1,0 +1,159 @@
+"""Real workers whose checkpoint directory is a bucket, and readers of that bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.gcs import GcsServer
+from tests.multiprocess.conftest import Reference
+from tests.multiprocess.harness import (
+    PROGRAMS,
+    RESTART,
+    Cluster,
+    Place,
+    Zygote,
+    wait_until,
+    worker_environment,
+)
+from tfpreempt.checkpoint import catalog
+from tfpreempt.core.scratch import VARIABLE, scratch_directory
+from tfpreempt.storage.opening import open_store
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+URL = "gs://bucket/run"
+
+
+@pytest.fixture
+def server(here: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
+    with GcsServer() as server:
+        here.checkpoints = URL  # type: ignore[assignment]
+        monkeypatch.setenv(VARIABLE, str(here.path / "scratch"))
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def start(here: Place, strategy: str, world: int, *more: object) -> Cluster:
+    """On the machine that this process is on, too."""
+    return here.start(
+        "train.py",
+        "--strategy",
+        strategy,
+        *more,
+        world=world,
+        tf_config=strategy == "mwms",
+        env={VARIABLE: os.environ[VARIABLE]},
+    )
+
+
+def lose_machines(here: Place) -> None:
+    for scratch in here.path.glob("scratch*"):
+        shutil.rmtree(scratch)
+
+
+def steps() -> list[int | None]:
+    """Of the commits in the bucket, newest first."""
+    return [each.step for each in catalog.commits(open_store(URL), pytest.fail)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "more"), [("none", 1, ()), ("mwms", 2, ("--own-disk",))]
+)
+def test_machines_that_are_lost(
+    here: Place,
+    server: GcsServer,
+    reference: Reference,
+    strategy: str,
+    world: int,
+    more: tuple[str, ...],
+) -> None:
+    """By a notice, and without one; the run is the undisturbed one."""
+    here.hold()
+    first = start(here, strategy, world, *more, "--hold-at", 3)
+    for worker in first:
+        worker.wait_line("holding")
+    first[0].send(signal.SIGTERM)
+    first[0].wait_text("notice from")
+    here.release()
+    first.expect(*[RESTART] * world)
+    assert steps() == [4]
+    lose_machines(here)
+    here.hold()
+    saves = ("--save-every", 2, "--sync-saves")
+    second = start(here, strategy, world, *more, "--hold-at", 9, *saves)
+    for worker in second:
+        worker.wait_line("holding")
+    wait_until(lambda: steps()[:1] == [8], "the bucket has step 8")
+    for worker in second:
+        worker.send(signal.SIGKILL)
+    second.wait()
+    here.release()
+    lose_machines(here)
+    last = start(here, strategy, world, *more)
+    last.expect(*[0] * world)
+    assert [worker.lines("restored") for worker in last] == [[["8", "8"]]] * world
+    assert last.results() == reference(strategy, world)
+    assert steps() == [12, 8]
+
+
+def test_a_kill_before_the_upload_costs_nothing_on_the_same_machine(
+    here: Place, server: GcsServer, reference: Reference
+) -> None:
+    here.hold()
+    first = start(here, "none", 1, "--hold-at", 5, "--save-every", 4, "--sync-saves")
+    first[0].wait_line("holding")
+    wait_until(lambda: steps() == [4], "the bucket has step 4")
+    server.fail(10_000)  # nothing reaches the bucket any more
+    here.release()
+    wait_until(
+        lambda: Path(scratch_directory(URL), "8", "COMMITTED").exists(), "step 8 here"
+    )
+    first[0].send(signal.SIGKILL)
+    first.wait()
+    server.clear_faults()
+    assert steps() == [4]
+    last = start(here, "none", 1)
+    last.expect(0)
+    assert last[0].lines("restored") == [["8", "8"]]
+    assert last.results() == reference("none", 1)
+    assert steps() == [12, 8]
+
+
+def test_stock_tensorflow_reads_a_mirror_while_commits_come_and_go(
+    here: Place, zygote: Zygote
+) -> None:
+    """Of a directory, whose layout is that of a bucket."""
+    mirror = here.path / "mirror"
+    mirror.mkdir()
+    reader = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "stock_reader.py"), str(mirror), "60"],
+        env=worker_environment(here.path),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reads\n"
+        remote = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": mirror.as_uri()}
+        cluster = here.start(
+            "train.py", "--steps", 60, "--save-every", 1, "--pause", 0.05, env=remote
+        )
+        cluster.expect(0)
+        output, _ = reader.communicate(timeout=120)
+    finally:
+        reader.kill()
+        reader.wait()
+    assert reader.returncode == 0, output
+    read = [int(line.split()[1]) for line in output.splitlines() if "read " in line]
+    assert read == sorted(read)
+    assert len(read) > 2
+    assert read[-1] == 60

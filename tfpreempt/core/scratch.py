@@ -1,0 +1,54 @@
+"""The scratch directory of a checkpoint directory that is a URL.
+
+A run whose `checkpoint_dir` is `gs://bucket/run` trains in a directory of this machine,
+and a mirror copies the commits to the URL; see `checkpoint/remote/scratch.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+
+VARIABLE = "TFPREEMPT_SCRATCH_DIR"
+"""Names the directory for scratch directories; by default the system's temporary one.
+"""
+
+_LONGEST_READABLE = 60  # characters of a URL in the name of its scratch directory
+
+
+def is_url(checkpoint_dir: str | os.PathLike[str]) -> bool:
+    """Returns whether a checkpoint directory is a URL."""
+    return "://" in os.fspath(checkpoint_dir)
+
+
+def scratch_directory(url: str) -> str:
+    """Returns the path of a URL's scratch directory; makes and checks nothing.
+
+    The path is equal for all processes of this user on this machine.
+    """
+    root = os.environ.get(VARIABLE) or tempfile.gettempdir()
+    url = url.rstrip("/")
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", url)[-_LONGEST_READABLE:].strip("-")
+    name = f"{readable}-{hashlib.sha256(os.fsencode(url)).hexdigest()[:8]}"
+    return os.path.join(os.path.abspath(root), _folder(), name)
+
+
+def is_scratch(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is that of a scratch directory."""
+    return os.path.basename(os.path.dirname(os.fspath(directory))) == _folder()
+
+
+def _folder() -> str:
+    return f"tfpreempt-scratch-{os.getuid()}"
+
+
+def local_directory(checkpoint_dir: str | os.PathLike[str]) -> str:
+    """Returns the directory of this machine in which a run trains.
+
+    Args:
+        checkpoint_dir: as the user named the directory.
+    """
+    text = os.fspath(checkpoint_dir)
+    return scratch_directory(text) if is_url(text) else text
