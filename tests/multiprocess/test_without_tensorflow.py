@@ -72,16 +72,12 @@ def undisturbed(tmp_path: Path, without: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("loses_its_disk", [False, True])
 def test_a_process_is_preempted_and_another_one_resumes_exactly(
-    tmp_path: Path,
-    without: dict[str, str],
-    gcs: GcsServer,
-    undisturbed: str,
-    loses_its_disk: bool,
+    tmp_path: Path, without: dict[str, str], undisturbed: str, loses_its_disk: bool
 ) -> None:
     """From the checkpoint directory, or from the mirror if the directory is lost."""
     directory = tmp_path / "run"
-    mirrored = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": "gs://bucket/run"}
-    env = without | gcs.environment() | (mirrored if loses_its_disk else {})
+    mirrored = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": (tmp_path / "mirror").as_uri()}
+    env = without | (mirrored if loses_its_disk else {})
     first = run(*PROGRAM, directory, 6, env=env, code=RESTART)
     assert "final" not in first.stdout
     if loses_its_disk:
@@ -91,17 +87,10 @@ def test_a_process_is_preempted_and_another_one_resumes_exactly(
     assert line(second, "final") == undisturbed
 
 
-@pytest.mark.parametrize("mirror", ["gs://bucket/run", "file"])
 def test_a_run_under_the_supervisor_and_what_the_commands_show(
-    tmp_path: Path,
-    without: dict[str, str],
-    gcs: GcsServer,
-    undisturbed: str,
-    mirror: str,
+    tmp_path: Path, without: dict[str, str], gcs: GcsServer, undisturbed: str
 ) -> None:
-    directory = tmp_path / "run"
-    if mirror == "file":
-        mirror = (tmp_path / "mirror").as_uri()
+    directory, mirror = tmp_path / "run", "gs://bucket/run"
     mirrored = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": mirror}
     env = without | gcs.environment() | mirrored
     supervised = (*COMMAND, "run", "--checkpoint-dir", directory, "--", *PROGRAM)
