@@ -71,8 +71,6 @@ TENSORFLOW = {
     "states/tensorflow_states.py": "States of TensorFlow's own things",
 }
 TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.data"}
-# The core imports these in other ways, until they are gone.
-TO_GO = {}
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
     "coordination/tf_service.py": "the coordination service has no public interface",
@@ -323,7 +321,7 @@ def test_the_core_imports_what_needs_tensorflow_as_adapters_only() -> None:
         str(each)
         for each in imports()
         if not needs_tensorflow(each.file) and not each.is_for_types
-        if needs_tensorflow(target := target_of(each)) and target not in TO_GO
+        if needs_tensorflow(target_of(each))
     ]
     assert found == []
     adapters = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,21 +69,37 @@ def undisturbed(tmp_path: Path, without: dict[str, str]) -> str:
     return line(done, "final")
 
 
-@pytest.mark.parametrize("loses_its_disk", [False, True])
 def test_a_process_is_preempted_and_another_one_resumes_exactly(
-    tmp_path: Path, without: dict[str, str], undisturbed: str, loses_its_disk: bool
+    tmp_path: Path, without: dict[str, str], undisturbed: str
 ) -> None:
-    """From the checkpoint directory, or from the mirror if the directory is lost."""
     directory = tmp_path / "run"
-    mirrored = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": (tmp_path / "mirror").as_uri()}
-    env = without | (mirrored if loses_its_disk else {})
-    first = run(*PROGRAM, directory, 6, env=env, code=RESTART)
+    first = run(*PROGRAM, directory, 6, env=without, code=RESTART)
     assert "final" not in first.stdout
-    if loses_its_disk:
-        shutil.rmtree(directory)
-    second = run(*PROGRAM, directory, env=env)
+    second = run(*PROGRAM, directory, env=without)
     assert line(second, "starts") == "starts 7"
     assert line(second, "final") == undisturbed
+
+
+@pytest.mark.parametrize("is_url", [False, True])
+def test_a_process_on_another_machine_resumes_from_the_mirror(
+    tmp_path: Path,
+    without: dict[str, str],
+    gcs: GcsServer,
+    undisturbed: str,
+    is_url: bool,
+) -> None:
+    """Of a directory that is lost with its disk, or of one that is a URL."""
+    for number, code in ((6, RESTART), (99, 0)):
+        machine = tmp_path / f"machine-{number}"
+        machine.mkdir()
+        env = without | {"TFPREEMPT_SCRATCH_DIR": str(machine)} | gcs.environment()
+        directory = "gs://bucket/run" if is_url else machine / "run"
+        if not is_url:
+            mirror = (tmp_path / "mirror").as_uri()
+            env |= {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": mirror}
+        done = run(*PROGRAM, directory, number, env=env, code=code)
+    assert line(done, "starts") == "starts 7"
+    assert line(done, "final") == undisturbed
 
 
 def test_a_run_under_the_supervisor_and_what_the_commands_show(

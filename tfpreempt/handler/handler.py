@@ -46,7 +46,8 @@ class PreemptionCheckpointHandler:
         cluster_resolver: the strategy's `cluster_resolver`; None for one process.
         checkpoint_or_checkpoint_manager: a `tf.train.Checkpoint` (with
             `checkpoint_dir`), a `tf.train.CheckpointManager` of the user's on every
-            worker, or None: then the named States alone are the checkpoint.
+            worker, or None: then the named States alone are the checkpoint, and the
+            process needs no TensorFlow.
         checkpoint_dir: where a Checkpoint is saved; shared storage for all workers. A
             path, or a URL that TensorFlow serves, such as "gs://bucket/run".
         termination_config: when, with how much grace and how to leave; TensorFlow's own
