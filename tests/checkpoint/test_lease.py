@@ -28,6 +28,7 @@ from tfpreempt.checkpoint.fence import (
     LeaseDirectory,
     LocalDisk,
 )
+from tfpreempt.checkpoint.handle import Checkpoint
 from tfpreempt.checkpoint.holder import Found, Holder, from_json, this_process
 from tfpreempt.checkpoint.lease import Lease, release_all
 from tfpreempt.checkpoint.patience import (
@@ -500,10 +501,10 @@ def test_who_lost_it_commits_nothing_whatever_was_staged(tmp_path):
 def test_who_lost_it_deletes_no_commit(tmp_path):
     _, saver = leased(tmp_path)
     save(saver, 1)
-    entry = saver.commit_of(str(tmp_path / "1"))
+    first = Checkpoint(str(tmp_path / "1"))
     steal(tmp_path)
     with pytest.raises(errors.LeaseLostError):
-        saver.delete(entry)
+        saver.delete(first)
     assert saver.newest().step == 1
 
 
@@ -525,12 +526,13 @@ def test_who_lost_it_amid_a_deletion_removes_no_file_of_the_next_run(tmp_path):
     )
     save(saver, 1)
     save(saver, 2)  # else TensorFlow's state file goes before the marker
-    entry = saver.commit_of(str(tmp_path / "1"))
+    manifest = catalog.at(str(tmp_path / "1")).manifest
+    first = Checkpoint(str(tmp_path / "1"))
     files.is_frozen = True  # once it has removed the marker
     with pytest.raises(errors.LeaseLostError):
-        saver.delete(entry)
+        saver.delete(first)
     assert not (tmp_path / "1" / layout.MARKER).exists()
-    assert all((tmp_path / "1" / each.name).exists() for each in entry.manifest.files)
+    assert all((tmp_path / "1" / each.name).exists() for each in manifest.files)
 
 
 def test_who_lost_it_lets_no_manager_delete(tmp_path):

@@ -62,6 +62,8 @@ class Save(Staged):
             number=step,
         )
         self.directory = directory
+        worker = layout.worker_name(directory.cluster.worker)
+        self._own_folder = os.path.join(self.staging, worker)
         self._intent: flat.Intent | None = None  # a write that fails leaves a part
 
     # --- the phases ------------------------------------------------------------------
@@ -198,11 +200,6 @@ class Save(Staged):
             _log.warning(LEFT_BEHIND, self.staging, error)
 
     # --- details ---------------------------------------------------------------------
-
-    @property
-    def _own_folder(self) -> str:
-        worker = layout.worker_name(self.directory.cluster.worker)
-        return os.path.join(self.staging, worker)
 
     def create_staging(self, prefix: str | None = None) -> None:
         directory = self.directory

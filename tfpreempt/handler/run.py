@@ -68,6 +68,8 @@ class Run:
 
     Attributes:
         directory: the checkpoint directory.
+        source: the directory of the commit that is restored: of the checkpoints, or of
+            the snapshots.
         candidate: the commit that all workers restore; None to start from scratch.
         snapshots: of this worker in memory; None if not all workers have memory.
         runs: steps that were completed in this process.
@@ -116,10 +118,10 @@ class Run:
         self.snapshots = start.snapshots
         self.candidate = start.candidate
         self.base = 0 if start.candidate is None else start.candidate.step or 0
-        self._source = start.directory  # of the commit that is restored
+        self.source = start.directory  # of the commit that is restored
         agreed = start.candidate
         if start.tier == "memory" and start.snapshots is not None:
-            self._source = start.snapshots.directory
+            self.source = start.snapshots.directory
             agreed = None if agreed is None else start.snapshots.keep_states(agreed)
         found = catalog.scan(self.directory.path)
         self.directory.check_others(found)
@@ -184,16 +186,16 @@ class Run:
         world = self.directory.cluster.world
         restored = Restored(path=None, step=0, sequence=0, world_size=world)
         if found is not None:
-            restored = self._source.restore(found, named_states=named_states)
+            restored = self.source.restore(found, named_states=named_states)
             if self.counter is not None and found.prefix is None:
                 self.counter.assign(restored.step)  # saved without the variable
             if self.counter is not None:
                 step = int(self.counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
-            if self._source is not self.directory:
+            if self.source is not self.directory:
                 self.directory.contents.restored(found)
             restored = dataclasses.replace(restored, tier=self.start.tier)
-            self._random_at_start = self._source.random_bytes()
+            self._random_at_start = self.source.random_bytes()
         restored = dataclasses.replace(restored, skipped=tuple(self.start.skipped))
         took = self.start_seconds + self._clock.monotonic() - began
         self._record_start(restored, took)
@@ -225,16 +227,12 @@ class Run:
     @property
     def unrestored_variables(self) -> Sequence[str]:
         """Names of variables of the restored commit that no object has yet."""
-        return self._source.contents.unrestored_variables()
-
-    def warn_of_unrestored(self) -> None:
-        """Warns of the unrestored variables, once."""
-        self._source.contents.warn_of_unrestored()
+        return self.source.contents.unrestored_variables()
 
     def load_states(self) -> None:
         """Loads the named States of the agreed commit, ahead of `restore`."""
         if self.candidate is not None and self.candidate.manifest is not None:
-            self._source.load_named_states(self.candidate)
+            self.source.load_named_states(self.candidate)
 
     def load_state(self, state: State) -> bool:
         """Loads one named State, registered or not, of what was restored or saved
@@ -245,7 +243,7 @@ class Run:
         """Warns if random numbers were drawn between the restore and the first step."""
         if self.candidate is None:
             return
-        if self._source.random_bytes() != self._random_at_start:
+        if self.source.random_bytes() != self._random_at_start:
             log.warning(
                 "tfpreempt: random numbers were drawn after the restart and before the "
                 "first save_checkpoint_if_preempted(); the generators are set back to "
@@ -274,7 +272,7 @@ class Run:
         self.is_armed = True
         self.watcher.rearm()
         if self.candidate is not None:
-            self._source.load_random_state(self.candidate)
+            self.source.load_random_state(self.candidate)
         mine = weakref.ref(self)
 
         def look() -> Now | None:
@@ -372,7 +370,7 @@ class Run:
         self.is_resumed = False
         if self.counter is not None:
             self.counter.assign(self.step)
-        self.warn_of_unrestored()
+        self.source.contents.warn_of_unrestored()
         attempt = f"{self.start.token}-{name}"
         save = Save(self.directory, self.step, attempt, permit)
         save.capture(*args, **kwargs)

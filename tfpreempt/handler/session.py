@@ -324,7 +324,8 @@ class Session:
             member.record_caches()
             self.timer.begin(self.gate.started)
         elif member.runs == 3:
-            member.warn_of_unrestored()  # steps may take turns, as a GAN's
+            # Not at the first step: steps may take turns, as those of a GAN do.
+            member.source.contents.warn_of_unrestored()
             self._warn_of_long_steps(member)
 
     def _warn_of_long_steps(self, member: Run) -> None:
