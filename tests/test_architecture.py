@@ -555,10 +555,6 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
     ),
     "handler/run.py:Run": ((26, 31), "all that the session asks of it"),
     "handler/snapshots.py:Snapshots": ((23, 17), RUN),
-    "keras/fit/keras3.py:Keras3Fit": ((19, 22), "what Keras' own loop holds"),
-    "keras/fit/tf_keras.py:TfKerasFit": ((22, 20), "what tf_keras' own loop holds"),
-    "keras/fit/training.py:Training": ((41, 20), "not looked at yet"),
-    "keras/interface.py:Fit": ((20, 23), "a protocol: all that a fit has"),
     "platforms/config.py:TerminationConfig.__init__": ((9,), "public"),
 }
 

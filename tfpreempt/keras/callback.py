@@ -40,7 +40,7 @@ def new_process() -> None:
     """For tests: no fit began in this process yet; one that was cut off has died."""
     while _running:
         _running.pop().abandon()
-    plan.forget()
+    plan.PASTS.clear()
 
 
 class PreemptionCallback:
@@ -150,7 +150,7 @@ class PreemptionCallback:
         check_timeout(timeout)
         training = self._training
         if training is not None:
-            return training.wait_for_mirror(timeout)
+            return training.session.wait_for_mirror(training.member, timeout)
         return self._last is None or self._last.is_complete
 
     # --- what Keras calls ------------------------------------------------------------
@@ -181,10 +181,8 @@ class PreemptionCallback:
             )
         while _running:
             _running.pop().abandon()
-        epochs = int(self.params["epochs"])
         self._directory = paths.absolute(self._options.checkpoint_dir)
-        self._training = Training(self._options, self.model, epochs, self, self._files)
-        self.model.train_function = self._training.steps
+        self._training = Training(self._options, self.model, self, self._files)
         _running.append(self._training)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

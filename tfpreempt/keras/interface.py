@@ -35,6 +35,21 @@ class Loader:
     standardize: Callable[[Any], Any]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceData:
+    """A PyDataset or Sequence that a fit trains on.
+
+    Attributes:
+        data: the PyDataset or Sequence.
+        shuffles: whether Keras shuffles its batches in each epoch.
+        workers: threads that read it.
+    """
+
+    data: Any
+    shuffles: bool
+    workers: int
+
+
 class Fit(Protocol):
     """One running fit. Main thread.
 
@@ -50,25 +65,17 @@ class Fit(Protocol):
         dataset_name: its attribute with the dataset that it makes its iterators of.
         adapter: Keras' own data adapter.
         callbacks: the CallbackList.
-        validation_data: what `fit` was given.
-        validation_maker: a module of Keras and the name of the function or class in
-            the module that makes the iterator over validation data.
-        validation_iterator: the attribute of the model that keeps that iterator.
+        arguments: the arguments of `fit` by name, as they are when training begins.
         steps_per_execution: batches that a whole call of the train function trains in
             this epoch.
         given: the arguments x and y, without the part that validates.
-        initial_epoch: the first epoch of the fit in the program.
-        epochs: the number of epochs at the end of the fit.
         cuts_last_step: whether the last step of an epoch trains on fewer batches, where
             fewer are left.
         keeps_iterator: whether one iterator serves several epochs.
         first_iterator: the number, from 1, of the iterator that a fresh fit trains with
             first.
         sequence: the PyDataset or Sequence that is trained on; None for other data.
-        shuffles_sequence: whether Keras shuffles its batches in each epoch.
-        workers: threads that read it.
         loader: that is trained on, if its place can be had; None for other data.
-        settle: waits until callbacks that Keras runs in the background are through.
     """
 
     model: Any
@@ -79,21 +86,14 @@ class Fit(Protocol):
     dataset_name: str
     adapter: Any
     callbacks: Any
-    validation_data: Any
-    validation_maker: tuple[Any, str]
-    validation_iterator: str
+    arguments: Mapping[str, Any]
     steps_per_execution: int
     given: Sequence[Any]
-    initial_epoch: int
-    epochs: int
     cuts_last_step: bool
     keeps_iterator: bool
     first_iterator: int
-    sequence: Any
-    shuffles_sequence: bool
-    workers: int
+    sequence: SequenceData | None
     loader: Loader | None
-    settle: Callable[[], Any]
 
     @property
     def steps(self) -> int | None:
@@ -114,6 +114,17 @@ class Fit(Protocol):
     @property
     def sequence_length(self) -> int | None:
         """Batches of the sequence, which may change it; None for ever."""
+
+    def validation_calls(self) -> list[tuple[Any, str]]:
+        """Returns owners and names of the functions that the next validation calls.
+
+        They are `evaluate` of the model, and where the model has no iterator over the
+        validation data yet, the function or class that makes the iterator.
+        """
+
+    def settle(self) -> None:
+        """Waits until callbacks that Keras runs in the background are through."""
+        return
 
     def shuffle_state(self) -> Any:
         """Returns the state from which Keras shuffles the next pass over the sequence.

@@ -35,6 +35,7 @@ class LoaderTracker(ReplayTracker):
     """By the state of the loader; where that is not known, by reading again."""
 
     kind = "loader"
+    other_kinds = ("replay",)
 
     def __init__(self, fit: Fit, data: CountedDataset) -> None:
         super().__init__(fit, data)
@@ -43,10 +44,6 @@ class LoaderTracker(ReplayTracker):
         self._kept = _KEPT
         self._handed: _Handed | None = None  # of the iterator that is trained with
         data.dataset = fit.distribute(self._batches, _AHEAD)
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        return ("loader", "replay")
 
     def _batches(self) -> Iterator[Any]:
         """What an iterator reads, in a thread of tf.data.

@@ -14,10 +14,11 @@ What the pipeline draws for epochs to come is in `pipeline.py`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from rich.console import Console
@@ -121,20 +122,17 @@ class Tracker:
 
     Attributes:
         kind: names the way in a `Position`.
+        other_kinds: of positions of other ways from which the tracker resumes.
     """
 
     kind = ""
+    other_kinds: ClassVar[Sequence[str]] = ()
     fit: Fit
     data: CountedDataset
 
     def is_shared(self, iterator: Any) -> bool:
         """Whether the place is that in global batches, the same on all workers."""
         return getattr(iterator, "is_shared", False)
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        """Kinds of positions that it goes on from."""
-        return (self.kind,)
 
     def epoch_begins(self) -> None:
         """An epoch begins, before Keras turns to its data; or training is over."""
@@ -166,12 +164,12 @@ class IteratorTracker(Tracker):
         self._keep_seeds(iterator)
         # At the end of an epoch Keras makes iterators that it does not read. A restart
         # that repeats the end of the epoch makes them again.
-        self._release()
-        self.data.before_next = self._hold
+        self._seeds.release()
+        self.data.before_next = self._seeds.hold
 
     def save(self, iterator: Any, position: Position) -> Position:
         if not position.batches:  # also at the end of the fit, which is not repeated
-            self._release()
+            self._seeds.release()
         try:
             states = _states(iterator)
         except tf.errors.OpError as error:  # known only now that it was read
@@ -194,7 +192,7 @@ class IteratorTracker(Tracker):
 
     def missing_files(self, position: Position) -> list[str]:
         """Files of caches that the position needs and that are not there."""
-        paths = cache_paths(*self._roots)
+        paths = cache_paths(*pipeline.roots(self.data.dataset))
         return [
             file
             for state in position.states
@@ -202,22 +200,14 @@ class IteratorTracker(Tracker):
         ]
 
     def _keep_seeds(self, iterator: Any) -> None:
+        roots = pipeline.roots(self.data.dataset)
         for owned in owned_iterators(iterator):
-            keep_seeds(owned, *self._roots)
+            keep_seeds(owned, *roots)
 
-    def _hold(self) -> None:
-        self._seeds().hold()
-
-    def _release(self) -> None:
-        self._seeds().release()
-
+    @functools.cached_property
     def _seeds(self) -> ShuffleSeeds:
-        roots = self._roots
+        roots = pipeline.roots(self.data.dataset)
         return seeds_of(*roots) if roots else ShuffleSeeds(())
-
-    @property
-    def _roots(self) -> list[Any]:
-        return pipeline.roots(self.data.dataset)
 
 
 class IndexTracker(Tracker):

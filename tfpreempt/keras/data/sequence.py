@@ -82,7 +82,8 @@ class SequenceTracker(Tracker):
 
     def __init__(self, fit: Fit, data: CountedDataset) -> None:
         super().__init__(fit, data)
-        self._sequence = fit.sequence
+        assert fit.sequence is not None
+        self._sequence = fit.sequence.data
         if (one_pass := fit.read_one_pass()) is not None:
             data.dataset = one_pass
         self._shuffle_state: Any = None
@@ -183,16 +184,17 @@ class SequenceTracker(Tracker):
 
     def _rest(self, batches: int) -> Any:
         """The dataset of what is left of an epoch."""
-        fit, indices = self.fit, None
+        fit, sequence, indices = self.fit, self.fit.sequence, None
+        assert sequence is not None
         if fit.sequence_length is not None:
             indices = list(range(fit.sequence_length))
-            if fit.shuffles_sequence:
+            if sequence.shuffles:
                 _shuffler(self._shuffle_state).shuffle(indices)
             self._order = [*indices]
 
         def rest() -> Iterator[Any]:
             left = itertools.count(batches) if indices is None else indices[batches:]
-            for batch in _in_order(self._sequence.__getitem__, left, fit.workers):
+            for batch in _in_order(self._sequence.__getitem__, left, sequence.workers):
                 yield fit.adapter._standardize_batch(batch)
 
         return fit.distribute(rest)

@@ -118,7 +118,7 @@ class TrainingData:
         replicas = self._fit.model.distribute_strategy.num_replicas_in_sync
         size: int | None = None
         if self._fit.sequence is not None:
-            size = len(tf.nest.flatten(self._fit.sequence[0])[0])
+            size = len(tf.nest.flatten(self._fit.sequence.data[0])[0])
         elif (shared := global_batches(self.dataset.dataset)) is not None:
             size = self._fit.array_batch or batch_size(shared[0])
         if size is not None:
@@ -146,7 +146,7 @@ class TrainingData:
                     batches,
                 )
             saved = Position(kind="replay", made=0, read=0, batches=batches)
-        if saved.kind not in self.tracker.kinds:
+        if saved.kind not in (self.tracker.kind, *self.tracker.other_kinds):
             if saved.kind not in WAYS:
                 raise errors.CheckpointMismatchError(
                     "The position in the training data was saved for data of another "

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfpreempt.checkpoint.tensorflow_generators import is_seeded
 from tfpreempt.core import seams
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.interface import Fit, Loader, instead_once
+from tfpreempt.keras.interface import Fit, Loader, SequenceData, instead_once
 from tfpreempt.keras.multi_worker import of_one_replica
 
 log = logging.getLogger(__name__)
@@ -37,29 +37,25 @@ class Keras3Fit(Fit):
     dataset_name = "_distributed_dataset"
     cuts_last_step = False
     first_iterator = 1
-    validation_iterator = "_eval_epoch_iterator"
 
     def __init__(self, model: Any, frame: FrameType) -> None:
-        names = frame.f_locals
+        self.arguments = dict(frame.f_locals)
         self.model, self.optimizer = model, model.optimizer
         self.frame = frame
-        self.callbacks = names["callbacks"]
-        flush = getattr(self.callbacks, "_flush_futures", None)  # from Keras 3.12 on
-        self.settle = flush or self.callbacks._clear_futures
-        self.loop = names["epoch_iterator"]
+        self.callbacks = self.arguments["callbacks"]
+        self.loop = self.arguments["epoch_iterator"]
         self.adapter = self.loop.data_adapter
-        self.validation_data = names["validation_data"]
-        self.validation_maker = seams.keras_trainer, "TFEpochIterator"
         self.steps_per_execution = int(self.loop.steps_per_execution)
-        self.given = names["x"], names["y"]
-        self.initial_epoch, self.epochs = names["initial_epoch"], names["epochs"]
+        self.given = self.arguments["x"], self.arguments["y"]
         self.keeps_iterator = self.loop.steps_per_epoch is not None
-        sequence: Any = getattr(self.adapter, "py_dataset", None)
-        self.sequence = sequence
-        self.shuffles_sequence = bool(getattr(self.adapter, "shuffle", False))
-        has_threads = not getattr(sequence, "use_multiprocessing", True)
-        self.workers = int(sequence.workers) if has_threads else 1
-        self.loader = self._grain_loader(names["x"])
+        self.sequence: SequenceData | None = None
+        if (sequence := getattr(self.adapter, "py_dataset", None)) is not None:
+            self.sequence = SequenceData(
+                data=sequence,
+                shuffles=bool(self.adapter.shuffle),
+                workers=1 if sequence.use_multiprocessing else int(sequence.workers),
+            )
+        self.loader = self._grain_loader(self.arguments["x"])
         self._note: Callable[[int], None] = lambda index: None
         self._skip = 0
         self._steps_seen_before_epoch = 0
@@ -96,8 +92,17 @@ class Keras3Fit(Fit):
 
     @property
     def sequence_length(self) -> int | None:
-        length = self.sequence.num_batches
+        length = self.adapter.py_dataset.num_batches
         return None if length is None else int(length)
+
+    def validation_calls(self) -> list[tuple[Any, str]]:
+        calls = [(self.model, "evaluate"), (seams.keras_trainer, "TFEpochIterator")]
+        has_data = getattr(self.model, "_eval_epoch_iterator", None) is not None
+        return calls[:1] if has_data else calls
+
+    def settle(self) -> None:
+        flush = getattr(self.callbacks, "_flush_futures", None)  # from Keras 3.12 on
+        (flush or self.callbacks._clear_futures)()
 
     def shuffle_state(self) -> Any:
         epoch = getattr(self.adapter, "_epoch", None)  # from Keras 3.16 on
@@ -105,7 +110,7 @@ class Keras3Fit(Fit):
 
     def note_order(self, note: Callable[[int], None]) -> None:
         self._note = note  # for readers
-        self.adapter.py_dataset = _NotedSequence(self.sequence, note)
+        self.adapter.py_dataset = _NotedSequence(self.adapter.py_dataset, note)
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
         if type(self.adapter).__name__ != "GeneratorDataAdapter":
@@ -130,7 +135,8 @@ class Keras3Fit(Fit):
         if (shared := self.adapter.enqueuer) is None:
             return None
         self.adapter.enqueuer = None  # begins an order in each epoch, not in each pass
-        sequence = self.sequence
+        assert self.sequence is not None
+        sequence, shuffles = self.sequence.data, self.sequence.shuffles
 
         def one_pass() -> Iterator[Any]:
             readers = _noting(type(shared), self._note)(
@@ -138,7 +144,7 @@ class Keras3Fit(Fit):
                 workers=sequence.workers,
                 use_multiprocessing=sequence.use_multiprocessing,
                 max_queue_size=sequence.max_queue_size,
-                shuffle=self.shuffles_sequence,
+                shuffle=shuffles,
             )
             epoch = getattr(self.adapter, "_epoch", None)  # from Keras 3.16 on
             readers.start(*([] if epoch is None else [epoch]))

@@ -118,49 +118,42 @@ def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
 
 # --- the fits before -----------------------------------------------------------------
 
-_histories: dict[str, list[Any]] = {}
-_refused: set[str] = set()
+
+@dataclasses.dataclass(slots=True)
+class Past:
+    """What this process knows of the earlier fits with one checkpoint directory.
+
+    Attributes:
+        histories: of the fits that ended, oldest first.
+        is_refused: whether this process was refused a fit because of its data.
+    """
+
+    histories: list[Any] = dataclasses.field(default_factory=list)
+    is_refused: bool = False
 
 
-def histories(directory: str) -> list[Any]:
-    """Those of the fits, oldest first."""
-    return list(_histories.get(os.path.realpath(directory), []))
+PASTS: dict[str, Past] = {}
+"""By the real path of the checkpoint directory."""
 
 
-def add(directory: str, history: Any, made: Plan, made_of: Mapping[str, Any]) -> None:
-    """A fit came to its end.
+def past_of(directory: str) -> Past:
+    """Returns what this process knows of the fits with a checkpoint directory."""
+    return PASTS.setdefault(os.path.realpath(directory), Past())
+
+
+def add(past: Past, history: Any, made: Plan, made_of: Mapping[str, Any]) -> None:
+    """Notes that a fit came to its end.
 
     Args:
-        directory: the checkpoint directory.
+        past: of the checkpoint directory.
         history: Keras' History callback.
         made: the fit's plan.
         made_of: the facts by which it is recognized.
     """
     values = {name: list(map(plain, each)) for name, each in history.history.items()}
     epochs = [int(epoch) for epoch in history.epoch]
-    past = {"epoch": epochs, "history": values, "made_of": dict(made_of)}
-    before = made.histories[: made.number - 1]
-    _histories[os.path.realpath(directory)] = [*before, past]
-
-
-def note_refused(directory: str) -> None:
-    """Notes that this process was refused a fit because of its data."""
-    _refused.add(os.path.realpath(directory))
-
-
-def is_refused(directory: str) -> bool:
-    """Whether this process was refused a fit with the directory because of its data."""
-    return os.path.realpath(directory) in _refused
-
-
-def forget(directory: str | None = None) -> None:
-    """Forgets the fits with the directory, or with any for None: it has no commit."""
-    if directory is None:
-        _histories.clear()
-        _refused.clear()
-    else:
-        _histories.pop(os.path.realpath(directory), None)
-        _refused.discard(os.path.realpath(directory))
+    ended = {"epoch": epochs, "history": values, "made_of": dict(made_of)}
+    past.histories = [*made.histories[: made.number - 1], ended]
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import numbers
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -108,8 +108,8 @@ def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
         "weights": len(shapes),
         "shapes": zlib.crc32("\n".join(shapes).encode()),
         "values": _some_values(fit.given),
-        "initial_epoch": fit.initial_epoch,
-        "epochs": fit.epochs,
+        "initial_epoch": fit.arguments["initial_epoch"],
+        "epochs": fit.arguments["epochs"],
     }
 
 
@@ -122,21 +122,15 @@ def _some_values(given: Sequence[Any]) -> str | None:
     Ten folds of one data set differ in a tenth of their rows, so there are 32 values.
     """
     found = []
-    for array in _arrays(given):
-        places = np.linspace(0, array.size - 1, _SHOWN_VALUES).astype(int)
-        found += [f"{float(value):.6g}" for value in array.flat[places]]
-    return " ".join(found) or None
-
-
-def _arrays(given: Sequence[Any]) -> Iterator[np.ndarray]:
-    """Arrays of numbers among arguments, and the first in their lists and dicts."""
-    for each in given:
+    for each in given:  # arrays of numbers, and the first in lists and dicts of them
         parts = each.values() if isinstance(each, dict) else each
         parts = parts if isinstance(each, dict | list | tuple) else [each]
         for part in itertools.islice(parts, _SHOWN_ARRAYS):
             is_array = isinstance(part, np.ndarray) and part.dtype.kind in "biuf"
             if is_array and part.size:
-                yield part
+                places = np.linspace(0, part.size - 1, _SHOWN_VALUES).astype(int)
+                found += [f"{float(value):.6g}" for value in part.flat[places]]
+    return " ".join(found) or None
 
 
 def _are_close(values: Any, others: Any) -> bool:

@@ -113,14 +113,6 @@ def _is_shared(place: Any) -> bool:
     return found is not None and found.is_shared
 
 
-def _replicas(own: Taken | None) -> Any:
-    """How many replicas had a value of each variable, where it must be as many again;
-    None where others can go on with the global batches, or their part is not there."""
-    if own is None or _is_shared(own["position"].value()):
-        return None
-    return own["replicas"].value()
-
-
 class FitState:
     """See above. Main thread.
 
@@ -246,7 +238,10 @@ class FitState:
             # A variable is made by all workers at once: all see what they share.
             self._fit.build_test(self._data.any_iterator())
             now = of_worker(self._fit.model, self.checkpoint)
-        check(saved, now, _replicas(own))
+        replicas = None  # as many again, but where others can resume in global batches
+        if own is not None and not _is_shared(own["position"].value()):
+            replicas = own["replicas"].value()
+        check(saved, now, replicas)
         member.restore(named_states=False)
         if own is not None:
             self.attributes.restore(own["attributes"])

@@ -93,28 +93,11 @@ class Steps:
     def epoch_begins(self, epoch: int) -> None:
         """No batch of it is trained yet."""
         fit = self._fit
-        self.take_over()
         self.before_epoch += self.batches
         self.epoch, self.size = epoch, fit.steps_per_execution
         self._limit = fit.steps if fit.cuts_last_step else None
         self._mark = (self._member.runs, 0)
         self.stop_at = 0  # the next step asks what is due
-
-    def take_over(self) -> bool:
-        """Stands in for a train function that a callback has made, too.
-
-        To unfreeze layers in training, a callback calls make_train_function().
-
-        Returns:
-            Whether there was a new train function.
-        """
-        made = self._fit.model.train_function
-        if made is not self and made is not None:
-            self.inner = made
-            self._fit.model.train_function = self
-            self.stop_at = 0  # the step traces it
-            return True
-        return False
 
     def stands_at(self, taken: int, batches: int | None = None) -> None:
         """So many batches of the iterator are taken now.

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfpreempt.checkpoint.tensorflow_generators import is_seeded
 from tfpreempt.core import seams
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.interface import Fit, Loader, instead_once
+from tfpreempt.keras.interface import Fit, Loader, SequenceData, instead_once
 from tfpreempt.states.loaders import place_of
 
 log = logging.getLogger(__name__)
@@ -42,27 +42,25 @@ class TfKerasFit(Fit):
     line = "tf_keras"
     dataset_name = "_dataset"
     cuts_last_step = True
-    validation_iterator = "_eval_data_handler"
 
     def __init__(self, model: Any, frame: FrameType) -> None:
-        names = frame.f_locals
+        self.arguments = names = dict(frame.f_locals)
         self.model, self.optimizer = model, model.optimizer
         self.frame = frame
         self.callbacks = names["callbacks"]
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
-        self.validation_data = names["validation_data"]
-        self.validation_maker = seams.tf_keras_data, "get_data_handler"
         self.given = names["x"], names["y"]
-        self.initial_epoch, self.epochs = names["initial_epoch"], names["epochs"]
         self.keeps_iterator = not self.adapter.should_recreate_iterator()
         # If not, one is made and thrown away.
         self.first_iterator = 1 if self.keeps_iterator else 2
-        self.sequence: Any = getattr(self.adapter, "_keras_sequence", None)
-        self.shuffles_sequence = bool(getattr(self.adapter, "_shuffle_sequence", False))
-        self.workers = 1 if names["use_multiprocessing"] else int(names["workers"])
-        self.settle = lambda: None
-        self._names = names
+        self.sequence: SequenceData | None = None
+        if (sequence := getattr(self.adapter, "_keras_sequence", None)) is not None:
+            self.sequence = SequenceData(
+                data=sequence,
+                shuffles=bool(self.adapter._shuffle_sequence),
+                workers=1 if names["use_multiprocessing"] else int(names["workers"]),
+            )
         self.loader = self._own_loader(names["x"])
         self._read_steps_per_execution()
         self._keep_generators()
@@ -105,7 +103,7 @@ class TfKerasFit(Fit):
             return None
         if iter(given) is not given:  # begins anew perhaps, and then once only: here
             return None
-        if self.workers > 1 or self._names["use_multiprocessing"]:
+        if self.arguments["workers"] > 1 or self.arguments["use_multiprocessing"]:
             return None  # readers of tf_keras' are ahead of it, nobody knows how far
         return Loader(
             open=lambda: given,
@@ -128,7 +126,7 @@ class TfKerasFit(Fit):
             def slice_inputs(self, indices: Any, inputs: Any) -> Any:
                 return super().slice_inputs(indices.skip(batches), inputs)
 
-        names = self._names
+        names = self.arguments
         rest = Rest(
             names["x"],
             names["y"],
@@ -142,7 +140,12 @@ class TfKerasFit(Fit):
 
     @property
     def sequence_length(self) -> int | None:
-        return len(self.sequence)
+        return len(self.adapter._keras_sequence)
+
+    def validation_calls(self) -> list[tuple[Any, str]]:
+        calls = [(self.model, "evaluate"), (seams.tf_keras_data, "get_data_handler")]
+        has_data = getattr(self.model, "_eval_data_handler", None) is not None
+        return calls[:1] if has_data else calls
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
         if type(self.adapter).__name__ != "GeneratorDataAdapter":
@@ -162,17 +165,19 @@ class TfKerasFit(Fit):
         return self._distribute(dataset)
 
     def read_one_pass(self) -> Any:
-        names = self._names
+        names = self.arguments
+        assert self.sequence is not None
+        sequence, shuffles = self.sequence.data, self.sequence.shuffles
         has_processes = bool(names["use_multiprocessing"] and names["workers"])
-        is_longer = self.steps is None or self.steps > len(self.sequence)
+        is_longer = self.steps is None or self.steps > len(sequence)
         if is_longer or not (has_processes or names["workers"] > 1):
             return None
 
         def one_pass() -> Iterator[Any]:
             readers = _one_pass_readers(
-                self.sequence,
+                sequence,
                 use_multiprocessing=has_processes,
-                shuffle=self.shuffles_sequence,
+                shuffle=shuffles,
             )
             self.adapter._enqueuer = readers  # which ends them
             readers.start(names["workers"], names["max_queue_size"])
@@ -182,9 +187,9 @@ class TfKerasFit(Fit):
 
     def _distribute(self, dataset: Any) -> Any:
         """As `DataHandler` goes on from the adapter's dataset."""
-        if self._names["class_weight"]:
+        if self.arguments["class_weight"]:
             weigh = seams.tf_keras_data._make_class_weight_map_fn(
-                self._names["class_weight"]
+                self.arguments["class_weight"]
             )
             dataset = dataset.map(weigh)
         strategy = self.model.distribute_strategy

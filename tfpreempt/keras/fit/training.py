@@ -8,15 +8,12 @@ import datetime
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.cache_files import cache_paths
 from tfpreempt.checkpoint.unfinished_caches import expect_caches
-from tfpreempt.core import reach
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
 from tfpreempt.handler.admission import admit
@@ -30,13 +27,15 @@ from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.position import Position, validation_problem
 from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import phases, plan, progress
+from tfpreempt.keras.fit.epoch_end import EpochEnd
 from tfpreempt.keras.fit.lookup import epoch_logs, find, is_running
 from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.phases import Event, Phase
 from tfpreempt.keras.fit.progress import Progress, Stage
-from tfpreempt.keras.fit.state import FitState, Moment, Taken
+from tfpreempt.keras.fit.state import FitState, Taken
 from tfpreempt.keras.fit.steps import Steps
-from tfpreempt.keras.interface import Fit, after_each, instead_once, uncover
+from tfpreempt.keras.fit.traced_functions import TracedFunctions
+from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import checksum, paths
@@ -47,8 +46,6 @@ _STOPS_WITHIN = 0.25
 """Seconds for which a stop of training waits for the notice that may have caused it.
 
 A signal's notice takes milliseconds, and longer on a machine that is overloaded."""
-_MAKE_AGAIN = ("compile", "make_train_function", "make_test_function")
-_ASKS = "_should_eval"  # Keras' method that is called before a validation
 
 
 class Training:
@@ -60,7 +57,6 @@ class Training:
     Args:
         options: the user's.
         model: the model that is fitted.
-        epochs: what `fit` was asked for.
         callback: ours; is moved behind all others, so that it sees what they did.
         files: what callbacks had in files before the fit; for a fit that is skipped.
     """
@@ -69,23 +65,16 @@ class Training:
         self,
         options: Options,
         model: Any,
-        epochs: int,
         callback: Any,
         files: Encoded | None,
     ) -> None:
         self.fit: Fit = find(model)
         self._options = options
         self._directory = paths.absolute(options.checkpoint_dir)
-        self._epochs = epochs
         self._others = OtherCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
-        self._moment: Moment | None = None  # where an epoch has trained its last step
         self._is_stop_held = False
-        self._varies = False  # whether the data differed between starts
-        self._guards = contextlib.ExitStack()  # of a validation
         self._saved = Progress()  # of the commit
-        self._test = self._test_step  # stands in for the model's test function
-        self._inner_test: Any = None  # Keras' own
         self._committed: int | None = None  # the epoch that the newest commit began
         self._state = FitState(
             self.fit,
@@ -97,15 +86,19 @@ class Training:
         with contextlib.ExitStack() as undo:
             undo.callback(self._state.close)
             self._admit(options)
-            undo.callback(training_end.close_unfinished, self._session, self.member)
-            self.steps = Steps(self.fit, self._session, self.member, self._slow_step)
-            for name in _MAKE_AGAIN:
-                after_each(model, name, self._made_again)
-                undo.callback(uncover, model, name)
-            after_each(model, _ASKS, self._asks_for_validation)
-            undo.callback(uncover, model, _ASKS)
-            self._take_over_test()
-            undo.callback(self._give_back_test)
+            undo.callback(training_end.close_unfinished, self.session, self.member)
+            self._steps = Steps(self.fit, self.session, self.member, self._slow_step)
+            self._functions = TracedFunctions(
+                self.fit, self._steps, self._state.attributes
+            )
+            undo.callback(self._functions.close)
+            self._epoch_end = EpochEnd(
+                self.fit,
+                self.session,
+                self.member,
+                lambda: self._state.hold(self._progress("validation")),
+            )
+            undo.callback(self._epoch_end.close)
             self._plan = self._make_plan()
             self._phase = self._plan.beginning
             self._begin(files)
@@ -125,11 +118,11 @@ class Training:
         """
         resolver = getattr(self.fit.model.distribute_strategy, "cluster_resolver", None)
         every = options.save_freq
-        self._session = find_session(resolver, options.save_timeout)
+        self.session = find_session(resolver, options.save_timeout)
         config = resolve_config(options.termination_config)
-        with protected_start(config), self._session.activity.hang_detection_paused():
+        with protected_start(config), self.session.activity.hang_detection_paused():
             self.member = admit(
-                self._session,
+                self.session,
                 self._state.checkpoint,
                 options.checkpoint_dir,
                 config,
@@ -140,15 +133,15 @@ class Training:
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
-            if self._session.cluster.world > 1:
+            if self.session.cluster.world > 1:
                 self.fit.given = ()  # each worker may have arrays of its own
-            with training_end.closing_on_failure(self._session, self.member):
+            with training_end.closing_on_failure(self.session, self.member):
                 self.member.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
-                self._session.open(self.member, period)
+                self.session.open(self.member, period)
 
     def _make_plan(self) -> plan.Plan:
-        shared = self._state.shared.loaded
+        shared, past = self._state.shared.loaded, plan.past_of(self._directory)
         if self.member.candidate and shared is None:
             raise errors.ConfigurationError(
                 f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
@@ -159,17 +152,18 @@ class Training:
             self._saved = progress.read(shared["progress"])
         if self._saved.fit == 0 or self._saved.is_untrained:
             self._saved = Progress()
-            plan.forget(self._directory)
-        before = plan.histories(self._directory)
+            past.histories, past.is_refused = [], False
         now = progress.made_of(self.fit, is_built=False)
-        made = plan.make_plan(self._saved, before, self._epochs, now)
+        made = plan.make_plan(
+            self._saved, past.histories, self.fit.arguments["epochs"], now
+        )
         if made.note:
             log.warning("tfpreempt: %s", made.note)
         return made
 
     def _begin(self, files: Encoded | None) -> None:
         """Lets Keras begin where the plan says."""
-        if problem := validation_problem(self.fit.validation_data):
+        if problem := validation_problem(self.fit.arguments["validation_data"]):
             log.warning("tfpreempt: %s.", problem)
         if self._phase is Phase.SKIP and files is not None:
             state.restore_files(self._others.callbacks, files)
@@ -180,7 +174,7 @@ class Training:
             now = progress.made_of(self.fit, is_built=False)
             progress.check_same(saved, now, self._directory)
             self._check_values(now)
-            self.steps.epoch = saved.epoch - (saved.phase == "complete")
+            self._steps.epoch = saved.epoch - (saved.phase == "complete")
             is_trained = self._phase in (Phase.RESTORE, Phase.SKIP)
             if self._state.own.part is not None and not is_trained:
                 self._data.check_shares()
@@ -189,29 +183,30 @@ class Training:
             position = Position.parse(place)
             # The last step of a validated epoch was trained, and is only not run again.
             is_validated = saved.phase == "validation"
-            trained = saved.batch + (self.steps.size if is_validated else 0)
+            trained = saved.batch + (self._steps.size if is_validated else 0)
             self._data.prepare(position, trained)
         else:
             self.member.adopt()
-        expect_caches(cache_paths(*pipeline.roots(self.fit.validation_data)))
+        expect_caches(
+            cache_paths(*pipeline.roots(self.fit.arguments["validation_data"]))
+        )
         self.member.clear_caches(is_all_restored=True)
         if self._phase in (Phase.RESTORE, Phase.SKIP):
-            self.fit.start_at(self._epochs, 0, {})
+            self.fit.start_at(self.fit.arguments["epochs"], 0, {})
             # Keras looks at the variables at the end even where no step made them.
             iterator = self._data.any_iterator()
-            self._state.build(iterator, self.steps.inner, restores=True)
+            self._state.build(iterator, self._steps.inner, restores=True)
         elif self._phase is not Phase.START:
             self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
 
     def _check_values(self, now: Mapping[str, Any]) -> None:
         """Compares the training arrays; see `progress.check_values`."""
         saved, complete = self._saved, self._saved.made_of.get("values")
-        self._varies = bool(saved.made_of.get("varies"))
         # Another command line, such as --fold 2, may be another fit.
         command = "\0".join(sys.argv).encode(errors="surrogateescape")
         arguments, refused = f"{checksum.of_bytes(command):08x}", list[str]()
-        start = complete, arguments
-        if saved.phase == "complete" and not plan.is_refused(self._directory):
+        start, past = (complete, arguments), plan.past_of(self._directory)
+        if saved.phase == "complete" and not past.is_refused:
             refused = [
                 str(each.get("refused"))
                 for each in self.member.read_earlier(DataRefused)
@@ -220,7 +215,7 @@ class Training:
         try:
             problem = progress.check_values(saved, now, self._directory, refused)
         except errors.CheckpointMismatchError:
-            plan.note_refused(self._directory)
+            past.is_refused = True
             self.member.record(
                 DataRefused(
                     complete=complete or "", refused=now["values"], arguments=arguments
@@ -228,20 +223,23 @@ class Training:
             )
             raise
         if problem:
-            self._varies = True
+            made_of = {**saved.made_of, "varies": True}
+            self._saved = dataclasses.replace(saved, made_of=made_of)
             log.warning("tfpreempt: %s.", problem)
 
-    def _made_of(self, *, is_built: bool) -> dict[str, Any]:
+    def _made_of(self) -> dict[str, Any]:
         """See `progress.made_of`; and whether the data differed between starts."""
-        found = progress.made_of(self.fit, is_built=is_built)
-        return found | ({"varies": True} if self._varies else {})
+        found = progress.made_of(self.fit, is_built=True)
+        varies = self._saved.made_of.get("varies")
+        return found | ({"varies": True} if varies else {})
 
     # --- steps -----------------------------------------------------------------------
 
     def epoch_begins(self, epoch: int) -> None:
         """`on_epoch_begin`, after all other callbacks."""
         self.fit.epoch_begins()
-        self.steps.epoch_begins(epoch)
+        self._functions.take_over("train")
+        self._steps.epoch_begins(epoch)
         self._data.tracker.epoch_begins()
 
     def _batch_ends(self, hook: Callable[..., None], batch: int, logs: Any) -> None:
@@ -260,7 +258,7 @@ class Training:
         model = self.fit.model
         if self._phase is not Phase.TRAINING:
             return
-        if not self._session.is_noticed(_STOPS_WITHIN if model.stop_training else 0.0):
+        if not self.session.is_noticed(_STOPS_WITHIN if model.stop_training else 0.0):
             model.stop_training |= self._is_stop_held
             self._is_stop_held = False
         elif model.stop_training:
@@ -270,20 +268,20 @@ class Training:
                 "does not end this fit: the next start continues after batch %d of "
                 "epoch %d. A callback that stopped for another reason can stop again "
                 "after its next batch or epoch.",
-                self.steps.batches,
-                self.steps.epoch,
+                self._steps.batches,
+                self._steps.epoch,
             )
 
     def _slow_step(self, iterator: Any) -> Any:
         """A step where something is out of the ordinary."""
-        steps = self.steps
+        steps = self._steps
         if not self._data.dataset.number(iterator):
             return steps.inner(iterator)  # of a fit without us, or of train_on_batch
         if self._phase in phases.REPEATING:  # Keras looks whether the data go on
             if self._phase is Phase.DATA_ENDED:
                 self.fit.forget_answer()
             self._phase = phases.after(self._phase, Event.STEP)
-            steps.logs = self._call(iterator)
+            steps.logs = self._functions.train(iterator)
             return steps.logs
         is_new = iterator is not steps.iterator
         steps.iterator = iterator
@@ -294,89 +292,11 @@ class Training:
             steps.stands_at(taken=0)
         self._phase = phases.after(self._phase, Event.STEP)
         self._save_if_due()
-        return steps.run(self._call, iterator)
-
-    def _call(self, iterator: Any) -> Any:
-        """Keras' own train function. What its first call changes, its trace does."""
-        return self._trace(self.steps.inner, iterator, "train")
-
-    def _test_step(self, iterator: Any) -> Any:
-        """The model's test function, in this fit."""
-        return self._trace(self._inner_test, iterator, "test")
-
-    def _trace(self, inner: Callable[[Any], Any], iterator: Any, name: str) -> Any:
-        attributes = self._state.attributes
-        kinds = attributes.traces[name].kinds
-        # Keras 3's test_on_batch gives a plain generator, whose batch has no spec yet.
-        spec = getattr(iterator, "element_spec", None)
-        if spec is not None and spec not in kinds:
-            kinds.append(spec)
-        if inner is attributes.traces[name].function or self.fit.model.run_eagerly:
-            return inner(iterator)
-        try:
-            return attributes.traced_by(inner, iterator, name=name)
-        finally:
-            attributes.traces[name].function = inner
-
-    def _is_traced_once(self, name: str) -> bool:
-        """Whether Python in a step of Keras' function runs only in its trace."""
-        model = self.fit.model
-        is_eager = model.run_eagerly or tf.config.functions_run_eagerly()
-        maker = getattr(type(model), f"make_{name}_function")
-        return not reach.is_module_of_program(maker.__module__) and not is_eager
-
-    def _take_over_test(self) -> bool:
-        """Replaces a test function that Keras has made; whether there was a new one."""
-        made = self.fit.model.test_function
-        if made is None or made is self._test:
-            return False
-        self._inner_test, self.fit.model.test_function = made, self._test
-        return True
-
-    def _give_back_test(self) -> None:
-        if self.fit.model.test_function is self._test:
-            self.fit.model.test_function = self._inner_test
-
-    def _made_again(self, name: str, result: Any, *args: Any, **options: Any) -> Any:
-        """Called after Keras or a callback has called a method of `_MAKE_AGAIN`."""
-        attributes = self._state.attributes
-        if not is_running(self.fit):  # an error has ended the fit
-            return result
-        if name == "make_test_function":
-            # Keras makes the function in the first validation, after a restart too.
-            is_again = self._inner_test is not None or args or any(options.values())
-            if self._take_over_test() and is_again:
-                attributes.forget_trace("test")
-            return result if result is None else self._test
-        if name == "compile":
-            self._state.attributes.lose(
-                "the effect of compile() inside fit",
-                "commits have the optimizer that fit began with. Call compile() "
-                "between two fits, each with a checkpoint_dir of its own",
-            )
-            attributes.forget_trace("test")
-        if self.steps.take_over() or name == "compile":
-            attributes.forget_trace("train")
-        return result if result is None else self.steps
-
-    def _restore(self, *, extends: bool = False) -> None:
-        """The state of the commit. A trace with other settings is made again."""
-        self._state.restore(self.member, self._saved, extends=extends)
-        attributes, model = self._state.attributes, self.fit.model
-        is_one_of_many = self._session.cluster.world > 1
-        for name, stand_in in (
-            ("train", self.steps.take_over),
-            ("test", self._take_over_test),
-        ):
-            if not self._is_traced_once(name):
-                attributes.forget_trace(name)
-            elif attributes.must_trace_again(name, only_for_settings=is_one_of_many):
-                getattr(type(model), f"make_{name}_function")(model, force=True)
-                stand_in()
+        return steps.run(self._functions.train, iterator)
 
     def _first_step(self, iterator: Any) -> Any:
         """Makes everything as it was, and steps, if the step was not trained before."""
-        beginning, steps = self._phase, self.steps
+        beginning, steps = self._phase, self._steps
         extends = beginning is Phase.EXTEND
         if beginning is Phase.START:
             self._data.begins(iterator)
@@ -406,7 +326,7 @@ class Training:
         if logs:
             steps.logs = logs  # a save before the step has them, too
         try:
-            return steps.run(self._call, iterator)
+            return steps.run(self._functions.train, iterator)
         except END_OF_DATA:
             # The data may end right here, where Keras did not know their length.
             if not logs or self.fit.ends_epoch_with(logs):
@@ -421,7 +341,7 @@ class Training:
 
         A timedelta is left to the session, because the workers must agree on a step.
         """
-        steps, member, every = self.steps, self.member, self._options.save_freq
+        steps, member, every = self._steps, self.member, self._options.save_freq
         left = NEVER
         if isinstance(every, int):
             each = -(-every // steps.size)  # steps that train so many batches, or more
@@ -431,15 +351,17 @@ class Training:
             is_due = every == "epoch" and self._committed not in (None, steps.epoch)
             self._committed = steps.epoch
         if is_due and member.has_moved:
-            self._session.arm(member)
-            self._session.saves.try_save(member)
+            self.session.arm(member)
+            self.session.saves.try_save(member)
         steps.stop_at = member.runs + left
 
-    def wait_for_mirror(self, timeout: float | None) -> bool:
-        """See `PreemptionCallback.wait_for_mirror`; any thread."""
-        return self._session.wait_for_mirror(self.member, timeout)
-
     # --- the restart -----------------------------------------------------------------
+
+    def _restore(self, *, extends: bool = False) -> None:
+        """The state of the commit. A trace with other settings is made again."""
+        self._state.restore(self.member, self._saved, extends=extends)
+        is_one_of_many = self.session.cluster.world > 1
+        self._functions.trace_again(only_for_settings=is_one_of_many)
 
     def _repeat_last_step(self) -> Any:
         """The epoch's last step was trained: Keras gets the logs of the epoch, and the
@@ -448,19 +370,19 @@ class Training:
         self.fit.model.stop_training = self._saved.stopped
         self.fit.ends_epoch_as(self._saved.logs)
         self._phase = phases.after(self._phase, Event.STEP)
-        self.steps.logs = dict(self._saved.logs)
-        return self.steps.logs
+        self._steps.logs = dict(self._saved.logs)
+        return self._steps.logs
 
     def _catch_up(self) -> None:
         """What a restart leaves until Keras is past the step that was trained."""
-        self._session.arm(self.member)
+        self.session.arm(self.member)
         self._restore()
         self._state.restore_random()
         if self._phase is Phase.DATA_ENDED:
             # Keras met the end of its data by a step, in which what needs no data was
             # done: the optimizer's iterations were counted up.
             with contextlib.suppress(*END_OF_DATA):
-                self._call(self.steps.iterator)
+                self._functions.train(self._steps.iterator)
 
     # --- validation, and the end of an epoch -----------------------------------------
 
@@ -470,22 +392,22 @@ class Training:
         Raises:
             ConfigurationError: there was nothing to train with.
         """
-        self._check_trained(self.steps.epoch)
+        self._check_trained(self._steps.epoch)
         if self._phase is Phase.VALIDATION_DUE:  # the commit is of one that had begun
             self._others.wake("on_test_begin")
             self._catch_up()
         elif self._phase is Phase.DATA_ENDED:
             self._catch_up()
             self._others.wake("on_test_begin")
-        self._held()
+        self._epoch_end.hold()
         self._phase = phases.after(self._phase, Event.VALIDATION)
         self.validation_step()
 
     def validation_step(self) -> None:
         """`on_test_batch_begin`: the process may save and exit here."""
         if self._phase is Phase.VALIDATING:
-            self._session.ready(self.member, "a callback")
-            self._session.boundary(self._saving)
+            self.session.ready(self.member, "a callback")
+            self.session.boundary(self._epoch_end.assigned)
 
     def validation_ends(self) -> None:
         """`on_test_end`."""
@@ -509,91 +431,31 @@ class Training:
             self._others.wake()
         was_stopped = bool(self.fit.model.stop_training)
         if was_stopped:  # perhaps by the program's own signal handler
-            self._session.is_noticed(_STOPS_WITHIN)
-        self._session.ready(self.member, "a callback")
-        self._session.boundary(self._saving)
+            self.session.is_noticed(_STOPS_WITHIN)
+        self.session.ready(self.member, "a callback")
+        self.session.boundary(self._epoch_end.assigned)
         try:
-            is_held = self._hold_files() and self._session.cluster.world == 1
-            with self._keeping_epoch():
+            is_held = self._epoch_end.hold_files(self._others.callbacks)
+            is_held = is_held and self.session.cluster.world == 1
+            with self._epoch_end.committed_on_error():
                 hook(epoch, logs)
             if was_stopped or not self.fit.model.stop_training:
                 return
-            if is_held and self._session.is_noticed(_STOPS_WITHIN):
-                self._session.boundary(self._saving)
+            if is_held and self.session.is_noticed(_STOPS_WITHIN):
+                self.session.boundary(self._epoch_end.assigned)
             elif not self._others.have_ended_at(epoch):
                 self._hold_stop()
         finally:
-            self._moment = None  # may hold as much memory as the model
-
-    @contextlib.contextmanager
-    def _keeping_epoch(self) -> Iterator[None]:
-        """Commits the end of the epoch's training where an error ends the fit inside.
-
-        With several workers the commit needs the parts of all workers, so it is made
-        only where all of them fail in this way.
-        """
-        try:
-            yield
-        except BaseException as error:
-            self._guards.close()
-            is_error = isinstance(error, Exception) and is_running(self.fit)
-            needs_peers = self.member.directory.contents.needs_peers()
-            if is_error and self.member.has_moved and not needs_peers:
-                with self._saving():
-                    self._session.saves.try_save(self.member, because="error")
-            raise
-
-    def _asks_for_validation(
-        self, _: str, is_due: bool, *args: Any, **more: Any
-    ) -> bool:
-        """Keras is about to make the validation data, if need be, and to validate."""
-        model, fit = self.fit.model, self.fit
-        calls: list[tuple[Any, str]] = []
-        self._guards.close()
-        if is_due:
-            calls.append((model, "evaluate"))
-            if getattr(model, fit.validation_iterator, None) is None:
-                calls.append(fit.validation_maker)
-        for owner, name in calls:
-            guarded = self._guarded(getattr(owner, name))
-            self._guards.callback(instead_once(owner, name, guarded))
-        return is_due
-
-    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*args: Any, **more: Any) -> Any:
-            with self._keeping_epoch():
-                return function(*args, **more)
-
-        return guarded
-
-    def _hold_files(self) -> bool:
-        """Holds the text of log files before a hook writes to them; False on error."""
-        moment = self._held()
-        with contextlib.suppress(OSError):  # each save reports it
-            files = state.capture_files(self._others.callbacks)
-            self._moment = dataclasses.replace(moment, files=files)
-        return self._moment is not moment
+            self._epoch_end.moment = None  # may hold as much memory as the model
 
     def epoch_ends(self, logs: Any) -> None:
         """`on_epoch_end` of our callback, after all other callbacks."""
         self._phase = phases.after(self._phase, Event.EPOCH_END)
         self.member.saved_at = None  # a commit of the last step lacks its validation
-        if self._session.cluster.is_chief:
+        if self.session.cluster.is_chief:
             kept = {name: plan.plain(each) for name, each in (logs or {}).items()}
             numbers = {n: each for n, each in kept.items() if isinstance(each, float)}
             self.member.record(Metrics(step=self.member.step, values=numbers))
-
-    @contextlib.contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Assigns the values from the end of the epoch's training inside."""
-        with self._held().variables.assigned():
-            yield
-
-    def _held(self) -> Moment:
-        """Returns the end of the epoch's training; the first call holds that moment."""
-        if self._moment is None:
-            self._moment = self._state.hold(self._progress("validation"))
-        return self._moment
 
     def _check_trained(self, epoch: int) -> None:
         is_first = self._plan.beginning is Phase.START and self.member.runs == 0
@@ -620,20 +482,20 @@ class Training:
         self._data.tracker.epoch_begins()
         self.member.is_at_end = True
         try:
-            training_end.close(self._session, self.member)
+            training_end.close(self.session, self.member)
         except Exception:
             self.abandon()
             take_over()
             raise
         # Not where it was broken off: the member is open, and saves the States yet.
         self._release()
-        made_of = self._made_of(is_built=True)
-        plan.add(self._directory, history, self._plan, made_of)
+        made_of = self._made_of()
+        plan.add(plan.past_of(self._directory), history, self._plan, made_of)
         take_over()
 
     def abandon(self) -> None:
         """The fit died of an error: what it was in the middle of is not saved."""
-        training_end.close_unfinished(self._session, self.member)
+        training_end.close_unfinished(self.session, self.member)
         self._release()
 
     def _release(self) -> None:
@@ -641,21 +503,16 @@ class Training:
         self.fit.ends()
         self.fit.frame = None
         self._others.unwrap()
-        self._moment = None
-        for name in (*_MAKE_AGAIN, _ASKS):
-            uncover(self.fit.model, name)
-        self._guards.close()
-        self._give_back_test()
-        if self.fit.model.train_function is self.steps:
-            self.fit.model.train_function = self.steps.inner
+        self._epoch_end.close()
+        self._functions.close()
         self._state.attributes.end()
         self._state.close()
 
     # --- what a save takes -----------------------------------------------------------
 
     def _take_shared(self) -> Taken:
-        if self._moment is not None:
-            return self._moment.shared
+        if (moment := self._epoch_end.moment) is not None:
+            return moment.shared
         match self._phase:
             case Phase.TRAINING:
                 return self._state.take_shared(self._progress("train"))
@@ -672,11 +529,12 @@ class Training:
         if self._plan.beginning is Phase.RESTORE and own is not None:
             return own
         is_at_end = self._phase is Phase.TRAINED
-        taken = self.steps.before_epoch + self.steps.batches
+        taken = self._steps.before_epoch + self._steps.batches
         position = self._data.position(taken, is_at_end=is_at_end)
         place = None if position is None else dataclasses.asdict(position)
-        held = self._state.take_own() if self._moment is None else self._moment.own
-        files = None if self._moment is None else self._moment.files
+        moment = self._epoch_end.moment
+        held = self._state.take_own() if moment is None else moment.own
+        files = None if moment is None else moment.files
         if files is None:
             files = state.capture_files(self._others.callbacks)
         return {
@@ -686,7 +544,7 @@ class Training:
         }
 
     def _progress(self, stage: Stage) -> Progress:
-        steps, model = self.steps, self.fit.model
+        steps, model = self._steps, self.fit.model
         epoch, batch = steps.epoch, steps.batches
         stopped = bool(model.stop_training)
         logs: Mapping[str, Any] = (steps.logs if batch else None) or {}
@@ -694,7 +552,7 @@ class Training:
             batch, logs = steps.last, epoch_logs(model)
         elif stage == "complete":
             epoch, batch = epoch + 1, 0
-            stopped = epoch < self._epochs
+            stopped = bool(epoch < self.fit.arguments["epochs"])
         return Progress(
             fit=self._plan.number,
             phase=stage,
@@ -705,6 +563,6 @@ class Training:
             loop=self.fit.loop_state(),
             logs={name: plan.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
-            made_of=self._made_of(is_built=True),
+            made_of=self._made_of(),
             metrics=sum(len(metric.variables) for metric in model.metrics),
         )

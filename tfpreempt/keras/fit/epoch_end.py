@@ -1,0 +1,99 @@
+"""The end of an epoch's training, while the validation and `on_epoch_end` follow.
+
+Both may change any variable, and a restart repeats both. So a save that is made in
+between, because of a notice or an error, has the state of the end of the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfpreempt.handler.run import Run
+from tfpreempt.handler.session import Session
+from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.fit.lookup import is_running
+from tfpreempt.keras.fit.state import Moment
+from tfpreempt.keras.interface import Fit, after_each, instead_once, uncover
+
+_ASKS = "_should_eval"  # Keras' method that is called before a validation
+
+
+class EpochEnd:
+    """The moment at which an epoch has trained its last step. Main thread.
+
+    Args:
+        fit: the fit.
+        session: of this process.
+        member: the fit's.
+        take: holds the present moment of the fit.
+
+    Attributes:
+        moment: the moment that saves take; None: saves take the present.
+    """
+
+    def __init__(
+        self, fit: Fit, session: Session, member: Run, take: Callable[[], Moment]
+    ) -> None:
+        self.moment: Moment | None = None
+        self._fit = fit
+        self._session = session
+        self._member = member
+        self._take = take
+        self._guards = contextlib.ExitStack()  # of a validation
+        after_each(fit.model, _ASKS, self._guard_validation)
+
+    def close(self) -> None:
+        """Takes back what is put in place of Keras' functions."""
+        self.moment = None
+        self._guards.close()
+        uncover(self._fit.model, _ASKS)
+
+    def hold(self) -> Moment:
+        """Returns the end of the epoch's training; the first call holds that moment."""
+        if self.moment is None:
+            self.moment = self._take()
+        return self.moment
+
+    def hold_files(self, callbacks: Sequence[Any]) -> bool:
+        """Holds the text of log files before a hook writes to them; False on error."""
+        moment = self.hold()
+        with contextlib.suppress(OSError):  # each save reports it
+            files = state.capture_files(callbacks)
+            self.moment = dataclasses.replace(moment, files=files)
+        return self.moment is not moment
+
+    @contextlib.contextmanager
+    def assigned(self) -> Iterator[None]:
+        """Assigns the values from the end of the epoch's training inside."""
+        with self.hold().variables.assigned():
+            yield
+
+    @contextlib.contextmanager
+    def committed_on_error(self) -> Iterator[None]:
+        """Commits the end of the epoch's training where an error ends the fit inside.
+
+        With several workers the commit needs the parts of all workers, so it is made
+        only where all of them fail in this way.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._guards.close()
+            is_error = isinstance(error, Exception) and is_running(self._fit)
+            needs_peers = self._member.directory.contents.needs_peers()
+            if is_error and self._member.has_moved and not needs_peers:
+                with self.assigned():
+                    self._session.saves.try_save(self._member, because="error")
+            raise
+
+    def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:
+        """Keras is about to make the validation data, if need be, and to validate."""
+        self._guards.close()
+        for owner, name in self._fit.validation_calls() if is_due else ():
+            # A context manager of contextlib is a decorator, too.
+            guarded = self.committed_on_error()(getattr(owner, name))
+            self._guards.callback(instead_once(owner, name, guarded))
+        return is_due

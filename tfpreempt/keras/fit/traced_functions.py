@@ -1,0 +1,134 @@
+"""The train and test functions of a model while a fit runs, and their traces.
+
+A traced function uses the Python values of the moment of its trace, so each call that
+may trace is made by `TracedFunctions.call`; see `attributes.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt.core import reach
+from tfpreempt.keras.fit.attributes import Attributes
+from tfpreempt.keras.fit.lookup import is_running
+from tfpreempt.keras.fit.steps import Steps
+from tfpreempt.keras.interface import Fit, after_each, uncover
+
+_MAKERS = ("compile", "make_train_function", "make_test_function")
+"""Methods of a model after which the model has other functions."""
+
+
+class TracedFunctions:
+    """Replaces the train and test functions of a model until `close`. Main thread.
+
+    Args:
+        fit: the fit.
+        steps: the replacement of the train function.
+        attributes: the Python values of the model.
+
+    Attributes:
+        train: calls Keras' own train function with an iterator.
+    """
+
+    def __init__(self, fit: Fit, steps: Steps, attributes: Attributes) -> None:
+        self._fit = fit
+        self._steps = steps
+        self._attributes = attributes
+        self.train = functools.partial(self.call, "train")
+        self._ours = {"train": steps, "test": functools.partial(self.call, "test")}
+        self._inner: dict[str, Any] = dict.fromkeys(self._ours)  # Keras' own
+        for name in self._ours:
+            self.take_over(name)
+        for method in _MAKERS:
+            after_each(fit.model, method, self._made_again)
+
+    def close(self) -> None:
+        """Gives the model its own functions back."""
+        model = self._fit.model
+        for method in _MAKERS:
+            uncover(model, method)
+        for name, ours in self._ours.items():
+            if getattr(model, f"{name}_function") is ours:
+                setattr(model, f"{name}_function", self._inner[name])
+
+    def call(self, name: str, iterator: Any) -> Any:
+        """Calls Keras' own function. The first call traces the function.
+
+        Args:
+            name: "train" or "test".
+            iterator: the argument of the function.
+        """
+        inner, trace = self._inner[name], self._attributes.traces[name]
+        # Keras 3's test_on_batch gives a plain generator, whose batch has no spec yet.
+        spec = getattr(iterator, "element_spec", None)
+        if spec is not None and spec not in trace.kinds:
+            trace.kinds.append(spec)
+        if inner is trace.function or self._fit.model.run_eagerly:
+            return inner(iterator)
+        try:
+            return self._attributes.traced_by(inner, iterator, name=name)
+        finally:
+            trace.function = inner
+
+    def take_over(self, name: str) -> bool:
+        """Replaces a function that Keras or a callback has made.
+
+        To unfreeze layers in training, a callback calls make_train_function().
+
+        Args:
+            name: "train" or "test".
+
+        Returns:
+            Whether there was a new function.
+        """
+        made = getattr(self._fit.model, f"{name}_function")
+        if made is None or made is self._ours[name]:
+            return False
+        self._inner[name] = made
+        setattr(self._fit.model, f"{name}_function", self._ours[name])
+        if name == "train":
+            self._steps.inner, self._steps.stop_at = made, 0  # the next step traces it
+        return True
+
+    def trace_again(self, *, only_for_settings: bool) -> None:
+        """Makes the functions again that were traced with other values than restored.
+
+        Args:
+            only_for_settings: see `Attributes.must_trace_again`.
+        """
+        model = self._fit.model
+        is_eager = model.run_eagerly or tf.config.functions_run_eagerly()
+        for name in self._ours:
+            maker = getattr(type(model), f"make_{name}_function")
+            if is_eager or reach.is_module_of_program(maker.__module__):
+                self._attributes.forget_trace(name)  # Python may run in each step
+            elif self._attributes.must_trace_again(
+                name, only_for_settings=only_for_settings
+            ):
+                maker(model, force=True)
+                self.take_over(name)
+
+    def _made_again(self, method: str, result: Any, *args: Any, **options: Any) -> Any:
+        """Called after Keras or a callback has called a method of `_MAKERS`."""
+        if not is_running(self._fit):  # an error has ended the fit
+            return result
+        if method == "compile":
+            self._attributes.lose(
+                "the effect of compile() inside fit",
+                "commits have the optimizer that fit began with. Call compile() "
+                "between two fits, each with a checkpoint_dir of its own",
+            )
+            self.take_over("train")
+            for name in self._ours:
+                self._attributes.forget_trace(name)
+            return result
+        name = "test" if method == "make_test_function" else "train"
+        # Keras makes the test function in the first validation, after a restart too.
+        is_first = name == "test" and self._inner[name] is None
+        is_again = not is_first or args or any(options.values())
+        if self.take_over(name) and is_again:
+            self._attributes.forget_trace(name)
+        return result if result is None else self._ours[name]
