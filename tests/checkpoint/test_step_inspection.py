@@ -75,7 +75,7 @@ def compiled(function: Any) -> Any:
 
 def places_of(function: Any, *args: Any, **kwargs: Any) -> list[reach.Place]:
     call = functools.partial(function, *args, **kwargs)
-    return reachable({"": call}, lambda value: reach.is_of_program(type(value)))
+    return reachable({"": call}, reach.is_of_program)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ _ANY_ITEM = ("item", ...)  # whose index or dict key is not in the source
 _MOST_PLACES = 20_000
 
 
-def reachable(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> list[Place]:
+def reachable(roots: Mapping[str, Any], enters: Callable[[type], bool]) -> list[Place]:
     """Returns the places that objects and functions reach, nearest first.
 
     Only the program's own functions are looked into, and only those methods of an
@@ -35,7 +35,7 @@ def reachable(roots: Mapping[str, Any], enters: Callable[[Any], bool]) -> list[P
 
     Args:
         roots: objects and functions, by name; a `functools.partial` stands for a call.
-        enters: whether to look into the attributes of an object.
+        enters: whether to look into the attributes of objects of a class.
     """
     found = reach.walk(roots, enters, also=_Functions().places_below)
     return list(itertools.islice(found, _MOST_PLACES))

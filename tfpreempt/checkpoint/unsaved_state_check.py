@@ -166,18 +166,18 @@ def _errors_logged() -> Iterator[None]:
         _log.warning(_NOT_CHECKED, exc_info=error)
 
 
-def _is_searched(value: Any) -> bool:
-    """Whether to look into an object: one of the program that does not save itself."""
-    return reach.is_of_program(type(value)) and not isinstance(value, State)
+def _is_searched(kind: type) -> bool:
+    """Whether the program has the class, and its objects do not save themselves."""
+    return reach.is_of_program(kind) and not issubclass(kind, State)
 
 
-def _is_saved_with(whole: tuple[type, ...], value: Any) -> bool:
-    """Whether a State that holds it may save what lies in it.
+def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
+    """Whether a State that holds an object of a class may save what lies in the object.
 
-    By its kind: to compare a variable may read it, and for an ON_READ one that is a
+    By the class: to compare a variable may read it, and for an ON_READ one that is a
     collective that no other worker takes part in.
     """
-    return isinstance(value, whole) or reach.is_of_program(type(value))
+    return issubclass(kind, whole) or reach.is_of_program(kind)
 
 
 def _identity(function: Any) -> Any:

@@ -113,14 +113,9 @@ def _may_be_tracked(kind: type) -> bool:
     return is_variable or hasattr(kind, "variables")
 
 
-def _may_hold(value: Any) -> bool:
-    """Whether attributes may hold variables: those of models, and of users' objects."""
-    kind: type = type(value)
-    return _is_holder(kind)
-
-
 @functools.cache
-def _is_holder(kind: type) -> bool:
+def _may_hold(kind: type) -> bool:
+    """Whether attributes may hold variables: those of models, and of users' objects."""
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
         return False  # an old optimizer, whose slots TensorFlow finds by itself
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)

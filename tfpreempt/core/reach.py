@@ -60,7 +60,7 @@ class Place:
 
 def walk(
     roots: Mapping[str, Any],
-    enters: Callable[[Any], bool],
+    enters: Callable[[type], bool],
     *,
     leaves: bool = True,
     also: Callable[[Any], Iterable[Place]] = lambda value: (),
@@ -73,8 +73,8 @@ def walk(
 
     Args:
         roots: by name.
-        enters: whether to go on to an object's attributes. Lists, tuples, dicts and
-            deques are always entered, unless they are data.
+        enters: whether to go on to the attributes of objects of a class. Lists, tuples,
+            dicts and deques are always entered, unless they are data.
         leaves: whether numbers, strings, None and arrays are places too.
         also: returns further places that an object leads to; called once for each.
     """
@@ -88,7 +88,7 @@ def walk(
             continue
         entered[id(value)] = value
         todo.extend(also(value))
-        if is_data(value) if is_container(value) else not enters(value):
+        if is_data(value) if is_container(value) else not enters(type(value)):
             continue
         for suffix, key, inner in _parts(value):
             if not leaves and isinstance(inner, _LEAVES):

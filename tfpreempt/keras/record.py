@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping
 from typing import IO, Any
@@ -46,6 +47,17 @@ class Encoded:
         arrays: list[bytes] = []
         header = encode(value, path, arrays, takes_bytes=True)
         return Encoded(header=header, arrays=tuple(arrays))
+
+    @property
+    def digest(self) -> bytes:
+        """Equal where the values are, bit for bit."""
+        text = repr(self.header).encode()
+        if not self.arrays:
+            return text
+        found = hashlib.sha256(text)
+        for array in self.arrays:
+            found.update(array)
+        return found.digest()
 
     def value(self) -> Any:
         """What was taken; lists, dicts and arrays are new.

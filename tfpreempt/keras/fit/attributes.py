@@ -20,7 +20,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import inspect
 import itertools
 import logging
@@ -78,48 +77,17 @@ class Value:
     @property
     def digest(self) -> bytes:
         """Equal where the values are, bit for bit."""
-        text = repr((self.encoded.header, self.problem)).encode()
-        if not self.encoded.arrays:
-            return text
-        found = hashlib.sha256(text)
-        for array in self.encoded.arrays:
-            found.update(array)
-        return found.digest()
+        return self.encoded.digest + (self.problem or "").encode()
+
+    @property
+    def name(self) -> tuple[str, Any]:
+        """The path of the owner, and the key of the value in the owner, as saved."""
+        return self.owner, self.setting or self.place.key
 
     @property
     def is_small(self) -> bool:
         """Whether the value is kept from the moment when a step was traced."""
         return self.problem is None and sum(map(len, self.encoded.arrays)) <= _SMALL
-
-    @property
-    def entry(self) -> Entry:
-        """The value as it is saved."""
-        key = self.setting or self.place.key
-        return Entry(owner=self.owner, key=key, encoded=self.encoded)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A saved value.
-
-    Attributes:
-        owner: the path of the object that holds it.
-        key: attribute, index or dict key in the owner.
-        encoded: the value.
-        kind: "newest"; "traced" or "tested", the value when the train or the test
-            function was traced; "first", a setting when the fit made its first step; or
-            "lost", a change that cannot be saved, with the reason in `encoded`.
-    """
-
-    owner: str
-    key: Any
-    encoded: Encoded
-    kind: str = "newest"
-
-    @property
-    def place(self) -> tuple[str, Any]:
-        """Owner and key."""
-        return self.owner, self.key
 
 
 _KINDS_WHY = (
@@ -128,21 +96,22 @@ _KINDS_WHY = (
     "first trace are restored. Call evaluate() in callbacks with data of the kind of "
     "validation_data, or call make_test_function(force=True) after a change of settings"
 )
-_TESTED = Entry(
-    owner="model", key="test_function", encoded=Encoded(header=""), kind="tested"
-)
-"""Says that the test function was traced."""
 
 
-def _read(saved: Encoded) -> list[Entry]:
-    """What `Attributes.capture` gave."""
-    entries, left = [], iter(saved.arrays)
+def _read(saved: Encoded) -> Mapping[str, Mapping[tuple[str, Any], Encoded]]:
+    """Returns what `Attributes.capture` gave: values by kind and name.
+
+    Kinds are "newest"; "traced" or "tested", values when the train or the test function
+    was traced; "first", settings when the fit made its first step; and "lost", changes
+    that cannot be saved, with the reason in place of the value.
+    """
+    found: dict[str, Any] = collections.defaultdict(dict)
+    arrays = iter(saved.arrays)
     with readable("a fit"):
         for owner, key, head, n, *kind in saved.header:
-            encoded = Encoded(header=head, arrays=(*itertools.islice(left, n),))
-            more = {"kind": str(kind[0])} if kind else {}
-            entries.append(Entry(owner=owner, key=key, encoded=encoded, **more))
-    return entries
+            encoded = Encoded(header=head, arrays=(*itertools.islice(arrays, n),))
+            found[str(kind[0]) if kind else "newest"][owner, key] = encoded
+    return found
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -168,7 +137,6 @@ class Trace:
 
 _ended: weakref.WeakValueDictionary[int, Attributes] = weakref.WeakValueDictionary()
 """The values of fits that ended, oldest first, as long as their models exist."""
-_numbers = itertools.count()
 
 
 class Attributes:
@@ -196,7 +164,7 @@ class Attributes:
         self._owners: dict[int, Any] = {}  # whose id() is in a key
         self._at_first: dict[Any, Value] = {}  # those that the first step had
         self._at_start: dict[Any, bytes] = {}
-        now = {_key(*each): each[1] for each in self._look()}
+        now = self._look()
         self._at_start = {key: each.digest for key, each in now.items()}
         self._at_end: dict[Any, bytes] = {}
         self._optimizer = getattr(model, "optimizer", None)
@@ -242,18 +210,18 @@ class Attributes:
     def end(self) -> None:
         """Keeps the values of the end of the fit for the model's next fit."""
         model = self._roots["model"]
-        self._at_end = {_key(*each): each[1].digest for each in self._look()}
+        self._at_end = {key: each.digest for key, each in self._look().items()}
         self._functions = _functions(model)
         vars(model)[_KEPT] = self
-        _ended[next(_numbers)] = self
+        _ended[id(self)] = self
 
     def capture(self) -> Encoded:
         """The values that have changed; those that cannot be saved are named, once."""
-        entries: list[Entry] = []
-        for path, value in self._look():
-            key, digest = _key(path, value), value.digest
+        rows: list[tuple[str, Any, Encoded, str]] = []  # owner, key, value, kind
+        for key, value in self._look().items():
+            digest = value.digest
             then = {
-                name: trace.values[key].encoded
+                _KINDS[name]: trace.values[key].encoded
                 for name, trace in self.traces.items()
                 if key in trace.values and trace.values[key].digest != digest
             }
@@ -261,76 +229,64 @@ class Attributes:
             if key in self._traced or (is_as_started and not then):
                 continue
             if value.problem is not None:
-                self.lose(f"the change of {path}", value.problem + _KEEP)
+                self.lose(f"the change of {value.place.path}", value.problem + _KEEP)
                 continue
-            entries.append(value.entry)
-            for name, encoded in then.items():
-                entry = dataclasses.replace(value.entry, encoded=encoded)
-                entries.append(dataclasses.replace(entry, kind=_KINDS[name]))
+            values = {"newest": value.encoded, **then}
+            rows += [(*value.name, each, kind) for kind, each in values.items()]
         for name, trace in self.traces.items():
-            has_changed = any(each.kind == _KINDS[name] for each in entries)
+            has_changed = any(kind == _KINDS[name] for *_, kind in rows)
             if has_changed and len(trace.kinds) > 1:
                 self.lose(
                     f"the settings of all traces of the {name} function", _KINDS_WHY
                 )
-        if self.traces["test"].values:
-            entries.append(_TESTED)
-        entries += [
-            dataclasses.replace(value.entry, kind="first")
-            for value in self._at_first.values()
+        if self.traces["test"].values:  # says that the test function was traced
+            rows.append(("model", "test_function", Encoded(header=""), _KINDS["test"]))
+        rows += [
+            (*each.name, each.encoded, "first") for each in self._at_first.values()
         ]
-        entries += [
-            Entry(owner=path, key="", encoded=Encoded(header=why), kind="lost")
-            for path, why in self._lost.items()
+        rows += [
+            (what, "", Encoded(header=why), "lost") for what, why in self._lost.items()
         ]
         header = [
-            [each.owner, each.key, each.encoded.header, len(each.encoded.arrays)]
-            + ([each.kind] if each.kind != "newest" else [])
-            for each in entries
+            [owner, key, each.header, len(each.arrays)]
+            + ([kind] if kind != "newest" else [])
+            for owner, key, each, kind in rows
         ]
-        arrays = (array for each in entries for array in each.encoded.arrays)
+        arrays = (array for _, _, each, _ in rows for array in each.arrays)
         return Encoded(header=header, arrays=tuple(arrays))
 
     def restore(self, saved: Encoded) -> None:
         """Sets what `capture` gave."""
-        entries = _read(saved)
+        values = _read(saved)
         self._has_stepped = True
-        newest = {each.place: each.encoded for each in entries if each.kind == "newest"}
-        found = {_key(*each): each[1].entry.place for each in self._look()}
-        known = {key: newest.pop(p) for key, p in found.items() if p in newest}
-        self._put(known)
+        newest = dict(values["newest"])
+        names = {key: each.name for key, each in self._look().items()}
+        self._put({key: newest.pop(n) for key, n in names.items() if n in newest})
         owners = {place.path: place.value for place in reach.walk(self._roots, _enters)}
         for (path, name), encoded in newest.items():  # they are not there yet
             self._set(owners.get(path), name, encoded, path)
-        for name in _KINDS:
-            self._restore_trace(name, entries)
-        for each in entries:
-            if each.kind == "lost" and each.owner not in self._lost:
-                why = self._lost[each.owner] = str(each.encoded.header)
+        now = self._look()
+        for name, trace in self.traces.items():
+            then, built, trace.values = values[_KINDS[name]], trace.values, {}
+            if name == "test" and not then:
+                # The commit is older than the trace: that of this start is too early.
+                trace.outdated = list(built.values())
+                continue
+            for key, value in now.items():
+                if key in self._traced and key in built:
+                    trace.values[key] = built[key]  # another trace changes it again
+                elif value.is_small:
+                    encoded = then.get(value.name, value.encoded)
+                    trace.values[key] = dataclasses.replace(value, encoded=encoded)
+            pairs = ((built[key], v) for key, v in trace.values.items() if key in built)
+            trace.outdated = [v for was, v in pairs if was.digest != v.digest]
+            trace.is_due = bool(trace.outdated) or not built
+        for (what, _), reason in values["lost"].items():
+            if what not in self._lost:
+                why = self._lost[what] = str(reason.header)
                 log.warning(
-                    "tfpreempt: %s was not restored by this restart: %s.",
-                    each.owner,
-                    why,
+                    "tfpreempt: %s was not restored by this restart: %s.", what, why
                 )
-
-    def _restore_trace(self, name: str, entries: list[Entry]) -> None:
-        trace = self.traces[name]
-        then = {e.place: e.encoded for e in entries if e.kind == _KINDS[name]}
-        if name == "test" and not then:
-            # The commit is older than the trace: a trace of this start is too early.
-            trace.outdated, trace.values = list(trace.values.values()), {}
-            return
-        built, trace.values = trace.values, {}
-        for path, value in self._look():
-            key = _key(path, value)
-            if key in self._traced and key in built:
-                trace.values[key] = built[key]  # another trace changes the value again
-            elif value.is_small:
-                encoded = then.get(value.entry.place, value.encoded)
-                trace.values[key] = dataclasses.replace(value, encoded=encoded)
-        pairs = ((built[key], v) for key, v in trace.values.items() if key in built)
-        trace.outdated = [v for was, v in pairs if was.digest != v.digest]
-        trace.is_due = bool(trace.outdated) or not built
 
     def traced_by(
         self,
@@ -351,13 +307,12 @@ class Attributes:
         newest: dict[Any, Encoded] = {}
         trace = self.traces[name]
         if is_kept and trace.is_due:
-            newest = self._set_as(trace.values)
-        before = {_key(*each): each[1] for each in self._look()}
+            newest = self._put({k: each.encoded for k, each in trace.values.items()})
+        before = self._look()
         try:
             return step(*args)
         finally:
-            for path, value in self._look():
-                key = _key(path, value)
+            for key, value in self._look().items():
                 was = before.get(key, self._settings.get(key))
                 if was is not None and was.digest == value.digest:
                     continue
@@ -381,16 +336,6 @@ class Attributes:
                 trace.is_due = False
                 self._put(newest)
 
-    def _set_as(self, wanted: Mapping[Any, Value]) -> dict[Any, Encoded]:
-        """Sets some values; returns those that they replace."""
-        newest, then = {}, {}
-        for path, value in self._look():
-            key = _key(path, value)
-            if key in wanted and wanted[key].digest != value.digest:
-                newest[key], then[key] = value.encoded, wanted[key].encoded
-        self._put(then)
-        return newest
-
     @contextlib.contextmanager
     def as_first(self, saved: Encoded) -> Iterator[None]:
         """Sets the settings of the fit's first step: by them variables are made.
@@ -398,14 +343,13 @@ class Attributes:
         Args:
             saved: what `capture` gave.
         """
-        first = {each.place: each for each in _read(saved) if each.kind == "first"}
-        for path, value in self._look():
-            if value.setting and value.entry.place in first:
-                encoded = first[value.entry.place].encoded
-                then = dataclasses.replace(value, encoded=encoded)
-                self._at_first[_key(path, value)] = then
-        start = {key: each for key, each in self._settings.items() if each.is_small}
-        newest = self._set_as(start | self._at_first)
+        first = _read(saved)["first"]
+        for key, value in self._look().items():
+            if value.setting and value.name in first:
+                then = dataclasses.replace(value, encoded=first[value.name])
+                self._at_first[key] = then
+        settings = self._settings | self._at_first
+        newest = self._put({k: v.encoded for k, v in settings.items() if v.is_small})
         try:
             yield
         finally:
@@ -414,9 +358,9 @@ class Attributes:
     def name_due_trace(self) -> None:
         """Names settings of the test function that no trace of this fit restores."""
         trace = self.traces["test"]
-        newest = {_key(*each): each[1].digest for each in self._look()}
+        newest = self._look()
         pairs = [(newest.get(key), was.digest) for key, was in trace.values.items()]
-        if trace.is_due and any(now not in (None, was) for now, was in pairs):
+        if trace.is_due and any(now and now.digest != was for now, was in pairs):
             log.warning(
                 "tfpreempt: the settings with which the test function was traced were "
                 "not restored by this restart: this fit is complete and validates no "
@@ -449,7 +393,7 @@ class Attributes:
                 "Training continues with that other value. Keep the value in a "
                 "tf.Variable.",
                 name,
-                value.entry.key,
+                value.name[1],
                 value.owner,
                 value.encoded.value(),
             )
@@ -468,17 +412,18 @@ class Attributes:
                 "tfpreempt: %s will not be restored after a restart: %s.", what, why
             )
 
-    def _put(self, values: Mapping[Any, Encoded]) -> None:
-        """Sets values by key, and no others: `trainable` sets that of layers inside."""
-        for path, value in list(self._look()) if values else ():  # models come first
-            key, owner, name = _key(path, value), value.place.owner, value.entry.key
-            if key in values:
-                self._set(owner, name, values[key], value.owner)
-            elif (
-                value.setting
-                and getattr(owner, value.place.key) is not value.place.value
-            ):
-                setattr(owner, value.setting, value.place.value)
+    def _put(self, wanted: Mapping[Any, Encoded]) -> dict[Any, Encoded]:
+        """Sets values by key, and no others; returns those that were replaced."""
+        replaced = {}
+        for key, value in self._look().items() if wanted else ():  # models come first
+            if key in wanted and wanted[key].digest != value.digest:
+                replaced[key] = value.encoded
+                self._set(value.place.owner, value.name[1], wanted[key], value.owner)
+            elif value.setting:  # to set `trainable` of a model sets that of its layers
+                owner, now = value.place.owner, value.place.value
+                if getattr(owner, value.place.key) is not now:
+                    setattr(owner, value.setting, now)
+        return replaced
 
     def _set(self, owner: Any, name: Any, encoded: Encoded, path: str) -> None:
         try:
@@ -487,7 +432,9 @@ class Attributes:
             why = f"there is no place for it: {error!r}"
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
 
-    def _look(self) -> Iterator[tuple[str, Value]]:
+    def _look(self) -> dict[Any, Value]:
+        """Returns the values of now by keys that stay equal when a model is built."""
+        looked: dict[Any, Value] = {}
         paths: dict[int, str] = {}
         dealt_with: set[int] = set()  # containers, whole or not a user's
         for place in reach.walk(self._roots, _enters):
@@ -507,23 +454,27 @@ class Attributes:
             )
             if is_container and (is_whole or not is_users):
                 dealt_with.add(id(value))
-            if (is_users and is_whole) or (
-                setting is not None and (is_whole or not is_container)
-            ):
-                self._owners[id(owner)] = owner
-                if setting is None:
-                    yield place.path, _taken(place, paths[id(owner)], None)
-                    continue
-                # The layer may be made later than the fit begins.
-                key = id(owner), place.key
-                found = self._settings.get(key)
-                is_seen = found is not None and found.place.value is value
-                if found is None or not is_seen or isinstance(value, _MUTABLE):
-                    found = _taken(place, paths[id(owner)], setting)
-                if key not in self._settings:
-                    self._settings[key] = found
-                    self._at_start[key] = found.digest
-                yield place.path, dataclasses.replace(found, owner=paths[id(owner)])
+            if not (is_whole or (setting is not None and not is_container)):
+                continue
+            self._owners[id(owner)] = owner
+            path = paths[id(owner)]
+            if setting is None:
+                key = (
+                    place.path if reach.is_container(owner) else (id(owner), place.key)
+                )
+                looked[key] = _taken(place, path, None)
+                continue
+            # The layer may be made later than the fit begins.
+            key = id(owner), place.key
+            found = self._settings.get(key)
+            is_seen = found is not None and found.place.value is value
+            if found is None or not is_seen or isinstance(value, _MUTABLE):
+                found = _taken(place, path, setting)
+            if key not in self._settings:
+                self._settings[key] = found
+                self._at_start[key] = found.digest
+            looked[key] = dataclasses.replace(found, place=place, owner=path)
+        return looked
 
 
 def _is_traced(function: Any) -> bool:
@@ -539,19 +490,8 @@ def _functions(model: Any) -> dict[str, Any]:
     return {name: getattr(model, f"{name}_function", None) for name in _KINDS}
 
 
-def _key(path: str, value: Value) -> Any:
-    """Finds a value again; paths change when a model is built."""
-    owner = value.place.owner
-    return path if reach.is_container(owner) else (id(owner), value.place.key)
-
-
-def _enters(value: Any) -> bool:
-    kind: type = type(value)
-    return _is_entered(kind)
-
-
 @functools.cache
-def _is_entered(kind: type) -> bool:
+def _enters(kind: type) -> bool:
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
 
 
