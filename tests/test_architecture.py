@@ -542,7 +542,6 @@ LIMITS: dict[type[ast.AST], tuple[int, ...]] = {
 RUN = "goes with decision 0027: Run, Directory and Save"
 # Larger ones, and why. The numbers may only fall.
 LARGER: dict[str, tuple[tuple[int, ...], str]] = {
-    "checkpoint/catalog.py:Entry": ((8, 17), RUN),
     "checkpoint/remote/mirror.py:Mirror": ((40, 19), RUN),
     "checkpoint/opening.py:open_directory": ((14,), RUN),
     "cli/run/command.py:run": ((12,), "click: a parameter for each option"),
@@ -554,7 +553,6 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
         "what saves and restores use",
     ),
     "handler/run.py:Run": ((26, 31), "all that the session asks of it"),
-    "handler/snapshots.py:Snapshots": ((23, 17), RUN),
     "platforms/config.py:TerminationConfig.__init__": ((9,), "public"),
 }
 

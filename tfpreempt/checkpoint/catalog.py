@@ -87,7 +87,6 @@ class Entry:
         prefix: what `tf.train.Checkpoint.restore` takes; None for named States only.
         step: that it carries; None if nothing says.
         sequence: its rank among the commits of its place; None if nothing says.
-        saved_at: when it was saved, seconds since the epoch; None if it doesn't say.
         token: equal for all who see this very checkpoint; "" if unknown.
         time: when its marker was written, or its index, seconds since the epoch; in
             object storage what its manifest says; None if unknown.
@@ -107,7 +106,6 @@ class Entry:
     prefix: str | None = None
     step: int | None = None
     sequence: int | None = None
-    saved_at: float | None = None
     token: str = ""
     time: float | None = None
     size: int | None = None
@@ -119,6 +117,14 @@ class Entry:
     def is_committed(self) -> bool:
         """Whether its marker and manifest agree."""
         return self.condition is Condition.COMMITTED
+
+    @property
+    def saved_at(self) -> float | None:
+        """When its manifest was made, in seconds since the epoch; None if unknown."""
+        told = {} if self.manifest is None else self.manifest.metadata
+        seconds = told.get("saved_at", -1)
+        is_time = isinstance(seconds, int | float) and 0 <= seconds < 1e11
+        return float(seconds) if is_time else None
 
     @property
     def path(self) -> str:
@@ -273,8 +279,7 @@ def read(entry: Entry) -> Entry:
 
 def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
     """The same, with what a manifest says."""
-    prefix, saved_at = manifest.prefix, manifest.metadata.get("saved_at", -1)
-    is_time = isinstance(saved_at, int | float) and 0 <= saved_at < 1e11
+    prefix = manifest.prefix
     return dataclasses.replace(
         entry,
         manifest=manifest,
@@ -282,7 +287,6 @@ def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
         prefix=None if prefix is None else entry.file(prefix),
         step=manifest.step,
         sequence=manifest.sequence,
-        saved_at=float(saved_at) if is_time else None,
     )
 
 

@@ -49,11 +49,16 @@ class AsyncSave:
         self._thread.join()
         return False
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it commits nothing because a newer save took its place."""
+        return self._permit.is_given_up
+
     def _run(
         self, complete: Callable[[], object], told: Callable[[Exception], None]
     ) -> None:
         try:
             complete()
         except Exception as error:  # noqa: BLE001 - training survives it
-            if not self._permit.is_given_up:
+            if not self.is_given_up:
                 told(error)

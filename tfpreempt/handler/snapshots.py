@@ -94,7 +94,6 @@ class Snapshots:
         is_after_commit: whether a commit was begun since then: it may have broken one
             off, which then lacks the one before, and is not to blame.
         is_off: whether none are taken any more; any thread.
-        is_dropped: whether the newest was given up; any thread.
         taken: the newest, until its cost was looked at; any thread.
         rounds: rounds of the agreement whose keys are to be deleted.
     """
@@ -107,7 +106,6 @@ class Snapshots:
     refused: int = 0
     is_after_commit: bool = False
     is_off: bool = False
-    is_dropped: bool = False
     taken: Taken | None = None
     rounds: list[int] = dataclasses.field(default_factory=list)
     _bytes: int = 0  # of one, as far as it is known
@@ -286,7 +284,6 @@ class Snapshots:
             captured.discard()
             self._failed(error)
             return
-        self.is_dropped = False
         self.taken = Taken(arrived=arrived, left=left, steps=steps, intervals=intervals)
 
     def _complete(self, captured: Save, parent: Parent) -> None:
@@ -403,6 +400,11 @@ class Snapshots:
         under_way = self._under_way
         return under_way is not None and not under_way.wait(0.0)
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the newest was given up for a commit; any thread."""
+        return self._under_way is not None and self._under_way.is_given_up
+
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until none is being written; any thread.
 
@@ -420,7 +422,6 @@ class Snapshots:
         self.is_after_commit = True
         self._throw_away()
         if self.is_busy and self._under_way is not None:
-            self.is_dropped = True
             self._under_way.give_up()
 
     def close(self) -> None:

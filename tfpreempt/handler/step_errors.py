@@ -6,15 +6,14 @@ has two tuples of classes, `END_OF_DATA` and `PEER_LOST`, and `is_lost_worker(er
 
 from __future__ import annotations
 
-import weakref
-
 from tfpreempt.core import frameworks
 from tfpreempt.core.events import Outcome
 from tfpreempt.handler.data_errors import is_before_all
 from tfpreempt.handler.remote_cluster import NATIVE_DELAY, connection
 from tfpreempt.handler.session import Session
 
-_served: weakref.ref[BaseException] | None = None
+_SERVED = "_tfpreempt_served"
+"""Attribute of an error whose notice was served, by run() inside a watch scope."""
 
 
 def is_end_of_data(error: BaseException) -> bool:
@@ -59,14 +58,11 @@ def was_preemption(error: BaseException, session: Session, *, is_whole: bool) ->
         exit function came back. Otherwise peers were told, and the error is to be
         raised.
     """
-    global _served
     if connection() is not None:
-        if _served is not None and _served() is error:
-            return True  # by run(), inside a watch scope
-        if not _lost_workers(error, session):
-            return False
-        _served = weakref.ref(error)
-        return True
+        is_served = hasattr(error, _SERVED) or _lost_workers(error, session)
+        if is_served:
+            setattr(error, _SERVED, True)
+        return is_served
     if not (is_end_of_data(error) or session.exit.detached):
         known = frameworks.adapters("errors")
         is_lost = any(isinstance(error, each.PEER_LOST) for each in known)

@@ -26,17 +26,16 @@ log = logging.getLogger(__name__)
 
 _current: Session | None = None
 _pending = PendingNotices()
-_is_forked = False
 
 
 def _after_fork_in_child() -> None:
     """The parent's handlers refuse to work here; a handler made here has a session."""
-    global _current, _pending, _is_forked
+    global _current, _pending
     if _current is None:
         return
     for member in _current.members:
         member.stop_at = -1  # so that run() looks
-    _current, _pending, _is_forked = None, PendingNotices(), True
+    _current, _pending = None, PendingNotices()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -69,8 +68,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout, _pending)
         on_interpreter_end(functools.partial(at_interpreter_end, _current))
-        if not _is_forked:  # the heartbeat of this worker is the parent's
-            tell(_current.activity.heartbeat)
+        tell(_current.activity.heartbeat)
     if _current.cluster != cluster:
         raise UsageError(
             f"this process already takes part in {_current.cluster}, and a second "
