@@ -1,4 +1,4 @@
-"""Shards, world sizes, named States, retention: the saver without TensorFlow."""
+"""Parts of workers, world sizes, named States, retention; without TensorFlow."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tfpreempt.checkpoint import opening  # noqa: E402
 
 
 class Job:
-    """A checkpoint with one weight and a saver of the asked form."""
+    """A checkpoint with one weight, and its directory, in the given form."""
 
     def __init__(self, directory, form="own", **kwargs):
         self.weight = tf.Variable([0.0, 0.0])

@@ -106,7 +106,7 @@ class Scratch:
             given: how many stay in the mirror; None: all.
         """
         is_more = given is None or (type(given) is int and given > _KEPT)
-        return _KEPT if is_more else given  # the saver validates the rest
+        return _KEPT if is_more else given  # Directory validates the rest
 
     def settle(self, store: ObjectStore, files: LocalFiles) -> bool:
         """Empties the scratch directory if other programs have changed the mirror.
