@@ -4,6 +4,7 @@ and a mirror there."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import random
 import shutil
@@ -19,6 +20,8 @@ from tests.fakes.gcs import GcsServer
 from tests.handler.program import Program
 from tfpreempt import errors
 from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint import holder as holders
+from tfpreempt.checkpoint.remote.place import StorePlace
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import this_process
 from tfpreempt.storage.opening import open_store
@@ -359,3 +362,36 @@ def test_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                     for _ in range(2):
                         handler.run(program.step)
         assert program.variable.numpy().tolist() == [5.0, 6.0]
+
+
+class Looks:
+    """Each look at the lease is half a minute after the last; the holder renews it."""
+
+    def __init__(self, token: str) -> None:
+        self._place = StorePlace(open_store(URL))
+        self._token = token
+        self._count = 0
+
+    def __call__(self, seconds: float) -> float:
+        self._count += 1
+        self._place.beat(self._token, self._count)
+        return 30.0
+
+
+def test_a_program_on_another_machine_is_refused_by_name(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(1)
+    place = StorePlace(open_store(URL))
+    place.look()
+    holder = dataclasses.replace(holders.this_process(30.0), host="node-7", boot="b")
+    token = place.take(holder)
+    assert token is not None
+    monkeypatch.setattr("tfpreempt.checkpoint.lease._Looks", lambda: Looks(token))
+    cloud.go_to("second")
+    with pytest.raises(
+        errors.DirectoryInUseError, match=r"'gs://bucket/run' is in use.*on node-7"
+    ):
+        train(2)
+    assert cloud.there() == [1]
+    assert cloud.here() == []

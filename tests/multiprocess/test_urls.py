@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -157,3 +158,48 @@ def test_stock_tensorflow_reads_a_mirror_while_commits_come_and_go(
     assert read == sorted(read)
     assert len(read) > 2
     assert read[-1] == 60
+
+
+LOOP = f"""
+import os, signal, tfpreempt
+from tfpreempt.states import StepCounter
+counter = StepCounter()
+made = tfpreempt.PreemptionCheckpointHandler(None, None, {URL!r}, save_every=5)
+with made as handler:
+    while handler.total_run_calls < 20:
+        handler.run(counter.increment)
+        if counter.value == 13 and tfpreempt.num_restarts() == 0:
+            assert handler.wait_for_mirror()
+            os.kill(os.getpid(), signal.SIGKILL)
+print("trained", counter.value)
+"""
+
+
+def test_a_supervised_run_and_its_report(here: Place, server: GcsServer) -> None:
+    """The supervisor sees the commits; the report outlives the machine."""
+    (here.path / "loop.py").write_text(LOOP)
+    environment = worker_environment(here.path, server.environment())
+    environment[VARIABLE] = os.environ[VARIABLE]
+
+    def tfpreempt(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tfpreempt", *words],
+            cwd=here.path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    options = ("--checkpoint-dir", URL, "--max-failures", "1", "--backoff", "0.01")
+    output = tfpreempt("run", *options, "--", sys.executable, "loop.py")
+    assert "trained 20" in output
+    assert "finished" in tfpreempt("status", URL)
+    lose_machines(here)
+    report = json.loads(tfpreempt("report", URL, "--json"))
+    assert (report["outcome"], report["step"]) == ("finished", 20)
+    assert [each["cause"] for each in report["interruptions"]] == ["failure"]
+    found = json.loads(tfpreempt("inspect", URL, "--json"))
+    assert [each["step"] for each in found] == [20, 15]

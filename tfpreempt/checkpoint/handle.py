@@ -18,12 +18,12 @@ from tfpreempt.checkpoint.locks import locked
 from tfpreempt.checkpoint.remote.download import download
 from tfpreempt.checkpoint.restore import find_candidates, verify
 from tfpreempt.core.arguments import check_timeout
+from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles, write_durably
 from tfpreempt.storage.filesystem import is_local as is_local_filesystem
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import (
-    is_uri,
     local_path,
     open_store,
     split,
@@ -64,7 +64,7 @@ class Checkpoint:
             raise errors.ConfigurationError(
                 "A checkpoint's place is a path or a URI; got an empty one."
             )
-        if filesystem is not None and is_uri(text):
+        if filesystem is not None and is_url(text):
             raise errors.ConfigurationError(
                 f"Got the URI {paths.without_secrets(text)!r} together with "
                 f"filesystem={filesystem!r}; expected one of them. Leave filesystem "

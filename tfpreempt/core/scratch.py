@@ -15,12 +15,13 @@ VARIABLE = "TFPREEMPT_SCRATCH_DIR"
 """Names the directory for scratch directories; by default the system's temporary one.
 """
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LONGEST_READABLE = 60  # characters of a URL in the name of its scratch directory
 
 
-def is_url(checkpoint_dir: str | os.PathLike[str]) -> bool:
-    """Returns whether a checkpoint directory is a URL."""
-    return "://" in os.fspath(checkpoint_dir)
+def is_url(place: str | os.PathLike[str]) -> bool:
+    """Returns whether a place is named by a URL; a path of this machine otherwise."""
+    return _URL.match(os.fspath(place)) is not None
 
 
 def scratch_directory(url: str) -> str:

@@ -48,8 +48,9 @@ class PreemptionCheckpointHandler:
             `checkpoint_dir`), a `tf.train.CheckpointManager` of the user's on every
             worker, or None: then the named States alone are the checkpoint, and the
             process needs no TensorFlow.
-        checkpoint_dir: where a Checkpoint is saved; shared storage for all workers. A
-            path, or a URL that TensorFlow serves, such as "gs://bucket/run".
+        checkpoint_dir: where a Checkpoint is saved; shared storage for all workers, or
+            a URL, "gs://bucket/run" or "s3://bucket/run", which is the mirror of a
+            scratch directory on each machine.
         termination_config: when, with how much grace and how to leave; TensorFlow's own
             TerminationConfig objects are completed for the platform. None: the platform
             is detected. SIGTERM is watched at once; the metadata server of a cloud is

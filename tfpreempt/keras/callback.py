@@ -53,8 +53,9 @@ class PreemptionCallback:
     It may stand anywhere among the callbacks and serve several fits, one after another.
 
     Args:
-        checkpoint_dir: a directory of its own, on storage that all workers share. A
-            path, or a URL that TensorFlow serves, such as "gs://bucket/run".
+        checkpoint_dir: a directory of its own, on storage that all workers share; or
+            a URL, "gs://bucket/run" or "s3://bucket/run", which is the mirror of a
+            scratch directory on each machine.
         save_freq: when to commit without a notice: "epoch" (after each epoch), an int
             (so many batches), a `datetime.timedelta`, or None (on notices only). The
             state at the end of `fit` is committed in any case.

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from tfpreempt import errors
+from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths, reading
 from tfpreempt.storage.files import LocalFiles, make_lasting_dirs, sync_names
 
@@ -89,7 +90,7 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
         )
     text = os.fsdecode(os.fspath(directory))
     paths.check_no_user_info(text)
-    if paths.is_url(text):
+    if is_url(text):
         raise errors.ConfigurationError(
             f"{paths.without_secrets(text)!r} is a URL; expected a directory of this "
             "machine, because what is written here is copied nowhere."

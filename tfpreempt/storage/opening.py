@@ -9,6 +9,7 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.core.loading import to_install
+from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths
 from tfpreempt.storage.filesystem import FsspecStore, as_fsspec
 from tfpreempt.storage.interface import ObjectStore
@@ -19,11 +20,6 @@ SCHEMES = ("file", "gs", "s3")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _STORE = ("uri", "put_if_absent", "replace", "get", "list", "folders", "stat", "delete")
-
-
-def is_uri(text: str) -> bool:
-    """Whether a place is named by a URI; a local path otherwise."""
-    return "://" in text
 
 
 def is_store(given: object) -> bool:
@@ -46,7 +42,7 @@ def local_path(place: str) -> str | None:
             f"two slashes, as in '{match[1]}://...'. pathlib.Path makes one of them: "
             "pass a str."
         )
-    if not is_uri(place):
+    if not is_url(place):
         return os.path.abspath(place)
     try:
         parts = urllib.parse.urlsplit(place)
@@ -157,7 +153,7 @@ def split(uri: str) -> tuple[str, str, str]:
 
 
 def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
-    if is_uri(place):
+    if is_url(place):
         raise errors.ConfigurationError(
             f"Got the URI {paths.without_secrets(place)!r} together with "
             f"filesystem={filesystem!r}; expected one of the two. Pass the path in "

@@ -6,17 +6,12 @@ import os
 import re
 
 from tfpreempt import errors
+from tfpreempt.core.scratch import is_url
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # A password may have slashes: then a colon without a port is in the part before them.
 _USER_INFO = re.compile(
     r"\A((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)(?:[^/]*@|[^/:@[]*:(?!\d*(?:/|\Z)).*@)"
 )
-
-
-def is_url(path: str) -> bool:
-    """Whether it names a place that the operating system cannot reach by itself."""
-    return _URL.match(path) is not None
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

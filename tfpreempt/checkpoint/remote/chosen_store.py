@@ -14,7 +14,7 @@ from tfpreempt.storage import paths
 from tfpreempt.storage.filesystem import FsspecStore
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import check_apart, is_store, is_uri, open_store
+from tfpreempt.storage.opening import check_apart, is_store, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _below(place: str, checkpoint_dir: str) -> str | None:
         None, with a warning, for a directory elsewhere.
     """
     root = os.environ.get(DIRECTORY_VARIABLE, "")
-    if not root or is_uri(root):
+    if not root or is_url(root):
         return place
     below = os.path.relpath(os.path.abspath(checkpoint_dir), os.path.abspath(root))
     if below == os.curdir:

@@ -13,8 +13,8 @@ from tfpreempt.cli.status.read_status import read_status_now
 from tfpreempt.cli.status.text import table, to_json
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
+from tfpreempt.core.scratch import is_url
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.storage.opening import is_uri
 
 _UNFOLDED = 10_000  # columns
 
@@ -65,7 +65,7 @@ def status(place: str, as_json: bool) -> None:
         advice = (
             f" What a bucket has of a run tells nothing of now; `tfpreempt report "
             f"{place}` tells what has happened."
-            if is_uri(place)
+            if is_url(place)
             else hint(place)
         )
         raise click.UsageError(

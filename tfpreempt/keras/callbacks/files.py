@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.core import contained
+from tfpreempt.core.scratch import is_url
 from tfpreempt.keras.callbacks import known
 from tfpreempt.storage import paths
 from tfpreempt.storage.reading import open_file
@@ -98,7 +99,7 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
 
 
 def _read(path: str) -> bytes:
-    with _as_keras(path, "rb") if paths.is_url(path) else open_file(path) as file:
+    with _as_keras(path, "rb") if is_url(path) else open_file(path) as file:
         text: bytes = file.read()
         return text
 
@@ -120,7 +121,7 @@ def _overwrite(path: str, text: bytes) -> None:
 
     The path is the user's own: Keras follows a link there too.
     """
-    if paths.is_url(path):
+    if is_url(path):
         with _as_keras(path, "wb") as file:
             file.write(text)
         return
