@@ -29,7 +29,7 @@ class Model:
 
 def paths(wanted: Any, **roots: Any) -> list[str]:
     """Where something is found."""
-    places = reach.walk(roots, lambda value: reach.is_of_program(type(value)))
+    places = reach.walk(roots, reach.is_of_program)
     return [place.path for place in places if place.value is wanted]
 
 
@@ -93,7 +93,7 @@ def test_circles_end() -> None:
 
 def test_a_place_says_who_holds_it() -> None:
     numbers = [1, 2]
-    *_, last = reach.walk({"m": Model(numbers=numbers)}, lambda value: True)
+    *_, last = reach.walk({"m": Model(numbers=numbers)}, lambda kind: True)
     assert last.owner is numbers
     assert (last.key, last.value) == (1, 2)
 
@@ -102,7 +102,7 @@ def test_data_are_not_looked_into() -> None:
     words = [f"word {number}" for number in range(reach.MANY + 1)]
     rows = {word: (word, [1.0]) for word in words}
     model = Model(words=words, rows=rows, few=[1])
-    found = [place.path for place in reach.walk({"m": model}, lambda value: True)]
+    found = [place.path for place in reach.walk({"m": model}, lambda kind: True)]
     assert found == ["m", "m.words", "m.rows", "m.few", "m.few[0]"]
 
 
@@ -113,7 +113,7 @@ def test_an_object_among_many_items_is_found() -> None:
 
 def test_numbers_and_strings_can_be_left_out() -> None:
     model = Model(number=1, words=["a"], array=np.zeros(1))
-    places = reach.walk({"m": model}, lambda value: value is model, leaves=False)
+    places = reach.walk({"m": model}, lambda kind: kind is Model, leaves=False)
     assert [place.path for place in places] == ["m", "m.words"]
 
 

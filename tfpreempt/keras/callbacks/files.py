@@ -14,8 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tfpreempt.core import contained
 from tfpreempt.core.scratch import is_url
 from tfpreempt.keras.callbacks import known
@@ -107,6 +105,8 @@ def _read(path: str) -> bytes:
 @contextlib.contextmanager
 def _as_keras(url: str, mode: str) -> Iterator[Any]:
     """Opens a URL as Keras does; raises OSError."""
+    import tensorflow as tf
+
     try:
         with tf.io.gfile.GFile(url, mode) as file:
             yield file
