@@ -153,10 +153,10 @@ def _ours(
     root: Path, state: _State, step: Callable[[], None], *, is_async: bool
 ) -> Figures:
     from tfpreempt import PreemptionCheckpointHandler, TerminationConfig
-    from tfpreempt.handler import this_process
+    from tfpreempt.handler import current_session
 
     directory, every = root / "run", 10
-    with this_process.new_process():
+    with current_session.new_process():
         handler = PreemptionCheckpointHandler(
             None,
             state.checkpoint,

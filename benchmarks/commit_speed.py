@@ -57,8 +57,9 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
-    from tfpreempt.checkpoint import bundle_writer, opening
-    from tfpreempt.checkpoint.save import Save
+    from tfpreempt.checkpoint.restore import opening
+    from tfpreempt.checkpoint.restore.save import Save
+    from tfpreempt.checkpoint.tensors import bundle_writer
 
     rng = np.random.default_rng(0)
     rows_of = [(mebibytes << 20) // 4096 * part // sum(parts) for part in parts]

@@ -20,9 +20,9 @@ from benchmarks import bucket
 from benchmarks.mirror_speed import THREADS, make_commit, workplace
 from benchmarks.row import alone
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.remote import download, upload
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.mirror import download, upload
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.opening import open_store
 

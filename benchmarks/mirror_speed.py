@@ -29,11 +29,11 @@ import requests
 
 from benchmarks import bucket
 from benchmarks.row import compare
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.remote import download, parts, upload
-from tfpreempt.checkpoint.remote.ranges import Range
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest, to_json
+from tfpreempt.checkpoint.mirror import download, multipart, upload
+from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
@@ -173,11 +173,11 @@ class Moves:
             [
                 (entry.name, part)
                 for entry in manifest.files
-                for part in parts.split(
+                for part in multipart.split(
                     entry.size,
                     manifest.bytes,
                     threads=THREADS,
-                    smallest=parts.SMALLEST,
+                    smallest=multipart.SMALLEST,
                 )
             ],
         )

@@ -59,7 +59,7 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
 
 def plain_write(mebibytes: int) -> float:
     """Seconds to write and sync so many bytes, by as many threads as a commit has."""
-    from tfpreempt.checkpoint.bundle_writer import THREADS  # imports TensorFlow
+    from tfpreempt.checkpoint.tensors.bundle_writer import THREADS  # imports TensorFlow
 
     memory = np.ones(mebibytes << 20, np.uint8)
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory:

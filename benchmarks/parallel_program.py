@@ -16,7 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import tfpreempt
-from tfpreempt.checkpoint.worker_parts import WorkerParts
+from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
 
 TENSORS = 8
 

@@ -199,6 +199,6 @@ def values(element: Any) -> Any:
 
 def packed(state: Any) -> list[bytes]:
     """The state as it is saved."""
-    from tfpreempt.checkpoint.iterator_state import pack
+    from tfpreempt.checkpoint.tensors.iterator_state import pack
 
     return pack(state)

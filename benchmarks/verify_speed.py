@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.row import compare, file_system
-from tfpreempt.checkpoint.catalog import Entry, Kind
-from tfpreempt.checkpoint.manifest import FileEntry, Manifest
-from tfpreempt.checkpoint.verification import faults
+from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest
+from tfpreempt.checkpoint.restore.verification import faults
 from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
 

@@ -286,7 +286,8 @@ def small() -> Iterator[None]:
     from obstore.store import S3Store
 
     from tests.fakes.gcs import _service
-    from tfpreempt.checkpoint.remote import mirror, ranges, tries, upload
+    from tfpreempt.checkpoint.mirror import download_target, mirror, upload
+    from tfpreempt.checkpoint.mirror import status as mirror_status
     from tfpreempt.storage import gcs_client, gcs_download, gcs_upload, s3, s3_client
 
     def client(bucket: str, **more: Any) -> Any:
@@ -316,11 +317,11 @@ def small() -> Iterator[None]:
         (s3, "PIECE", 6000),
         (s3, "_PART", 2000),
         (models, "S3_UPLOAD_PART_MIN_SIZE", 1),
-        (tries, "FIRST_PAUSE", 0.002),
-        (tries, "LONGEST_PAUSE", 0.05),
+        (mirror_status, "FIRST_PAUSE", 0.002),
+        (mirror_status, "LONGEST_PAUSE", 0.05),
         (mirror, "HURRIED_PAUSE", 0.01),
-        (ranges, "_SMALLEST", 4000),
-        (ranges, "_LARGEST", 8000),
+        (download_target, "_SMALLEST", 4000),
+        (download_target, "_LARGEST", 8000),
         (upload, "Upload", uploads),
     ]
     with contextlib.ExitStack() as stack:

@@ -255,7 +255,7 @@ class Worker(Program):
         super().__init__(form)
 
     def make_state(self) -> Any:
-        from tfpreempt.checkpoint.state import StateRegistry
+        from tfpreempt.checkpoint.state.state import StateRegistry
         from tfpreempt.states import JsonState
 
         self.registry = StateRegistry()  # all workers are in one process here
@@ -270,10 +270,10 @@ class Worker(Program):
 
     def agree(self, directory: Path, keys: Any) -> Any:
         """The commits that all workers go on from; the others call it meanwhile."""
-        from tfpreempt.checkpoint.lease import Lease
-        from tfpreempt.checkpoint.opening import open_directory
+        from tfpreempt.checkpoint.lease.lease import Lease
+        from tfpreempt.checkpoint.restore.opening import open_directory
         from tfpreempt.core.cluster import Cluster
-        from tfpreempt.handler.start import Start
+        from tfpreempt.handler.restore_agreement import Start
 
         cluster = Cluster(worker=self.index, jobs=(("worker", WORLD),))
         make = functools.partial(
@@ -361,9 +361,9 @@ class Form:
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[Program]:
-        from tfpreempt.handler import this_process
+        from tfpreempt.handler import current_session
 
-        with this_process.new_process():
+        with current_session.new_process():
             program = Program(self)
             try:
                 yield program
@@ -376,7 +376,7 @@ class SnapshotForm(Form):
     """A commit, and two snapshots that go on from it, in memory that was lent."""
 
     def write(self, directory: Path) -> None:
-        from tfpreempt.checkpoint import lease
+        from tfpreempt.checkpoint.lease import lease
 
         (directory / MEMORY).mkdir(parents=True)
         with self._process() as program, self._lent(directory):
@@ -454,14 +454,14 @@ class StatesForm(Form):
 
     @contextlib.contextmanager
     def _alone(self, directory: Path) -> Iterator[list[Any]]:
-        from tfpreempt.checkpoint import lease
-        from tfpreempt.handler import this_process
+        from tfpreempt.checkpoint.lease import lease
+        from tfpreempt.handler import current_session
         from tfpreempt.states import JsonState, registered
 
         states = [JsonState(name, 0) for name in ("state", "other")]
         named = {"TFPREEMPT_CHECKPOINT_DIR": str(directory / DISK)}
         with (
-            this_process.new_process(),
+            current_session.new_process(),
             mock.patch.object(registered, "_alone", {}),
             mock.patch.dict(os.environ, named),
         ):
@@ -524,7 +524,7 @@ class WorkersForm(Form):
     @contextlib.contextmanager
     def _new_processes(self) -> Iterator[None]:
         """After the body no lease is held; Python's random numbers are as before."""
-        from tfpreempt.checkpoint import lease
+        from tfpreempt.checkpoint.lease import lease
 
         before = random.getstate()
         try:
@@ -735,7 +735,7 @@ def listening() -> Iterator[Ears]:
 def prepare() -> Iterator[Trial]:
     """The commits of each form, which every trial copies. A handler is of a process, so
     trials take turns."""
-    from tfpreempt.checkpoint import bundle_writer
+    from tfpreempt.checkpoint.tensors import bundle_writer
 
     turn = threading.Lock()
     with (

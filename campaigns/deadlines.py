@@ -23,7 +23,7 @@ from tests.multiprocess.harness import (
     wait_until,
 )
 from tests.multiprocess.storm import have_ended, send
-from tfpreempt.checkpoint.restore import newest_verified
+from tfpreempt.checkpoint.restore.restore import newest_verified
 from tfpreempt.core.deadline import after_travel
 
 ENOUGH = 1.5

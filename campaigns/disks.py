@@ -27,14 +27,14 @@ from tests.checkpoint.fakes import (
 from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.commit import Permit
-from tfpreempt.checkpoint.contents import Contents, Staged
-from tfpreempt.checkpoint.directory import Directory
-from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.handle import Checkpoint
+from tfpreempt.checkpoint.state.contents import Contents, Staged
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.core.clock import Clock
 from tfpreempt.storage import failure
 

@@ -31,26 +31,23 @@ from campaigns.campaign import Campaign, Facts, Trial, silent
 from campaigns.target import Target, as_json, environment, store_of, written
 from tests.checkpoint.remote_commits import FILES, manifest_of
 from tfpreempt import errors
-from tfpreempt.checkpoint import (
-    bundle,
-    bundle_table,
+from tfpreempt.checkpoint.directory import (
     catalog,
-    encoding,
-    flat,
-    holder,
+    checkpoint_state,
+    flat_commit,
     layout,
-    metadata,
-    pointer,
-    state_file,
+    user_metadata,
 )
-from tfpreempt.checkpoint.contents import Staged
-from tfpreempt.checkpoint.manifest import from_json, to_json
-from tfpreempt.checkpoint.remote.destination import PROGRESS
-from tfpreempt.checkpoint.remote.download import download
-from tfpreempt.checkpoint.remote.place import StorePlace
-from tfpreempt.checkpoint.shares import DenseTensor
-from tfpreempt.checkpoint.verification import faults
-from tfpreempt.checkpoint.worker_parts import WorkerParts
+from tfpreempt.checkpoint.directory.manifest import from_json, to_json
+from tfpreempt.checkpoint.lease import lease_record
+from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.mirror.download import download
+from tfpreempt.checkpoint.mirror.download_target import PROGRESS
+from tfpreempt.checkpoint.restore.verification import faults
+from tfpreempt.checkpoint.state import bundle, encoding, state_file
+from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.checkpoint.state.partitioning import DenseTensor
+from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
 from tfpreempt.cli import main as command
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.coordination import keys, rendezvous
@@ -124,9 +121,9 @@ def go_on(data: bytes, place: Path) -> None:
 
 def read_pointer(data: bytes, place: Path) -> None:
     written(data, place / "checkpoint")
-    if found := pointer.read(str(place)):
-        pointer.to_bytes(found)
-    pointer.named(str(place))
+    if found := checkpoint_state.read(str(place)):
+        checkpoint_state.to_bytes(found)
+    checkpoint_state.named(str(place))
 
 
 def read_lines(data: bytes, place: Path) -> None:
@@ -138,24 +135,24 @@ def read_intent(data: bytes, place: Path) -> None:
     prefix = str(place / "ckpt-1")
     written(b"index", place / "ckpt-1.index")
     written(data, place / f"ckpt-1{layout.INTENT_SUFFIX}")
-    flat.is_half_written(prefix)
-    flat.settle(LocalFiles(), str(place))
-    flat.is_half_written(prefix)
+    flat_commit.is_half_written(prefix)
+    flat_commit.settle(LocalFiles(), str(place))
+    flat_commit.is_half_written(prefix)
 
 
 def read_noted(data: bytes, place: Path) -> None:
     store = store_of({f"7/{layout.METADATA}": data})
-    metadata.read(catalog.unread(store, "7"))
+    user_metadata.read(catalog.unread(store, "7"))
 
 
 def read_holder(data: bytes, place: Path) -> None:
-    found = holder.from_json(data, "token")
+    found = lease_record.from_json(data, "token")
     found.is_dead(HERE)
     str(found)
     found.to_json()
 
 
-HERE = dataclasses.replace(holder.this_process(30.0), pid=1 << 21)
+HERE = dataclasses.replace(lease_record.this_process(30.0), pid=1 << 21)
 
 
 def take_lease(data: bytes, place: Path) -> None:
@@ -253,7 +250,7 @@ def read_values(data: bytes, place: Path) -> None:
     """An index whose own sums are right, with values that somebody changed."""
     pieces = data.split(b"\0\0\0")
     values = {b"": pieces[0]} | {b"%d" % n: each for n, each in enumerate(pieces[1:])}
-    read_index(bundle_table.to_bytes(values), place)
+    read_index(bundle.to_bytes(values), place)
 
 
 def read_config(data: bytes, place: Path) -> None:
@@ -390,8 +387,8 @@ TARGETS = (
         name="state file of TensorFlow",
         read=read_pointer,
         seeds=[
-            pointer.to_bytes(
-                pointer.Pointer(
+            checkpoint_state.to_bytes(
+                checkpoint_state.Pointer(
                     latest="3/ckpt",
                     paths=("2/ckpt", "ä\n/ckpt"),
                     timestamps=(1.5, 2.5),
@@ -459,7 +456,7 @@ TARGETS = (
             )
         ],
     ),
-    Target(name="index", read=read_index, seeds=[bundle_table.to_bytes(INDEX)]),
+    Target(name="index", read=read_index, seeds=[bundle.to_bytes(INDEX)]),
     Target(
         name="values of an index",
         read=read_values,

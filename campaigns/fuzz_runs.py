@@ -22,11 +22,12 @@ from rich.console import Console
 from campaigns.target import Target, as_json, environment, written
 from tests.checkpoint.remote_commits import put_commit
 from tests.fakes.storage import FaultyObjectStore
-from tfpreempt.checkpoint import catalog, holder
-from tfpreempt.checkpoint.encoding import write_parts
-from tfpreempt.checkpoint.remote.place import StorePlace
-from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.checkpoint.verification import faults
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.lease import lease_record
+from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.restore.verification import faults
+from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.cli.doctor.slurm import ask_slurm
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report import view
@@ -36,7 +37,7 @@ from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.core.events import Commit, Decision, Exit, Notice, Outcome, Restored
 from tfpreempt.core.journal import Journal, JsonLines
 from tfpreempt.core.memory import VARIABLES, lent_memory
-from tfpreempt.handler.now import Doing, Now, now_path
+from tfpreempt.handler.status_file import Doing, Now, now_path
 from tfpreempt.keras.callbacks import state as of_callbacks
 from tfpreempt.keras.fit import progress
 from tfpreempt.keras.record import Encoded, Record
@@ -299,7 +300,7 @@ def objects_of_a_commit() -> dict[str, bytes]:
 
 
 COMMIT = objects_of_a_commit()
-HERE = dataclasses.replace(holder.this_process(30.0), pid=1 << 21)
+HERE = dataclasses.replace(lease_record.this_process(30.0), pid=1 << 21)
 
 
 class Listed(FaultyObjectStore):

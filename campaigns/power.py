@@ -38,9 +38,9 @@ from campaigns.kills import (
     watch,
 )
 from tests.multiprocess.harness import Cluster, Place, Zygote, place
-from tfpreempt.checkpoint import catalog, layout, metadata
-from tfpreempt.checkpoint.restore import newest_verified
-from tfpreempt.checkpoint.verification import faults
+from tfpreempt.checkpoint.directory import catalog, layout, user_metadata
+from tfpreempt.checkpoint.restore.restore import newest_verified
+from tfpreempt.checkpoint.restore.verification import faults
 from tfpreempt.core.journal import parse_record
 from tfpreempt.storage.local import LocalStore
 
@@ -178,7 +178,7 @@ class Reported:
             parts = {layout.worker_name(worker) for worker in range(world)}
             assert parts <= there, f"{self}, there is {step}, without {parts - there}"
         if newest and step == self.noted:
-            assert metadata.read(newest) == {"step": step}, "a note is lost"
+            assert user_metadata.read(newest) == {"step": step}, "a note is lost"
         store = LocalStore(str(directory / "mirror"))
         copies = catalog.commits(store, problems.append)
         whole = [each for each in copies if not faults(each, every_byte=True)]

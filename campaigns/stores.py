@@ -20,12 +20,12 @@ from campaigns.campaign import Campaign, Facts, Trial, unseen, warned_of
 from campaigns.clouds import Cloud, Link, Weather
 from tests.checkpoint.fakes import OwnContents, names, open_directory, write_part
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.contents import Staged
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.remote import fetch
-from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror import import_commit
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.state.contents import Staged
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Fault
 from tfpreempt.storage.opening import open_store
@@ -191,7 +191,9 @@ class Machine:
             opened.fetch_newer, self._store, found, lost.append, lost.append
         )
         try:
-            if fetch.look_for_newer(mirror, found, fetch_newer, instead="begin anew"):
+            if import_commit.look_for_newer(
+                mirror, found, fetch_newer, instead="begin anew"
+            ):
                 found = opened.newest(lost.append)
                 assert found is not None
             if found is None and lost:

@@ -45,38 +45,25 @@ SAME_FLOOR = {
 }
 
 # The modules that import TensorFlow or Keras, or take private names of theirs, each
-# with its reason; and `keras/` and `data/`. The core is the rest: it works where
+# with its reason; and three packages. The core is the rest: it works where
 # TensorFlow is missing. The list may only shrink. A module here is imported by modules
 # here, and by the core as an adapter of `core/frameworks.py`.
 TENSORFLOW = {
-    "checkpoint/bundle_reader.py": "gives tensors of its own to a restore",
-    "checkpoint/bundle_writer.py": "adds large tensors to TensorFlow's index",
-    "checkpoint/cache_files.py": "which files a tf.data cache needs",
-    "checkpoint/collective_read.py": "the part of a save that all workers do at once",
-    "checkpoint/data_order.py": "fingerprints of tf.data pipelines",
-    "checkpoint/iterator_state.py": "States of tf.data iterators",
-    "checkpoint/large_tensors.py": "takes large tensors out of a save",
-    "checkpoint/per_replica.py": "the local parts of distributed variables",
-    "checkpoint/reader.py": "restores a tf.train.Checkpoint",
-    "checkpoint/shuffle_seeds.py": "adds the seeds of shuffles to iterators' states",
-    "checkpoint/tensor_contents.py": "adapter: Checkpoint and CheckpointManager",
-    "checkpoint/tensorflow_generators.py": "adapter: seeds and generators",
-    "checkpoint/tensorflow_values.py": "adapter: values that a step changes",
-    "checkpoint/untracked.py": "what tf.train.Checkpoint does not see",
-    "checkpoint/variables.py": "the variables of a tf.train.Checkpoint",
-    "checkpoint/worker_parts.py": "writes shares into TensorFlow's data files",
     "cli/demo/worker.py": "the demo's training program, a process of its own",
-    "coordination/tf_service.py": "adapter: TensorFlow's coordination service",
-    "handler/tensorflow_errors.py": "adapter: TensorFlow's errors, and their meaning",
+    "handler/tensorflow_adapter.py": "errors, and the coordination service",
     "states/tensorflow_states.py": "States of TensorFlow's own things",
 }
-TENSORFLOW_FOLDERS = {"keras": "callbacks for Keras", "data": "pipelines of tf.data"}
+TENSORFLOW_FOLDERS = {
+    "checkpoint/tensors": "variables, iterators and checkpoint files of TensorFlow",
+    "data": "pipelines of tf.data",
+    "keras": "callbacks for Keras",
+}
 # Who asks TensorFlow's eager context, and for what.
 EAGER_CONTEXT = {
-    "coordination/tf_service.py": "the coordination service has no public interface",
-    "checkpoint/bundle_reader.py": "which machine this is, as devices are named",
-    "checkpoint/large_tensors.py": "which machine this is, as devices are named",
-    "checkpoint/tensorflow_generators.py": "the global seed is private",
+    "handler/tensorflow_adapter.py": "the coordination service has no public interface",
+    "checkpoint/tensors/bundle_reader.py": "this machine, as devices are named",
+    "checkpoint/tensors/gather.py": "this machine, as devices are named",
+    "checkpoint/tensors/program_values.py": "the global seed is private",
 }
 # Private names outside of `seams.py` that are not TensorFlow's or Keras'.
 OTHER_PRIVATE = {
@@ -98,11 +85,11 @@ SLEEPERS = {
 # Who changes files without `core/contained.py` and `storage/files.py`, and why: a link
 # that another user put into a checkpoint directory must lead nowhere.
 CHANGE_FILES = {
-    "checkpoint/cache.py": "a directory of this user, closed to others",
-    "checkpoint/handle.py": "removes the empty directory that the user named",
-    "checkpoint/locks.py": "a cache of this user, or a directory that the user named",
-    "checkpoint/remote/journals.py": "a new temporary directory",
-    "checkpoint/unfinished_caches.py": "a tf.data cache that the user named",
+    "checkpoint/directory/cache.py": "a directory of this user, closed to others",
+    "checkpoint/restore/handle.py": "removes the empty directory that the user named",
+    "checkpoint/directory/file_locks.py": "a directory that the user named, or a cache",
+    "checkpoint/mirror/journal_mirror.py": "a new temporary directory",
+    "checkpoint/state/unfinished_caches.py": "a tf.data cache that the user named",
     "cli/demo/command.py": "the demo's directory, which the user named",
     "cli/demo/worker.py": "the demo's own new directory",
     "cli/doctor/storage.py": "a new file of a random name, and empty directories",
@@ -115,7 +102,7 @@ CHANGE_FILES = {
     "core/contained.py": "the root, which is the user's choice",
     "core/journal.py": "makes the directory of a journal, and writes nothing there",
     "core/life.py": "a file in memory, by its descriptor in /proc",
-    "handler/process_end.py": "/dev/null",
+    "handler/exit.py": "/dev/null",
     "handler/snapshots.py": "a directory of this user, closed to others",
     "keras/callbacks/files.py": "a log that the user named, as Keras opens it",
     "notice/file.py": "reads a file that the user named; a pipe is not waited for",
@@ -124,7 +111,7 @@ CHANGE_FILES = {
 }
 # Who makes `LocalFiles` without a directory below which no link is followed.
 ROOTLESS = {
-    "checkpoint/locks.py": "makes a directory that the user named",
+    "checkpoint/directory/file_locks.py": "makes a directory that the user named",
     "cli/doctor/storage.py": "syncs a directory that the user named",
     "cli/run/command.py": "makes the checkpoint directory, which the user named",
 }
@@ -295,7 +282,8 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 
 def needs_tensorflow(file: str) -> bool:
-    return file in TENSORFLOW or file.partition("/")[0] in TENSORFLOW_FOLDERS
+    folders = tuple(f"{folder}/" for folder in TENSORFLOW_FOLDERS)
+    return file in TENSORFLOW or file.startswith(folders)
 
 
 def target_of(each: Import) -> str:
@@ -329,8 +317,7 @@ def test_the_core_imports_what_needs_tensorflow_as_adapters_only() -> None:
         for modules in frameworks.ADAPTERS.values()
         for module in modules.values()
     }
-    listed = {file for file, why in TENSORFLOW.items() if why.startswith("adapter")}
-    assert adapters == listed
+    assert [file for file in sorted(adapters) if not needs_tensorflow(file)] == []
 
 
 def taken_by_name() -> Iterator[tuple[str, str, str]]:
@@ -542,13 +529,13 @@ LIMITS: dict[type[ast.AST], tuple[int, ...]] = {
 RUN = "goes with decision 0027: Run, Directory and Save"
 # Larger ones, and why. The numbers may only fall.
 LARGER: dict[str, tuple[tuple[int, ...], str]] = {
-    "checkpoint/remote/mirror.py:Mirror": ((40, 19), RUN),
-    "checkpoint/opening.py:open_directory": ((14,), RUN),
+    "checkpoint/mirror/mirror.py:Mirror": ((40, 19), RUN),
+    "checkpoint/restore/opening.py:open_directory": ((14,), RUN),
     "cli/run/command.py:run": ((12,), "click: a parameter for each option"),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
-    "handler/admission.py:admit": ((10,), RUN),
+    "handler/registration.py:admit": ((10,), RUN),
     "handler/handler.py:PreemptionCheckpointHandler.__init__": ((10,), "public"),
-    "checkpoint/directory.py:Directory": (
+    "checkpoint/restore/checkpoint_directory.py:Directory": (
         (22, 17),
         "what saves and restores use",
     ),
@@ -602,3 +589,63 @@ def test_no_class_and_no_function_is_larger_than_its_limit() -> None:
     assert listed.keys() <= large.keys(), "delete the entries that are not needed"
     grown = {n: s for n, s in large.items() if is_over(s, listed.get(n, (0, 0)))}
     assert grown == {}
+
+
+# --- packages ------------------------------------------------------------------------
+
+
+def packages() -> list[Path]:
+    """Returns the folders of all packages below `tfpreempt/`."""
+    return sorted({path.parent for path in PACKAGE.rglob("*/__init__.py")})
+
+
+def package_of(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def test_a_package_names_its_callers() -> None:
+    """The last line of a package's `__init__` names the packages that import it.
+
+    A package of another folder is named by that folder.
+    """
+    callers: dict[str, set[str]] = {}
+    for each in imports():
+        home, target = package_of(each.file), package_of(target_of(each))
+        if target and home != target and not target.startswith(f"{home}/"):
+            is_near = home.partition("/")[0] == target.partition("/")[0]
+            named = home if is_near else home.partition("/")[0]
+            callers.setdefault(target, set()).add(named or "tfpreempt")
+    for folder in packages():
+        name = relative(folder)
+        text = ast.get_docstring(sources()[f"{name}/__init__.py"]) or ""
+        found = re.search(r"^Imported by ([^.]*)\.$", text, re.MULTILINE)
+        assert found is not None, f"{name}/__init__.py does not name its callers"
+        expected = ", ".join(sorted(callers.get(name, ()))) or "no other package"
+        assert " ".join(found[1].split()) == expected, name
+
+
+# The packages of checkpoint/: each imports from those before it only.
+CHECKPOINT = ("directory", "lease", "state", "tensors", "mirror", "restore")
+
+
+def test_the_packages_of_checkpoint_import_in_one_direction() -> None:
+    below: dict[str, set[str]] = {name: set() for name in CHECKPOINT}
+    for each in imports():
+        home, target = package_of(each.file), package_of(target_of(each))
+        if home.startswith("checkpoint/") and target.startswith("checkpoint/"):
+            below[home.partition("/")[2]].add(target.partition("/")[2])
+    for name, targets in below.items():
+        assert targets - {name} <= set(CHECKPOINT[: CHECKPOINT.index(name)]), name
+
+
+# How many files a package may have; checkpoint/ itself has none but its `__init__`.
+MOST_FILES = {
+    "checkpoint": 0,
+    **{f"checkpoint/{name}": 12 for name in CHECKPOINT},
+    "handler": 16,
+}
+
+
+def test_a_package_has_few_files() -> None:
+    counts = {name: len([*(PACKAGE / name).glob("*.py")]) - 1 for name in MOST_FILES}
+    assert {n: c for n, c in counts.items() if c > MOST_FILES[n]} == {}

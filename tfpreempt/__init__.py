@@ -20,13 +20,13 @@ if sys.platform != "linux":
 
 if TYPE_CHECKING:
     from tfpreempt import data, errors, keras, states
-    from tfpreempt.checkpoint.handle import Checkpoint
-    from tfpreempt.checkpoint.state import State
+    from tfpreempt.checkpoint.restore.handle import Checkpoint
+    from tfpreempt.checkpoint.state.state import State
     from tfpreempt.core.restarts import num_restarts
     from tfpreempt.errors import TfpreemptError
+    from tfpreempt.handler.current_session import Protection, protect
     from tfpreempt.handler.handler import PreemptionCheckpointHandler
-    from tfpreempt.handler.protection import Protection, protect
-    from tfpreempt.handler.remote_cluster import PreemptionWatcher, connect_to_cluster
+    from tfpreempt.handler.single_client import PreemptionWatcher, connect_to_cluster
     from tfpreempt.platforms.aws import AwsSpotTerminationConfig
     from tfpreempt.platforms.azure import AzureTerminationConfig
     from tfpreempt.platforms.borg import BorgTpuTerminationConfig
@@ -87,8 +87,8 @@ _HOMES = {
     "TerminationConfig": "tfpreempt.platforms.config",
     "GenericTerminationConfig": "tfpreempt.platforms.config",
     "BorgTerminationConfig": "tfpreempt.platforms.config",
-    "connect_to_cluster": "tfpreempt.handler.remote_cluster",
-    "PreemptionWatcher": "tfpreempt.handler.remote_cluster",
+    "connect_to_cluster": "tfpreempt.handler.single_client",
+    "PreemptionWatcher": "tfpreempt.handler.single_client",
     "BorgTpuTerminationConfig": "tfpreempt.platforms.borg",
     "GceCpuTerminationConfig": "tfpreempt.platforms.gce",
     "GceGpuTerminationConfig": "tfpreempt.platforms.gce",
@@ -100,15 +100,15 @@ _HOMES = {
     "KubernetesTerminationConfig": "tfpreempt.platforms.kubernetes",
     "Platform": "tfpreempt.platforms.detect",
     "detect_platform": "tfpreempt.platforms.detect",
-    "protect": "tfpreempt.handler.protection",
-    "Protection": "tfpreempt.handler.protection",
+    "protect": "tfpreempt.handler.current_session",
+    "Protection": "tfpreempt.handler.current_session",
     "PreemptionCheckpointHandler": "tfpreempt.handler.handler",
-    "State": "tfpreempt.checkpoint.state",
+    "State": "tfpreempt.checkpoint.state.state",
     "save_all_states": "tfpreempt.states.registered",
     "save_state": "tfpreempt.states.registered",
     "load_state": "tfpreempt.states.registered",
     "num_restarts": "tfpreempt.core.restarts",
-    "Checkpoint": "tfpreempt.checkpoint.handle",
+    "Checkpoint": "tfpreempt.checkpoint.restore.handle",
     "TfpreemptError": "tfpreempt.errors",
 }
 _SUBMODULES = {

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tfpreempt.checkpoint.remote.mirror import Mirror
+from tfpreempt.checkpoint.mirror.mirror import Mirror
 
 
 class Journal(list):

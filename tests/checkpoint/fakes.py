@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 
-from tfpreempt.checkpoint import retention
-from tfpreempt.checkpoint.contents import Contents
-from tfpreempt.checkpoint.directory import Directory
-from tfpreempt.checkpoint.fence import FencedFiles
-from tfpreempt.checkpoint.save import Save
-from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.checkpoint.directory import retention
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
+from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.save import Save
+from tfpreempt.checkpoint.state.contents import Contents
+from tfpreempt.checkpoint.state.state import State, StateRegistry
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage.files import LocalFiles

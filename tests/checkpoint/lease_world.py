@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.directory import layout
 
 Program = Callable[["Disk"], str]
 """What a process runs; its word at the end."""

@@ -37,7 +37,7 @@ def make_variables(tf, strategy):
 
 
 def parts(variables):
-    from tfpreempt.checkpoint.variables import distributed
+    from tfpreempt.checkpoint.tensors.variables import distributed
 
     return {
         name: [c.numpy().tobytes().hex() for c in distributed(v).values]
@@ -47,7 +47,7 @@ def parts(variables):
 
 
 def fill(variables, worker, add):
-    from tfpreempt.checkpoint.variables import distributed
+    from tfpreempt.checkpoint.tensors.variables import distributed
 
     for position, name in enumerate(["total", "average", "first", "keras_total"]):
         for component in distributed(variables[name]).values:
@@ -75,7 +75,8 @@ def main():
     import tensorflow as tf
 
     from tests.checkpoint.fakes import write_part
-    from tfpreempt.checkpoint import bundle_writer, opening
+    from tfpreempt.checkpoint.restore import opening
+    from tfpreempt.checkpoint.tensors import bundle_writer
     from tfpreempt.core.cluster import read_cluster
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from tests.checkpoint.fakes import save
-from tfpreempt.checkpoint.opening import open_directory
-from tfpreempt.checkpoint.per_replica import PerReplicaState
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.restore.opening import open_directory
+from tfpreempt.checkpoint.state.state import StateRegistry
+from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState
 
 
 def saved(state):

@@ -7,8 +7,8 @@ import io
 import json
 import os
 
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.manifest import FileEntry, Manifest, to_json
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest, to_json
 from tfpreempt.storage import checksum
 
 STEP = 7

@@ -25,11 +25,11 @@ from tests.fakes.storage import FaultyFiles
 from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
-from tfpreempt.checkpoint import flat
-from tfpreempt.checkpoint.fence import LocalDisk
-from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.state import StateRegistry, read_state
+from tfpreempt.checkpoint.directory import flat_commit
+from tfpreempt.checkpoint.lease.directory_lease import LocalDisk
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.restore.handle import Checkpoint
+from tfpreempt.checkpoint.state.state import StateRegistry, read_state
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
@@ -147,7 +147,7 @@ def test_no_data_file_is_left_out_of_a_flat_commit(
     save(open_directory(tmp_path, FlatContents(str(tmp_path))), 1)
     failing(tmp_path / of, *names)
     with pytest.raises(OSError, match="Input/output"):
-        flat.payload_files(str(tmp_path / "ckpt-1"))
+        flat_commit.payload_files(str(tmp_path / "ckpt-1"))
 
 
 class Forgetful(LocalDisk):

@@ -23,9 +23,10 @@ from tests.checkpoint.test_bundle_writer import (  # noqa: E402
     write,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint import bundle_table, bundle_writer  # noqa: E402
-from tfpreempt.checkpoint.bundle_reader import reading_in_threads  # noqa: E402
-from tfpreempt.checkpoint.bundle_writer import data_file  # noqa: E402
+from tfpreempt.checkpoint.state import bundle  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.tensors.bundle_reader import reading_in_threads  # noqa: E402
+from tfpreempt.checkpoint.tensors.bundle_writer import data_file  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -184,14 +185,14 @@ def test_an_error_of_the_programs_own_is_not_damage(tmp_path, asked):
 
 def indexes_read(monkeypatch, checkpoint, prefix):
     """How often its index is read by us while each tensor is asked for by itself."""
-    entries, calls = bundle_table.entries, []
+    entries, calls = bundle.entries, []
 
     def counted(data):
         calls.append(data)
         return entries(data)
 
     with monkeypatch.context() as patch, reading_in_threads(prefix):
-        patch.setattr(bundle_table, "entries", counted)
+        patch.setattr(bundle, "entries", counted)
         for _ in range(3):
             checkpoint.read(prefix)
     return len(calls)

@@ -6,32 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfpreempt.checkpoint import bundle_table
+from tfpreempt.checkpoint.state import bundle
 
 
 @given(st.dictionaries(st.binary(max_size=300), st.binary(max_size=300)))
 def test_what_is_written_is_read_in_order(values):
-    table = bundle_table.to_bytes(values)
-    assert list(bundle_table.entries(table)) == sorted(values.items())
+    table = bundle.to_bytes(values)
+    assert list(bundle.entries(table)) == sorted(values.items())
 
 
 def test_a_table_of_many_blocks():
     values = {b"%06d" % number: b"x" * 500 for number in range(3000)}
-    table = bundle_table.to_bytes(values)
-    assert list(bundle_table.entries(table)) == sorted(values.items())
+    table = bundle.to_bytes(values)
+    assert list(bundle.entries(table)) == sorted(values.items())
 
 
 @pytest.mark.parametrize("end", [0, 20, 60, -1])
 def test_a_table_that_is_cut_short(end):
-    table = bundle_table.to_bytes({b"a": b"1", b"b": b"2"})
+    table = bundle.to_bytes({b"a": b"1", b"b": b"2"})
     with pytest.raises(ValueError, match="index"):
-        list(bundle_table.entries(table[:end]))
+        list(bundle.entries(table[:end]))
 
 
 def test_every_bit_of_a_block_counts():
-    table = bytearray(bundle_table.to_bytes({b"a": b"1", b"b": b"2"}))
+    table = bytearray(bundle.to_bytes({b"a": b"1", b"b": b"2"}))
     for position in range(20):
         table[position] ^= 1
         with pytest.raises(ValueError, match="index"):
-            list(bundle_table.entries(bytes(table)))
+            list(bundle.entries(bytes(table)))
         table[position] ^= 1

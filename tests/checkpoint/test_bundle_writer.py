@@ -24,14 +24,9 @@ from tests.fakes.storage import (  # noqa: E402
     damage,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint import (  # noqa: E402
-    bundle,
-    bundle_table,
-    bundle_writer,
-    collective_read,
-    large_tensors,
-)
-from tfpreempt.checkpoint.commit import Permit  # noqa: E402
+from tfpreempt.checkpoint.directory.commit import Permit  # noqa: E402
+from tfpreempt.checkpoint.state import bundle  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 from tfpreempt.storage import checksum  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
@@ -60,8 +55,8 @@ def everything(monkeypatch):
 
 def write_small(checkpoint, prefix, *, small_bytes=0):
     """Lets TensorFlow write all but the large tensors, and returns these."""
-    large = large_tensors.LargeTensors(small_bytes=small_bytes, worth_bytes=0)
-    with collective_read.reading(checkpoint, are_others=False) as read:
+    large = gather.LargeTensors(small_bytes=small_bytes, worth_bytes=0)
+    with gather.reading(checkpoint, are_others=False) as read:
         read.extract = large.extract
         checkpoint.write(prefix)
     return large.found
@@ -302,7 +297,7 @@ def test_a_cut_tensor_lies_as_tensorflow_writes_slices(tmp_path):
 def entries_of(path):
     """Entries by key, without the header and where the bytes are."""
     found = {}
-    for key, value in bundle_table.entries(path.read_bytes()):
+    for key, value in bundle.entries(path.read_bytes()):
         if key:
             entry = seams.tensor_bundle.BundleEntryProto.FromString(value)
             entry.shard_id = entry.offset = 0
@@ -427,7 +422,7 @@ def test_what_nothing_else_has_is_not_copied():
         name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
     )
     own = dataclasses.replace(shared, is_shared=False)
-    first, second = large_tensors.copied([shared, own], 2)
+    first, second = gather.copied([shared, own], 2)
     assert not np.shares_memory(first.data, data)
     assert second.data is data
     assert first.data.tolist() == data.tolist()

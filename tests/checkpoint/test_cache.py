@@ -13,8 +13,8 @@ import pytest
 
 from tests.checkpoint.remote_commits import put_commit
 from tfpreempt import errors
-from tfpreempt.checkpoint import cache
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.directory import cache
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.storage.local import LocalStore
 
 CONTENTS = {"ckpt.index": b"i", "big": bytes(range(250)) * 400}
@@ -175,8 +175,8 @@ def test_readers_that_come_and_go_find_what_they_asked_for(root, rng):
 
 READER = """
 import os, signal, sys
-from tfpreempt.checkpoint.remote import download, ranges
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.mirror import download, download_target
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.storage.local import LocalStore
 
 class Logged(LocalStore):
@@ -191,7 +191,7 @@ class Logged(LocalStore):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().get(name, target, **kwargs)
 
-ranges._SMALLEST = ranges._LARGEST = 10_000
+download_target._SMALLEST = download_target._LARGEST = 10_000
 download.download.__kwdefaults__["threads"] = 1
 handle = Checkpoint(sys.argv[4], Logged(sys.argv[1]))
 if len(sys.argv) > 5:

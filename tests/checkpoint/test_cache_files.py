@@ -16,14 +16,16 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint import unfinished_caches  # noqa: E402
-from tfpreempt.checkpoint.cache_files import prepare_cache_files  # noqa: E402
-from tfpreempt.checkpoint.iterator_state import keep_seeds  # noqa: E402
-from tfpreempt.checkpoint.unfinished_caches import (  # noqa: E402
+from tfpreempt.checkpoint.state import unfinished_caches  # noqa: E402
+from tfpreempt.checkpoint.state.unfinished_caches import (  # noqa: E402
     clear_abandoned,
     clear_interrupted,
     expect_caches,
     written_caches,
+)
+from tfpreempt.checkpoint.tensors.iterator_state import (  # noqa: E402
+    keep_seeds,
+    prepare_cache_files,
 )
 
 COUNT = 40

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfpreempt.checkpoint.random_state import RandomState
-from tfpreempt.checkpoint.unsaved_state_check import UnsavedStateCheck
+from tfpreempt.checkpoint.state.random_state import RandomState
+from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.states import JsonState
 
 
@@ -23,7 +23,7 @@ def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow cannot be imported, and its adapters are not imported yet."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     for name in list(sys.modules):
-        if name.startswith("tfpreempt.checkpoint.tensorflow_"):
+        if name.startswith("tfpreempt.checkpoint.tensors"):
             monkeypatch.delitem(sys.modules, name)
 
 

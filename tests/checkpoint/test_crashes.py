@@ -17,7 +17,7 @@ from tests.checkpoint.fakes import (
 )
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.state.state import StateRegistry
 
 
 def with_state(directory, payload, files=None, text="old"):

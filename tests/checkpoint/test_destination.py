@@ -9,8 +9,8 @@ import pytest
 from tests.checkpoint.remote_commits import manifest_of, put_commit, put_hostile
 from tests.fakes.storage import FaultyFiles, FaultyObjectStore
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.remote import destination, download
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.mirror import download, download_target
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ HOSTILE = {
     "the manifest": ([{"name": "MANIFEST.json"}], "beside the manifest"),
     "the marker": ([{"name": "COMMITTED"}], "beside the manifest"),
     "below the marker": ([{"name": "COMMITTED/x"}], "beside the manifest"),
-    "the record": ([{"name": destination.PROGRESS}], "beside the manifest"),
+    "the record": ([{"name": download_target.PROGRESS}], "beside the manifest"),
     "a long part": ([{"name": "x" * 300}], "more than 255 bytes"),
     "no Unicode": ([{"name": "a\ud800"}], "not valid Unicode"),
 }
@@ -63,7 +63,7 @@ PLANTED = [
     "states",
     layout.MANIFEST,
     "MANIFEST.json.tmp",
-    destination.PROGRESS,
+    download_target.PROGRESS,
 ]
 
 
@@ -89,13 +89,13 @@ def test_a_linked_target_and_a_pipe_are_refused(store, tmp_path):
         download.download(commit, str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["ckpt.index", destination.PROGRESS])
+@pytest.mark.parametrize("name", ["ckpt.index", download_target.PROGRESS])
 def test_a_file_with_another_name_is_not_written_into(store, tmp_path, name):
     """`cp -al` of a download that was cut off gives each file a second name."""
     (tmp_path / "mine").write_bytes(b"mine")
     (tmp_path / "out").mkdir()
     os.link(tmp_path / "mine", tmp_path / "out" / name)
-    (tmp_path / "out" / destination.PROGRESS).touch()  # else it is refused
+    (tmp_path / "out" / download_target.PROGRESS).touch()  # else it is refused
     download.download(put_commit(store), str(tmp_path / "out"))
     assert (tmp_path / "mine").read_bytes() == b"mine"
 

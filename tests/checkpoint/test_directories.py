@@ -1,4 +1,4 @@
-"""Directories that cannot work, directories that workers do not share, structure."""
+"""Directories that cannot work, directories that workers do not share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from tests.checkpoint.fakes import OwnContents, open_directory, write_part
 from tests.checkpoint.test_lease import acquired
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, structure
-from tfpreempt.checkpoint.fence import is_leased_by
-from tfpreempt.checkpoint.remote.chosen_store import choose_places
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.lease.directory_lease import is_leased_by
+from tfpreempt.checkpoint.mirror.store_selection import choose_places
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import LocalFiles
 
@@ -93,23 +93,6 @@ def test_step_names(name):
 @pytest.mark.parametrize("name", ["007", "-1", "1.", "1.0", "x", "", "1e3", "1\n"])
 def test_other_names(name):
     assert not layout.COMMIT.fullmatch(name)
-
-
-def kind(*shape, dtype="float32"):
-    return structure.Kind(shape=shape, dtype=dtype)
-
-
-def test_structure():
-    here = kind(2, None)
-    assert structure.problem(here, kind(2, 5)) is None
-    wrong = structure.problem(here, kind(3, 5))
-    assert wrong == "the model has shape (2, None), the checkpoint (3, 5)"
-    assert "has type float32" in structure.problem(here, kind(2, 5, dtype="int8"))
-    assert "has no such value" in structure.problem(here, None)
-    text = str(structure.mismatch("p", [wrong] * 31, ["old/kernel"]))
-    assert wrong in text
-    assert "and 11 more" in text
-    assert "old/kernel" in text
 
 
 DAMAGED = [pathlib.Path("gs://bucket/run"), "gs:/bucket/run", "/work/gs://bucket"]

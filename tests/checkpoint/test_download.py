@@ -16,8 +16,8 @@ import pytest
 from tests.checkpoint.remote_commits import FILES, put_commit
 from tests.fakes.storage import FaultyFiles, FaultyObjectStore, SimulatedCrash
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.remote import destination, download, ranges
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.mirror import download, download_target
 from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
 
@@ -26,8 +26,8 @@ LARGE = {"big": bytes(range(251)) * 500, "small": b"s" * 99}
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch):
-    monkeypatch.setattr(ranges, "_SMALLEST", 10_000)
-    monkeypatch.setattr(ranges, "_LARGEST", 10_000)
+    monkeypatch.setattr(download_target, "_SMALLEST", 10_000)
+    monkeypatch.setattr(download_target, "_LARGEST", 10_000)
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_an_object_of_another_size_is_refused_before_it_is_fetched(store, tmp_pa
 
 def test_files_of_a_large_commit_come_in_few_requests(store, tmp_path, monkeypatch):
     """One for each, without a look, where all threads have enough to do."""
-    monkeypatch.setattr(ranges, "_LARGEST", 20_000)
+    monkeypatch.setattr(download_target, "_LARGEST", 20_000)
     contents = {f"data-{number}": bytes(20_000) for number in range(8)}
     commit = put_commit(store, contents)
     before = len(store.operations)
@@ -172,7 +172,7 @@ def test_a_file_is_durable_before_the_next_one_is_fetched(tmp_path):
 
 def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
     commit = put_commit(store, LARGE)
-    ranges = -(-len(LARGE["big"]) // 10_000)
+    count = -(-len(LARGE["big"]) // 10_000)
     # after the look at its size and four ranges of the large file
     at = len(store.operations) + 5
     faulty = FaultyObjectStore({at: errors.CheckpointError("the store is down")})
@@ -182,9 +182,9 @@ def test_the_first_error_is_raised_and_the_next_call_goes_on(store, tmp_path):
         download.download(there, str(tmp_path), threads=1)
     before = len(gets(store))
     download.download(commit, str(tmp_path))
-    assert len(gets(store)) - before == ranges - 4 + 1
+    assert len(gets(store)) - before == count - 4 + 1
     assert (tmp_path / "big").read_bytes() == LARGE["big"]
-    assert not (tmp_path / destination.PROGRESS).exists()
+    assert not (tmp_path / download_target.PROGRESS).exists()
 
 
 def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
@@ -198,7 +198,7 @@ def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
         b"[" * 100_000,
         b'["big", 100',
     ]
-    (tmp_path / destination.PROGRESS).write_bytes(b"\n".join(lines))
+    (tmp_path / download_target.PROGRESS).write_bytes(b"\n".join(lines))
     (tmp_path / "big").write_bytes(b"x" * 30_000)
     download.download(commit, str(tmp_path))
     assert read_tree(tmp_path) == {**LARGE, layout.MANIFEST: commit.data}
@@ -246,8 +246,8 @@ def test_a_store_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
 STUCK = """
 import sys, threading
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import download
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.mirror import download
 from tfpreempt.storage.local import LocalStore
 
 class Stuck(LocalStore):
@@ -300,8 +300,8 @@ def test_all_is_synced_before_the_manifest_is_there(store, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import download, ranges
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.mirror import download, download_target
 from tfpreempt.storage.local import LocalStore
 
 class Dying(LocalStore):
@@ -314,7 +314,7 @@ class Dying(LocalStore):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().get(name, target, **kwargs)
 
-ranges._SMALLEST = ranges._LARGEST = 10_000
+download_target._SMALLEST = download_target._LARGEST = 10_000
 store = Dying(sys.argv[1])
 download.download(catalog.read(catalog.unread(store)), sys.argv[2], threads=1)
 """

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import (
+from tfpreempt.checkpoint.state.encoding import (
     decode,
     encode,
     read_parts,

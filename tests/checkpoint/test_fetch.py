@@ -17,8 +17,9 @@ from tests.fakes.storage import (
     damage,
 )
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, restore
-from tfpreempt.checkpoint.remote import fetch, upload
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.mirror import import_commit, upload
+from tfpreempt.checkpoint.restore import restore
 from tfpreempt.storage.opening import open_store
 from tfpreempt.testing.clock import FakeClock
 
@@ -103,7 +104,7 @@ def test_a_copy_that_cannot_be_read_now_is_not_passed_over(
     assert not isinstance(caught.value, errors.CheckpointDamagedError)
     if name != "ckpt.index":
         with pytest.raises(errors.CheckpointError, match=os.strerror(number)):
-            fetch.find(store, entry.token)
+            import_commit.find(store, entry.token)
 
 
 def test_the_later_one_here_stays(tmp_path):
@@ -132,13 +133,13 @@ def test_a_damaged_commit_that_is_fetched_anew_is_no_loss_at_any_line(tmp_path):
     damage(str(tmp_path / "base" / "10" / "ckpt.index"))
     shutil.copytree(tmp_path / "base", tmp_path / "dry")
     (copy,) = catalog.contents(store)
-    fetch.bring(files, copy, str(tmp_path / "dry"))
+    import_commit.bring(files, copy, str(tmp_path / "dry"))
     for index in range(len(files.operations)):
         directory = tmp_path / str(index)
         shutil.copytree(tmp_path / "base", directory)
         dying = FaultyFiles(fail_at=index, when="after")
         with pytest.raises(SimulatedCrash):
-            fetch.bring(dying, copy, str(directory))
+            import_commit.bring(dying, copy, str(directory))
         open_directory(directory, OwnContents()).start()
         restore.find_candidates(str(directory), pytest.fail)
         shutil.rmtree(directory)

@@ -18,16 +18,9 @@ from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import (
-    cache,
-    catalog,
-    layout,
-    locks,
-    lookup,
-    retention,
-)
-from tfpreempt.checkpoint.handle import Checkpoint, latest
-from tfpreempt.checkpoint.remote import destination
+from tfpreempt.checkpoint.directory import cache, catalog, file_locks, layout, retention
+from tfpreempt.checkpoint.mirror import download_target, resolve
+from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 
@@ -243,9 +236,9 @@ def test_a_temporary_directory_that_is_replaced_is_not_used(own, tmp_path, monke
     def replaced(directory, *arguments, **more):
         os.rmdir(directory)
         os.symlink(elsewhere, directory)
-        return locks.locked(directory, *arguments, **more)
+        return file_locks.locked(directory, *arguments, **more)
 
-    monkeypatch.setattr("tfpreempt.checkpoint.handle.locked", replaced)
+    monkeypatch.setattr("tfpreempt.checkpoint.restore.handle.locked", replaced)
     with pytest.raises(errors.ConfigurationError, match="is a link"):
         own.to_directory()
     assert os.listdir(elsewhere) == []
@@ -277,7 +270,7 @@ def test_a_copy_waits_for_another_no_longer_than_it_may(remote, tmp_path, caplog
     caplog.set_level(logging.INFO)
     (tmp_path / "copy").mkdir()
     with (
-        locks.locked(str(tmp_path / "copy"), "copy", seconds=1),
+        file_locks.locked(str(tmp_path / "copy"), "copy", seconds=1),
         pytest.raises(errors.CheckpointError, match="Another process has"),
     ):
         remote.to_directory(tmp_path / "copy", timeout=0.01)
@@ -408,7 +401,7 @@ def test_half_a_commit_is_no_checkpoint(own, remote, store, tmp_path):
     os.remove(os.path.join(own.path, layout.MARKER))
     store.delete(f"{remote.path}/{layout.MARKER}")
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / destination.PROGRESS).touch()
+    (tmp_path / "half" / download_target.PROGRESS).touch()
     (tmp_path / "5.1-00000000").mkdir()
     store.replace("x/5.1-00000000/ckpt.index", b"")
     for handle in (
@@ -518,7 +511,7 @@ def test_names_of_the_wrong_place(own, store, remote):
 
 
 def test_a_plain_directory_is_not_read_to_be_found(plain, monkeypatch):
-    monkeypatch.setattr(lookup, "summed", None)
+    monkeypatch.setattr(resolve, "summed", None)
     with plain.as_directory() as path:
         assert path == plain.path
     assert plain.step is None

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 
 HERE, THERE = Checkpoint("/nowhere/5"), Checkpoint("gs://nowhere/5.5-00000000")
 

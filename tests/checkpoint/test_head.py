@@ -10,9 +10,9 @@ import pytest
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.head import NONE, Head, this_process
-from tfpreempt.checkpoint.manifest import Parent, from_json, to_json
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.head import NONE, Head, this_process
+from tfpreempt.checkpoint.directory.manifest import Parent, from_json, to_json
 
 
 def commit(token: str, sequence: int, *, mine: bool = False) -> Any:

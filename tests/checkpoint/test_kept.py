@@ -40,9 +40,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def result(kind: str, directory: Path) -> Any:
-    from tfpreempt.handler import this_process
+    from tfpreempt.handler import current_session
 
-    with this_process.new_process():
+    with current_session.new_process():
         return kept_program.run(kind, str(directory))
 
 

@@ -21,23 +21,28 @@ from tests.checkpoint.fakes import (
 )
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.fence import (
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.lease.directory_lease import (
     PACE,
     FencedFiles,
     LeaseDirectory,
     LocalDisk,
 )
-from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.holder import Found, Holder, from_json, this_process
-from tfpreempt.checkpoint.lease import Lease, release_all
-from tfpreempt.checkpoint.patience import (
+from tfpreempt.checkpoint.lease.lease import Lease, release_all
+from tfpreempt.checkpoint.lease.lease_record import (
+    Found,
+    Holder,
+    from_json,
+    this_process,
+)
+from tfpreempt.checkpoint.lease.lease_timeouts import (
     GRACE,
     LONGEST_GRACE,
     MARGIN,
     Patience,
     Renewal,
 )
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.core import contained
 from tfpreempt.storage.files import LocalFiles
 
@@ -203,7 +208,7 @@ def test_a_process_that_is_hidden_from_this_user_is_not_dead(monkeypatch, error)
     def hidden(pid):
         raise error("/proc is mounted with hidepid")
 
-    monkeypatch.setattr("tfpreempt.checkpoint.holder._started", hidden)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease_record._started", hidden)
     assert not dataclasses.replace(HERE, pid=os.getppid()).is_dead(HERE)
     assert dataclasses.replace(HERE, pid=2**22 + 1).is_dead(HERE)
 
@@ -235,7 +240,8 @@ def test_without_a_proc_of_this_process_nothing_is_read_there(monkeypatch, own):
     """There is none, or one of another pid namespace, as in some containers."""
     links = {"/proc/self": own}
     monkeypatch.setattr(
-        "tfpreempt.checkpoint.holder._link", lambda path: links.get(path, "")
+        "tfpreempt.checkpoint.lease.lease_record._link",
+        lambda path: links.get(path, ""),
     )
     holder = this_process(GRACE)
     assert holder.started == 0
@@ -329,8 +335,10 @@ def test_a_pause_is_measured_from_look_to_look(tmp_path, monkeypatch):
         if len(passed) == 2:
             other.leave()
 
-    monkeypatch.setattr("tfpreempt.checkpoint.lease.Patience.passed", note)
-    monkeypatch.setattr("tfpreempt.checkpoint.lease.time.monotonic", clock.__next__)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease.Patience.passed", note)
+    monkeypatch.setattr(
+        "tfpreempt.checkpoint.lease.lease.time.monotonic", clock.__next__
+    )
     Lease().acquire(str(tmp_path))
     assert passed == [7, 7]  # whatever part of it the looks took
 
@@ -432,7 +440,7 @@ class Hanging(LocalDisk):
 
 
 def test_letting_go_waits_for_no_server(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("tfpreempt.checkpoint.lease.RELEASE", 0.05)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease.RELEASE", 0.05)
     disk = Hanging()
     lease = acquired(tmp_path, disk=disk)
     disk.answers.clear()
@@ -449,7 +457,7 @@ def test_an_interpreter_that_ends_and_starts_no_thread_lets_go_too(
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     lease = acquired(tmp_path)
-    monkeypatch.setattr("tfpreempt.checkpoint.lease.call_within", refuse)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease.call_within", refuse)
     lease.release()
     assert is_free(tmp_path)
 
@@ -670,7 +678,7 @@ def test_one_that_was_released_is_taken_again_unless_somebody_has_it(tmp_path):
 
 def commit_of_another_run(directory, step, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.directory.head._PROCESS", "another")
         lease, saver = leased(directory)
         save(saver, step)
         lease.release()
@@ -724,7 +732,7 @@ def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
 
 def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
     quick = Renewal(renewal=0.01, expiry=EXPIRY, poll=POLL)
-    monkeypatch.setattr("tfpreempt.checkpoint.fence.PACE", quick)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.directory_lease.PACE", quick)
     lease, heard = acquired(tmp_path), []
     lost = threading.Event()
     lease.on_loss(lambda reason: (heard.append(reason), lost.set()))
@@ -758,7 +766,7 @@ def test_a_loss_before_anybody_listens_is_told(tmp_path):
 def test_a_loss_while_the_start_still_tidies_is_told(tmp_path, monkeypatch):
     """On a slow disk that takes long, and the thread renews meanwhile."""
     quick = Renewal(renewal=0.01, expiry=EXPIRY, poll=POLL)
-    monkeypatch.setattr("tfpreempt.checkpoint.fence.PACE", quick)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.directory_lease.PACE", quick)
     lease, heard = Lease(pause=Waiting()), []
     lost = threading.Event()
     lease.on_loss(lambda reason: (heard.append(reason), lost.set()))

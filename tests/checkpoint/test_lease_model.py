@@ -11,10 +11,14 @@ import pytest
 
 from tests.checkpoint import lease_world
 from tests.checkpoint.lease_world import Disk, Process, World
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.fence import FencedFiles, Found, LeaseDirectory
-from tfpreempt.checkpoint.holder import this_process
-from tfpreempt.checkpoint.lease import attempt
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.lease.directory_lease import (
+    FencedFiles,
+    Found,
+    LeaseDirectory,
+)
+from tfpreempt.checkpoint.lease.lease import attempt
+from tfpreempt.checkpoint.lease.lease_record import this_process
 
 HERE = this_process(30.0)
 NAMES = "abcd"

@@ -13,19 +13,22 @@ import sys
 import pytest
 
 from tests.multiprocess.harness import wait_until
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.restore import newest_verified
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.restore.restore import newest_verified
 
 pytestmark = pytest.mark.slow  # new interpreters for each
 
 PROGRAM = """
 import sys, time
 import tfpreempt
-from tfpreempt.checkpoint import fence, lease, patience
+from tfpreempt.checkpoint.lease import directory_lease, lease, lease_timeouts
 from tfpreempt.states import StepCounter
-renewal, expiry, grace, patience.MARGIN = map(float, sys.argv[1:5])
-fence.PACE = patience.Renewal(renewal=renewal, expiry=expiry, poll=fence.PACE.poll)
-lease.GRACE = patience.GRACE = grace
+renewal, expiry, grace, lease_timeouts.MARGIN = map(float, sys.argv[1:5])
+pace = directory_lease.PACE
+directory_lease.PACE = lease_timeouts.Renewal(
+    renewal=renewal, expiry=expiry, poll=pace.poll
+)
+lease.GRACE = lease_timeouts.GRACE = grace
 step = StepCounter()
 tfpreempt.load_state(step)
 began = time.monotonic()

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.manifest import FileEntry, Manifest, from_json, to_json
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.manifest import (
+    FileEntry,
+    Manifest,
+    from_json,
+    to_json,
+)
 
 GOOD = Manifest(
     step=7,

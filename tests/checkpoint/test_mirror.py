@@ -20,8 +20,8 @@ from tests.checkpoint.uploads import (
 )
 from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint.remote import tries
-from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.mirror import status as mirror_status
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_progress_in_words():
 def test_the_end_does_not_wait_for_a_pause_to_be_over(
     tmp_path, make_mirror, monkeypatch
 ):
-    monkeypatch.setattr(tries, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(mirror_status, "FIRST_PAUSE", 3600.0)
     store = FaultyObjectStore({0: errors.SaveError("503")})
     mirror = make_mirror(store)
     mirror.add(commit(tmp_path, 5))

@@ -11,8 +11,8 @@ import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tests.fakes.storage import FaultyObjectStore, damage
-from tfpreempt.checkpoint.remote.retention import Retention
-from tfpreempt.checkpoint.remote.tries import Tries
+from tfpreempt.checkpoint.mirror.retention import Retention
+from tfpreempt.checkpoint.mirror.status import Tries
 from tfpreempt.testing.clock import FakeClock
 
 

@@ -26,10 +26,11 @@ from tests.checkpoint.fakes import (
     save,
 )
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout, state_file
-from tfpreempt.checkpoint.fence import FencedFiles
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.state import state_file
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.files import Files, LocalFiles

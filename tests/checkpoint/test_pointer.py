@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfpreempt.checkpoint import pointer
-from tfpreempt.checkpoint.pointer import Pointer
+from tfpreempt.checkpoint.directory import checkpoint_state
+from tfpreempt.checkpoint.directory.checkpoint_state import Pointer
 from tfpreempt.storage.files import LocalFiles
 
 
@@ -22,7 +22,7 @@ def test_what_tensorflow_writes(tmp_path):
         "all_model_checkpoint_timestamps: 1763706001\n"
         "last_preserved_timestamp: 1763705999.5\n"
     )
-    assert pointer.read(str(tmp_path)) == Pointer(
+    assert checkpoint_state.read(str(tmp_path)) == Pointer(
         latest="ckpt-3",
         paths=('a "b" ä', "ckpt-3"),
         timestamps=(1763706000.25, 1763706001.0),
@@ -31,35 +31,35 @@ def test_what_tensorflow_writes(tmp_path):
 
 
 def test_nothing_and_rubbish(tmp_path):
-    assert pointer.read(str(tmp_path)) is None
-    assert pointer.read(str(tmp_path / "nowhere")) is None
+    assert checkpoint_state.read(str(tmp_path)) is None
+    assert checkpoint_state.read(str(tmp_path / "nowhere")) is None
     for text in ("", "rubbish", 'model_checkpoint_path: ""'):
         (tmp_path / "checkpoint").write_text(text)
-        assert pointer.read(str(tmp_path)) is None
+        assert checkpoint_state.read(str(tmp_path)) is None
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_any_path_comes_back(tmp_path, path):
     written = Pointer(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
-    (tmp_path / "checkpoint").write_bytes(pointer.to_bytes(written))
-    assert pointer.read(str(tmp_path)) == written
+    (tmp_path / "checkpoint").write_bytes(checkpoint_state.to_bytes(written))
+    assert checkpoint_state.read(str(tmp_path)) == written
 
 
 def test_what_is_deleted_is_taken_out(tmp_path):
     def write(*names):
         times = tuple(map(float, range(len(names))))
         given = Pointer(latest=names[-1], paths=names, timestamps=times)
-        (tmp_path / "checkpoint").write_bytes(pointer.to_bytes(given))
+        (tmp_path / "checkpoint").write_bytes(checkpoint_state.to_bytes(given))
 
     files = LocalFiles()
     write("1/ckpt", "theirs", str(tmp_path / "2" / "ckpt"))
-    pointer.unlist(files, str(tmp_path), "2/ckpt")
-    assert pointer.named(str(tmp_path)) == ["theirs", "1/ckpt", "theirs"]
-    pointer.unlist(files, str(tmp_path), "1/ckpt")
+    checkpoint_state.unlist(files, str(tmp_path), "2/ckpt")
+    assert checkpoint_state.named(str(tmp_path)) == ["theirs", "1/ckpt", "theirs"]
+    checkpoint_state.unlist(files, str(tmp_path), "1/ckpt")
     left = Pointer(latest="theirs", paths=("theirs",), timestamps=(1.0,))
-    assert pointer.read(str(tmp_path)) == left
-    pointer.unlist(files, str(tmp_path), "theirs")
+    assert checkpoint_state.read(str(tmp_path)) == left
+    checkpoint_state.unlist(files, str(tmp_path), "theirs")
     assert os.listdir(tmp_path) == []
 
 
@@ -69,10 +69,10 @@ def test_what_is_deleted_is_taken_out(tmp_path):
 def test_a_line_with_an_escape_that_nobody_writes_says_nothing(tmp_path, escape):
     text = f'model_checkpoint_path: "c"\nall_model_checkpoint_paths: "c\\{escape}"\n'
     (tmp_path / "checkpoint").write_text(text)
-    assert pointer.read(str(tmp_path)) == Pointer(latest="c")
+    assert checkpoint_state.read(str(tmp_path)) == Pointer(latest="c")
 
 
 def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(OSError, match="Not a regular file"):
-        pointer.read(str(tmp_path))
+        checkpoint_state.read(str(tmp_path))

@@ -17,9 +17,9 @@ tf = pytest.importorskip("tensorflow")
 
 from tensorflow.python.ops import stateful_random_ops  # noqa: E402
 
-from tfpreempt.checkpoint.encoding import decode, encode  # noqa: E402
-from tfpreempt.checkpoint.random_state import RandomState  # noqa: E402
-from tfpreempt.checkpoint.variables import distributed  # noqa: E402
+from tfpreempt.checkpoint.state.encoding import decode, encode  # noqa: E402
+from tfpreempt.checkpoint.state.random_state import RandomState  # noqa: E402
+from tfpreempt.checkpoint.tensors.variables import distributed  # noqa: E402
 
 
 def saved(state):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import write_parts
+from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.states import (
     ArrayDictState,
     JsonState,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.fakes import Words, open_directory, write_part
-from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.checkpoint.state.state import State, StateRegistry
 from tfpreempt.errors import CheckpointMismatchError
 from tfpreempt.states import NumpyRandomState, PythonRandomState
 

@@ -21,9 +21,11 @@ from tests.checkpoint.fakes import (
 )
 from tests.fakes.storage import FaultyFiles, SimulatedCrash, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle_table, pointer, restore
-from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.directory import checkpoint_state
+from tfpreempt.checkpoint.restore import restore
+from tfpreempt.checkpoint.restore.handle import Checkpoint
+from tfpreempt.checkpoint.state import bundle
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.core import progress
 from tfpreempt.storage import reading
 
@@ -146,14 +148,14 @@ def test_so_is_one_of_a_save_fn_that_writes_no_files_of_tensorflow(tmp_path):
 
 def test_a_commit_that_is_marked_while_others_look_is_not_lost(three, monkeypatch):
     marker = three / "20" / "COMMITTED"
-    data, named = marker.read_bytes(), pointer.named
+    data, named = marker.read_bytes(), checkpoint_state.named
 
     def asked(directory):
         marker.write_bytes(data)  # the state file is written after that
         return named(directory)
 
     marker.unlink()
-    monkeypatch.setattr(pointer, "named", asked)
+    monkeypatch.setattr(checkpoint_state, "named", asked)
     assert restore.newest_verified(str(three), pytest.fail).step == 20
 
 
@@ -358,10 +360,10 @@ def test_so_are_others_while_an_older_one_is_there(tmp_path):
     """A manager deletes the oldest first."""
     names = [f"ckpt-{step}" for step in (1, 2, 3)]
     for name in names:
-        (tmp_path / f"{name}.index").write_bytes(bundle_table.to_bytes({b"": b""}))
+        (tmp_path / f"{name}.index").write_bytes(bundle.to_bytes({b"": b""}))
         (tmp_path / f"{name}.data-00000-of-00001").write_bytes(b"")
-    kept = pointer.Pointer(latest=names[-1], paths=tuple(names))
-    (tmp_path / "checkpoint").write_bytes(pointer.to_bytes(kept))
+    kept = checkpoint_state.Pointer(latest=names[-1], paths=tuple(names))
+    (tmp_path / "checkpoint").write_bytes(checkpoint_state.to_bytes(kept))
     (tmp_path / "ckpt-2.index").unlink()
     (tmp_path / "ckpt-3.index").write_bytes(b"cut sho")
     lost = []
@@ -402,7 +404,7 @@ def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
             raise errors.CheckpointDamagedError(f"{prefix} has another checksum.")
 
     prefix = tmp_path / "ckpt-1"
-    index = bundle_table.to_bytes({b"": b""})
+    index = bundle.to_bytes({b"": b""})
     prefix.with_suffix(".index").write_bytes(index)
     prefix.with_suffix(".data-00000-of-00001").write_bytes(b"")
     loader = open_directory(tmp_path, Damaged())

@@ -11,8 +11,8 @@ import pytest
 from tests.checkpoint.fakes import OwnContents, Words, open_directory, save, write_part
 from tests.fakes.storage import damage
 from tfpreempt import errors
-from tfpreempt.checkpoint.handle import latest
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.restore.handle import latest
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.states.values import ArrayDictState, JsonState, StepCounter
 from tfpreempt.storage.files import LocalFiles
 

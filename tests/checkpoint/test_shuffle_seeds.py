@@ -19,8 +19,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
-from tfpreempt.checkpoint.iterator_state import keep_seeds  # noqa: E402
-from tfpreempt.checkpoint.shuffle_seeds import seeds_of  # noqa: E402
+from tfpreempt.checkpoint.tensors.iterator_state import keep_seeds  # noqa: E402
+from tfpreempt.checkpoint.tensors.shuffle_seeds import seeds_of  # noqa: E402
 from tfpreempt.data import from_index  # noqa: E402
 from tfpreempt.states import DatasetIteratorState  # noqa: E402
 

@@ -17,7 +17,7 @@ from tests.checkpoint.fakes import (
     save,
 )
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.state.state import StateRegistry
 
 pytestmark = pytest.mark.timeout(20)
 

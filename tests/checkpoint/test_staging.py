@@ -24,8 +24,8 @@ from tests.checkpoint.fakes import (
 )
 from tests.checkpoint.test_lease import acquired
 from tests.checkpoint.test_saver import worker
-from tfpreempt.checkpoint import layout, retention
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.directory import layout, retention
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage.files import LocalFiles
 
@@ -33,7 +33,7 @@ BEGIN = """
 import sys
 from tests.checkpoint.fakes import *
 from tfpreempt import errors
-from tfpreempt.checkpoint.lease import Lease
+from tfpreempt.checkpoint.lease.lease import Lease
 def pause(*name):
     print("stands still", flush=True)
     sys.stdin.readline()
@@ -137,7 +137,9 @@ def test_a_frozen_owner_that_was_taken_over_commits_nothing(
     tmp_path, start_program, name, monkeypatch
 ):
     frozen = start_program(name)
-    monkeypatch.setattr("tfpreempt.checkpoint.holder.Holder.is_dead", lambda *_: True)
+    monkeypatch.setattr(
+        "tfpreempt.checkpoint.lease.lease_record.Holder.is_dead", lambda *_: True
+    )
     saver = started(tmp_path)
     assert leftovers(tmp_path) == set()
     assert frozen.go_on() == "LeaseLostError"

@@ -9,7 +9,12 @@ import pytest
 
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import State, StateRegistry, read_state, write_states
+from tfpreempt.checkpoint.state.state import (
+    State,
+    StateRegistry,
+    read_state,
+    write_states,
+)
 
 
 def test_duplicates_are_refused_until_the_first_is_gone():

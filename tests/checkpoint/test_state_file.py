@@ -10,8 +10,8 @@ import pytest
 from tests.checkpoint.fakes import Words, open_directory, save
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
-from tfpreempt.checkpoint import state_file
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.state import state_file
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.storage.files import LocalFiles
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

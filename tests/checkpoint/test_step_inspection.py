@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.checkpoint.step_inspection import is_updated, reachable, updated_keys
+from tfpreempt.checkpoint.state.unsaved_state_check import (
+    is_updated,
+    reachable,
+    updated_keys,
+)
 from tfpreempt.core import reach
 
 TOTAL = 0

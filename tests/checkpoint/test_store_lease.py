@@ -13,11 +13,11 @@ from tests.checkpoint.test_lease import ELSEWHERE, Waiting
 from tests.fakes.storage import FaultyObjectStore
 from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.remote.place import PACE, StorePlace
-from tfpreempt.checkpoint.remote.upload import Upload
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.lease.object_store_lease import PACE, StorePlace
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.mirror.upload import Upload
 from tfpreempt.storage.local import LocalStore
 
 
@@ -198,7 +198,7 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     assert mirror.wait(20)
     mirror.release()
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.directory.head._PROCESS", "another")
         other = Other(store)
         others = open_directory(tmp_path / "other", OwnContents())
         others.highest_sequence = mirror.highest_sequence
@@ -218,7 +218,7 @@ def test_a_copy_of_what_the_run_before_had_committed_is_no_strangers(
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "the run before")
+        patch.setattr("tfpreempt.checkpoint.directory.head._PROCESS", "the run before")
         before = save(saver, 1)
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     if can_look:
@@ -248,7 +248,9 @@ def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(
 def test_a_store_that_takes_nothing_does_not_keep_a_program_from_its_start(
     store, monkeypatch, caplog
 ):
-    monkeypatch.setattr("tfpreempt.checkpoint.remote.place._PUT_SECONDS", 0.05)
+    monkeypatch.setattr(
+        "tfpreempt.checkpoint.lease.object_store_lease._PUT_SECONDS", 0.05
+    )
     is_open = threading.Event()
     put_if_absent = store.put_if_absent
     store.put_if_absent = lambda *a, **k: is_open.wait(20) and put_if_absent(*a, **k)

@@ -16,10 +16,10 @@ import pytest
 
 from tests.checkpoint.lease_world import Stopped
 from tests.checkpoint.test_store_lease import MANIFEST
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.holder import this_process
-from tfpreempt.checkpoint.lease import attempt
-from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.lease.lease import attempt
+from tfpreempt.checkpoint.lease.lease_record import this_process
+from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStat
 
 HERE = this_process(30.0)

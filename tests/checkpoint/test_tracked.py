@@ -9,10 +9,10 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
-from tfpreempt.checkpoint import reader, structure  # noqa: E402
-from tfpreempt.checkpoint.iterator_state import IteratorState  # noqa: E402
-from tfpreempt.checkpoint.per_replica import PerReplicaState  # noqa: E402
-from tfpreempt.checkpoint.variables import variable_shape  # noqa: E402
+from tfpreempt.checkpoint.tensors import reader  # noqa: E402
+from tfpreempt.checkpoint.tensors.iterator_state import IteratorState  # noqa: E402
+from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState  # noqa: E402
+from tfpreempt.checkpoint.tensors.variables import variable_shape  # noqa: E402
 
 
 def test_nothing_to_save_without_on_read_variables():
@@ -52,7 +52,7 @@ def for_all_workers():
 
 def test_a_shape_and_a_name_are_had_without_a_read(for_all_workers):
     assert variable_shape(for_all_workers) == (1,)
-    assert structure.called(for_all_workers) == "layer/total"
+    assert reader.called(for_all_workers) == "layer/total"
 
 
 def test_a_restored_variable_is_matched_without_a_read(for_all_workers, tmp_path):
@@ -61,3 +61,20 @@ def test_a_restored_variable_is_matched_without_a_read(for_all_workers, tmp_path
     status = tf.train.Checkpoint().read(prefix)
     reader.follow_later_restores(status, prefix)
     status._checkpoint.object_by_proto_id[1] = for_all_workers
+
+
+def kind(*shape, dtype="float32"):
+    return reader.Kind(shape=shape, dtype=dtype)
+
+
+def test_a_structure_that_differs_is_described():
+    here = kind(2, None)
+    assert reader.problem(here, kind(2, 5)) is None
+    wrong = reader.problem(here, kind(3, 5))
+    assert wrong == "the model has shape (2, None), the checkpoint (3, 5)"
+    assert "has type float32" in reader.problem(here, kind(2, 5, dtype="int8"))
+    assert "has no such value" in reader.problem(here, None)
+    text = str(reader.mismatch("p", [wrong] * 31, ["old/kernel"]))
+    assert wrong in text
+    assert "and 11 more" in text
+    assert "old/kernel" in text

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.checkpoint.untracked import attach  # noqa: E402
+from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
 
 
 class Parts:

@@ -19,9 +19,9 @@ from tests.checkpoint.uploads import (
 )
 from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import upload
-from tfpreempt.checkpoint.remote.retention import Retention
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.mirror import upload
+from tfpreempt.checkpoint.mirror.retention import Retention
 from tfpreempt.storage.opening import open_store
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so

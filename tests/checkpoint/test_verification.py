@@ -11,9 +11,9 @@ import pytest
 
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import verification
-from tfpreempt.checkpoint.catalog import Entry, Kind
-from tfpreempt.checkpoint.manifest import FileEntry, Manifest
+from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest
+from tfpreempt.checkpoint.restore import verification
 from tfpreempt.storage import checksum
 from tfpreempt.storage.local import LocalStore
 

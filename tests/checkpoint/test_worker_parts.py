@@ -24,17 +24,17 @@ from tests.fakes.storage import (  # noqa: E402
     damage,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint import (  # noqa: E402
+from tfpreempt.checkpoint.directory import layout  # noqa: E402
+from tfpreempt.checkpoint.directory.commit import Permit  # noqa: E402
+from tfpreempt.checkpoint.restore import opening  # noqa: E402
+from tfpreempt.checkpoint.state.partitioning import DenseTensor, Stretch, deal  # noqa: E402
+from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
+from tfpreempt.checkpoint.tensors import (  # noqa: E402
     bundle_writer,
-    layout,
-    opening,
+    replica_parallel,
     tensor_contents,
     variables,
-    worker_parts,
 )
-from tfpreempt.checkpoint.commit import Permit  # noqa: E402
-from tfpreempt.checkpoint.shares import DenseTensor, Stretch, deal  # noqa: E402
-from tfpreempt.checkpoint.state import StateRegistry  # noqa: E402
 
 MANY = [(7, 3), (40, 5), (1,), (), (300,), (2, 2, 2), (64, 8), (90, 4)]
 HUGE = [(3000, 4), (5, 2)]
@@ -48,7 +48,7 @@ def everything(monkeypatch):
     monkeypatch.setattr(bundle_writer, "THREADS", 2)
     monkeypatch.setattr(tensor_contents, "is_replicated", is_mirrored)
     monkeypatch.setattr(
-        "tfpreempt.checkpoint.large_tensors.distributed", lambda each: each
+        "tfpreempt.checkpoint.tensors.gather.distributed", lambda each: each
     )
 
 
@@ -165,7 +165,7 @@ def test_shares_are_even_and_hold_each_row_once(sizes, count):
     held = [sum(each.data.nbytes for each in share) for share in shares]
     assert sum(held) == sum(each.data.nbytes for each in tensors)
     assert max(held) <= 1.1 * min(held) + 2 * 256  # by a row
-    covered = worker_parts._covered(each for share in shares for each in share)
+    covered = replica_parallel._covered(each for share in shares for each in share)
     assert covered == {each.name: [(0, each.shape[0])] for each in tensors}
 
 
@@ -669,7 +669,7 @@ def test_nor_does_one_that_cannot_be_read(tmp_path, caplog, monkeypatch, error):
     def replicated(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("tfpreempt.checkpoint.large_tensors.replicated", replicated)
+    monkeypatch.setattr("tfpreempt.checkpoint.tensors.gather.replicated", replicated)
     job = Job(tmp_path)
     with caplog.at_level(logging.WARNING):
         job.save(1)

@@ -10,14 +10,14 @@ import pytest
 from tests.checkpoint.fakes import cluster, save, write_part
 from tests.fakes.storage import FaultyFiles, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import pointer
-from tfpreempt.checkpoint.catalog import Kind
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.directory import checkpoint_state
+from tfpreempt.checkpoint.directory.catalog import Kind
+from tfpreempt.checkpoint.state.state import StateRegistry
 
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.checkpoint import opening  # noqa: E402
+from tfpreempt.checkpoint.restore import opening  # noqa: E402
 
 
 class Job:
@@ -253,13 +253,13 @@ def test_a_manager_deletes_no_checkpoint_of_another_directory(tmp_path, caplog):
     directory = tmp_path / "ckpt"
     Job(directory, "manager").save(1)
     kept = str(tmp_path / "other" / "ckpt-1")
-    planted = pointer.Pointer(
+    planted = checkpoint_state.Pointer(
         latest="ckpt-1",
         paths=(kept, "../other/ckpt-1", "ckpt-1"),
         timestamps=(2.0, 2.0, 2.0),
         last_preserved=1.0,
     )
-    (directory / "checkpoint").write_bytes(pointer.to_bytes(planted))
+    (directory / "checkpoint").write_bytes(checkpoint_state.to_bytes(planted))
     job = Job(directory, "manager")
     job.restore()
     for step in (2, 3, 4):

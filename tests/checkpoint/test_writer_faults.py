@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoint.fakes import OwnContents, cluster, open_directory, save
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.directory import layout
 from tfpreempt.storage.files import LocalFiles
 
 pytestmark = pytest.mark.tensorflow
@@ -21,7 +21,8 @@ import keras  # noqa: E402
 from tensorflow.python.checkpoint import checkpoint as checkpoint_lib  # noqa: E402
 
 from tests.checkpoint.test_writer import Job  # noqa: E402
-from tfpreempt.checkpoint import opening, reader  # noqa: E402
+from tfpreempt.checkpoint.restore import opening  # noqa: E402
+from tfpreempt.checkpoint.tensors import reader  # noqa: E402
 
 
 class FullDisk(LocalFiles):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.remote import upload
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.mirror import upload
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
 

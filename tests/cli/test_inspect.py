@@ -23,8 +23,8 @@ from tests.checkpoint.fakes import (
     write_part,
 )
 from tests.fakes.storage import FaultyObjectStore, damage
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli import main
 from tfpreempt.storage import opening
 from tfpreempt.storage.local import LocalStore

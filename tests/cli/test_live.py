@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.conftest import Run, wait_until
 from tests.ports import free_ports
-from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.cli.run.console import Console, StatusLine, status_line
 from tfpreempt.cli.status import metrics
 from tfpreempt.cli.status.metrics import parse_address

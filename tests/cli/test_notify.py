@@ -19,7 +19,7 @@ from tfpreempt.cli import main
 from tfpreempt.cli.notify.workers import NothingRunsError, Worker, held_workers
 from tfpreempt.core.events import Commit, Exit, Notice, Outcome
 from tfpreempt.core.journal import Journal, journal_directory
-from tfpreempt.handler.now import Doing, Now, _pack, now_path
+from tfpreempt.handler.status_file import Doing, Now, _pack, now_path
 
 # A worker as this command sees it: it holds its journal open, and ends by SIGTERM, with
 # the records that are named last on its command line; SIGUSR2 it outlives, with those.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status import read_status as reading
@@ -20,7 +20,7 @@ from tfpreempt.cli.status.text import age_text, one_line
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Commit, Exit, Notice, Outcome, Restored
 from tfpreempt.core.journal import Journal, JsonLines
-from tfpreempt.handler.now import Doing, Now, _pack, now_path
+from tfpreempt.handler.status_file import Doing, Now, _pack, now_path
 from tfpreempt.testing.clock import FakeClock
 
 pytestmark = pytest.mark.timeout(30)

@@ -18,14 +18,14 @@ from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.report.scripted import a_run
 from tests.cli.test_notify import Start, records, start  # noqa: F401  (a fixture)
 from tfpreempt import cli
-from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.run.console import Console, StatusLine
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.terminal import LogHandler, plain
 from tfpreempt.core.events import Outcome
 from tfpreempt.core.journal import JsonLines, journal_directory
-from tfpreempt.handler.now import Doing, Now, _pack, now_path
+from tfpreempt.handler.status_file import Doing, Now, _pack, now_path
 from tfpreempt.testing.clock import FakeClock
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x7f"

@@ -24,8 +24,9 @@ from tests.cli.conftest import wait_until
 from tests.cli.test_inspect import KEYS, filled
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, flat, inspection
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.directory import catalog, flat_commit
+from tfpreempt.checkpoint.restore import inspection
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
 from tfpreempt.cli.inspect import rows
 from tfpreempt.core.progress import ByteBar
@@ -148,7 +149,7 @@ def test_what_goes_while_the_directory_is_listed_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = {str(run / "gone")}
-    monkeypatch.setattr(flat, "intents", lambda directory: gone)
+    monkeypatch.setattr(flat_commit, "intents", lambda directory: gone)
     code, found = told(run)
     assert code == 0
     assert [each["name"] for each in found] == ["2", "1"]

@@ -12,7 +12,7 @@ from tfpreempt.coordination.store import KeyValueStore
 
 def make() -> tuple[KeyValueStore, None]:
     """The store, emptied; its service lives as long as the process."""
-    from tfpreempt.coordination.tf_service import TensorFlowStore
+    from tfpreempt.handler.tensorflow_adapter import TensorFlowStore
 
     start_service()
     store = TensorFlowStore([("worker", 1)])

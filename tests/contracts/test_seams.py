@@ -134,7 +134,7 @@ def test_what_saves_is_refused_before_there_is_a_handler(
     """One of the names is a base class, and wanted as soon as ours is imported."""
     private = importlib.import_module(f"tensorflow.python.{module}")
     monkeypatch.delattr(private, name)
-    imported = "tfpreempt.checkpoint.untracked"
+    imported = "tfpreempt.checkpoint.tensors.variables"
     monkeypatch.delitem(sys.modules, imported, raising=False)
     with pytest.raises(errors.UnsupportedVersionError, match=rf"{module}\.{name}"):
         importlib.import_module(imported)

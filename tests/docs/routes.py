@@ -134,7 +134,7 @@ SIGTERM = Page(
             "This worker's part is written",
             "The worker writes TensorFlow's files, the named States and its own shard "
             "to a staging directory.",
-            r"MainThread checkpoint/save.py \w+\.capture$",
+            r"MainThread checkpoint/restore/save.py \w+\.capture$",
         ),
         Station(
             "The commit",
@@ -142,7 +142,7 @@ SIGTERM = Page(
             "computes checksums, writes the manifest, renames the directory, and "
             "writes the marker. The marker makes the directory a checkpoint. Then the "
             "chief announces the commit to all workers.",
-            r"MainThread checkpoint/save.py \w+\.publish$",
+            r"MainThread checkpoint/restore/save.py \w+\.publish$",
         ),
         Station(
             "The exit",
@@ -180,19 +180,19 @@ RESTART = Page(
             "The process joins its cluster",
             "The session of the process connects to the key-value store. Termination "
             "signals are watched from here on.",
-            r"MainThread handler/this_process.py find_session$",
+            r"MainThread handler/current_session.py find_session$",
         ),
         Station(
             "The chief takes the lease of the directory",
             "No other run may commit in the directory now. The chief removes the files "
             "of saves that were never committed.",
-            r"MainThread handler/start.py \w+\.agree$",
+            r"MainThread handler/restore_agreement.py \w+\.agree$",
         ),
         Station(
             "The workers agree on a commit",
             "The chief finds the newest commit and verifies its checksums. All workers "
             "restore this commit.",
-            r"MainThread handler/start.py \w+\._find_newest$",
+            r"MainThread handler/restore_agreement.py \w+\._find_newest$",
         ),
         Station(
             "The fit is planned",

@@ -15,7 +15,7 @@ import tfpreempt
 from tests.docs.pages import blocks, read
 from tests.fakes.gcs import GcsServer
 from tests.multiprocess.harness import Zygote, worker_environment
-from tfpreempt.checkpoint.handle import Checkpoint
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
 
 RAY = {"to_uri", "to_dict"}  # in the table of what Ray had

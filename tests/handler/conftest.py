@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 
 if TYPE_CHECKING:
     from tests.handler.program import Program
@@ -40,5 +40,5 @@ def program(tmp_path: Path) -> Iterator[Program]:
     """A program that was just started."""
     from tests.handler.program import Program
 
-    with this_process.new_process():
+    with current_session.new_process():
         yield Program(tmp_path / "ckpt")

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.journals import read_journal
 from tfpreempt import TerminationConfig
 from tfpreempt.core.journal import journal_directory
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.notice.source import OnNotice
 
@@ -78,7 +78,7 @@ class Program:
 
 def is_told() -> bool:
     """Whether this process was told of a notice that its next boundary serves."""
-    here = this_process.current()
+    here = current_session.current()
     return here is not None and here.gate.flag
 
 

@@ -17,19 +17,19 @@ import pytest
 from tests.checkpoint.fakes import Words, write_part
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.fence import PACE
-from tfpreempt.checkpoint.holder import Found, this_process
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.opening import open_directory
-from tfpreempt.checkpoint.patience import LONGEST_GRACE, Patience
-from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.save import Save
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.lease.directory_lease import PACE
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.lease.lease_record import Found, this_process
+from tfpreempt.checkpoint.lease.lease_timeouts import LONGEST_GRACE, Patience
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.restore.opening import open_directory
+from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.handler.restore_agreement import LEASE_TIMEOUT, Agreed, Start
 from tfpreempt.handler.run import Run
-from tfpreempt.handler.start import LEASE_TIMEOUT, Agreed, Start
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage.interface import ObjectStore
 

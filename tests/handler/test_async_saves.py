@@ -19,8 +19,8 @@ from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tests.handler.test_life import opened_once_apart
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle_writer
-from tfpreempt.checkpoint.commit import Permit
+from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.core.deadline import SAFETY, until_end
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.storage.files import LocalFiles
@@ -380,7 +380,7 @@ def test_a_copy_that_cannot_be_made_ends_no_training(
     def copied(*args: Any) -> Any:
         raise problem
 
-    monkeypatch.setattr("tfpreempt.checkpoint.large_tensors.copied", copied)
+    monkeypatch.setattr("tfpreempt.checkpoint.tensors.gather.copied", copied)
     with program.handler(save_every=3) as handler:
         steps(program, handler, 5)
     [fault] = program.events("fault")

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program
 from tfpreempt import TerminationConfig, errors
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
-from tfpreempt.handler.remote_cluster import connect_to_cluster
+from tfpreempt.handler.single_client import connect_to_cluster
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -365,4 +365,4 @@ def test_off_the_main_thread(program: Program) -> None:
     assert "main thread" in str(found[0])
     assert "signals=()" in str(found[0])
     assert signal.getsignal(signal.SIGTERM) is before
-    assert list(this_process.current().members) == []
+    assert list(current_session.current().members) == []

@@ -11,7 +11,7 @@ import pytest
 
 from tests.handler.test_session import FakeSave
 from tests.multiprocess.harness import wait_until
-from tfpreempt.checkpoint.commit import Permit
+from tfpreempt.checkpoint.directory.commit import Permit
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import SystemClock

@@ -17,9 +17,9 @@ from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tfpreempt import errors
-from tfpreempt.checkpoint.remote.journals import FOLDER, fetch
+from tfpreempt.checkpoint.mirror.journal_mirror import FOLDER, fetch
 from tfpreempt.cli import main
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.storage.opening import open_store
 
 pytestmark = pytest.mark.tensorflow
@@ -74,7 +74,7 @@ def test_who_lost_the_machine_is_told_the_story(
     assert {**told, "warnings": here["warnings"]} == here
     assert told["workers"][0]["spans"]
 
-    with this_process.new_process():  # another machine, whose disk is empty
+    with current_session.new_process():  # another machine, whose disk is empty
         train(Program(tmp_path / "ckpt-2"), mirror, 5)
     shutil.rmtree(tmp_path / "ckpt-2")
     done = report(mirror, "--json")
@@ -92,7 +92,7 @@ def test_a_machine_that_was_lost_without_a_word(
     program: Program, mirror: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left of it but what was copied while it trained."""
-    monkeypatch.setattr("tfpreempt.checkpoint.remote.journals.EVERY", 0.1)
+    monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror.EVERY", 0.1)
     handler = program.handler(remote_checkpoint_dir=mirror, save_every=1)
     for _ in range(3):
         handler.run(program.step)
@@ -152,7 +152,7 @@ def test_names_of_others_become_no_paths(tmp_path: Path, name: str) -> None:
 def test_what_is_larger_than_journals_are_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfpreempt.checkpoint.remote.journals._MOST_BYTES", 10)
+    monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror._MOST_BYTES", 10)
     store = FaultyObjectStore()
     store.replace(f"{FOLDER}/worker-0-12345678.jsonl", b"x" * 11)
     with pytest.raises(errors.CheckpointError, match="larger than those of a run"):
@@ -178,7 +178,7 @@ def test_a_store_that_hangs_at_the_end_is_waited_for_a_moment_only(
 ) -> None:
     """Nor is a commit's copy held up."""
     monkeypatch.setattr("tfpreempt.handler.run.HANDS_IN", 0.2)
-    monkeypatch.setattr("tfpreempt.checkpoint.remote.journals.EVERY", 0.01)
+    monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror.EVERY", 0.01)
     go_on = threading.Event()
 
     class Hanging(FaultyObjectStore):

@@ -15,14 +15,14 @@ from tests.checkpoint.test_lease import ELSEWHERE
 from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout
-from tfpreempt.checkpoint.fence import LeaseDirectory
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.core.cluster import LOCAL
+from tfpreempt.handler.restore_agreement import Start
 from tfpreempt.handler.run import Run
-from tfpreempt.handler.start import Start
 
 pytestmark = pytest.mark.tensorflow
 
@@ -110,7 +110,7 @@ def commit_of_another_run(
     directory: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.directory.head._PROCESS", "another")
         lease = Lease()
         lease.acquire(str(directory))
         save(open_directory(directory, OwnContents(), lease=lease), step)
@@ -138,7 +138,7 @@ def test_nor_from_what_came_to_the_store(
 ) -> None:
     commit(program, remote_checkpoint_dir=store)
     with monkeypatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.head._PROCESS", "another")
+        patch.setattr("tfpreempt.checkpoint.directory.head._PROCESS", "another")
         there = tmp_path / "elsewhere"
         with program.handler(
             checkpoint_dir=there, remote_checkpoint_dir=store

@@ -14,7 +14,7 @@ import pytest
 from tests.handler.program import Button, Program, wait_until
 from tests.handler.test_mirror import Stuck
 from tfpreempt.core.life import STACKS_SIGNAL, VARIABLE, LifeFile, Sign, Stage
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.notice.source import OnNotice
 from tfpreempt.states.registered import State
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 
 def sign() -> Sign:
-    here = this_process.current()
+    here = current_session.current()
     assert here is not None
     return here.activity.heartbeat()
 
@@ -56,7 +56,7 @@ def test_steps_are_watched_and_what_they_may_trace_gets_longer(
 
 def test_steps_count_over_all_restarts(program: Program) -> None:
     for first in (0, 3):
-        with this_process.new_process(), program.handler() as handler:
+        with current_session.new_process(), program.handler() as handler:
             assert handler.run(sign).step == first
             handler.run(program.step)
             handler.run(program.step)

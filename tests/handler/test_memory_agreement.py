@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoint.fakes import cluster
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.handler.start import Start
+from tfpreempt.handler.restore_agreement import Start
 
 SECONDS = 10.0
 

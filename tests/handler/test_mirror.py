@@ -20,7 +20,7 @@ from tests.checkpoint.fakes import Words
 from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program
 from tfpreempt import Checkpoint, errors
-from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.storage.interface import summed
 from tfpreempt.storage.local import LocalStore
 

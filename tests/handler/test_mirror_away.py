@@ -13,7 +13,7 @@ from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import Program
 from tests.handler.test_mirror import LIMIT, steps, train
 from tfpreempt import errors
-from tfpreempt.checkpoint.remote import mirror, tries
+from tfpreempt.checkpoint.mirror import mirror, status
 from tfpreempt.storage.local import LocalStore
 
 pytestmark = pytest.mark.tensorflow
@@ -71,7 +71,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tries, "REFUSED", 0.2)
+    monkeypatch.setattr(status, "REFUSED", 0.2)
     monkeypatch.setattr(mirror, "SILENT", 0.0)
     store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
     error = errors.SaveError("no such bucket.")

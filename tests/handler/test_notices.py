@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tests.handler.program import Program, is_told, wait_until
 from tfpreempt import State, errors
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 from tfpreempt.testing.metadata import FakeGce
 
@@ -108,7 +108,7 @@ def test_a_save_that_does_not_fit_behind_a_step_is_told_of_beforehand(
 ) -> None:
     """Its length is known: the last one took so long."""
     with program.handler(config={"grace_period": 10.0}) as handler:
-        here = this_process.current()
+        here = current_session.current()
         assert here is not None
         here.coordinator.deadlines.save_seconds = 5.0
         for _ in range(5):
@@ -122,7 +122,7 @@ def test_a_check_that_is_refused_is_no_boundary(program: Program) -> None:
     """It leaves the counts as they were, so that the workers' stay equal."""
     with program.handler() as handler:
         handler.run(program.step)
-        here = this_process.current()
+        here = current_session.current()
         assert here is not None
         other = program.handler(checkpoint_dir=program.directory / "other")
         other.close()
@@ -344,7 +344,7 @@ def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
     del handler
     gc.collect()
     assert signal.getsignal(signal.SIGUSR1) is before
-    assert list(this_process.current().members) == []
+    assert list(current_session.current().members) == []
 
 
 # --- errors under a notice -----------------------------------------------------------

@@ -16,9 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import wait_until
-from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.handler import now
-from tfpreempt.handler.now import Doing, Now, StepRate, Telling, now_path, read_now
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.handler import status_file
+from tfpreempt.handler.status_file import (
+    Doing,
+    Now,
+    StepRate,
+    Telling,
+    now_path,
+    read_now,
+)
 from tfpreempt.testing.clock import FakeClock
 
 pytestmark = pytest.mark.timeout(60)
@@ -65,7 +72,7 @@ class Worker:
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    monkeypatch.setattr(now, "_LOOKS_EVERY", 0.002)
+    monkeypatch.setattr(status_file, "_LOOKS_EVERY", 0.002)
     return Worker(tmp_path)
 
 
@@ -77,7 +84,7 @@ def test_it_is_told_every_few_seconds_and_not_at_each_look(worker: Worker) -> No
         told = read_now(worker.path)
         assert told is not None
         assert (told.step, told.stepped_at) == (1, told.at)
-        worker.clock.advance(now.TOLD_EVERY)
+        worker.clock.advance(status_file.TOLD_EVERY)
         worker.wait_step(2)
 
 
@@ -119,7 +126,7 @@ def test_the_directory_can_be_removed_and_is_not_made_again(
         shutil.rmtree(worker.path.parent)
         worker.path.parent.mkdir()
         for _ in range(3):
-            worker.clock.advance(now.TOLD_EVERY)
+            worker.clock.advance(status_file.TOLD_EVERY)
             worker.wait_looks()
     assert list(worker.path.parent.iterdir()) == []
     assert caplog.text.count("Training goes on") == 1
@@ -137,10 +144,10 @@ def test_a_full_disk_is_told_once_and_what_has_room_again_is_written(
         with monkeypatch.context() as disk:
             disk.setattr(os, "pwrite", full)
             for _ in range(3):
-                worker.clock.advance(now.TOLD_EVERY)
+                worker.clock.advance(status_file.TOLD_EVERY)
                 worker.wait_looks()
         worker.say(step=2)
-        worker.clock.advance(now.TOLD_EVERY)
+        worker.clock.advance(status_file.TOLD_EVERY)
         worker.wait_step(2)
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
     assert "No space left" in caplog.text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.directory import layout
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]  # new interpreters for each
 

@@ -16,7 +16,7 @@ from tests.handler.program import Button, Program, is_told, wait_until
 from tfpreempt import TerminationConfig
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Notice
-from tfpreempt.handler import protection, this_process
+from tfpreempt.handler import current_session
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -59,8 +59,8 @@ class Ways:
 def out() -> Iterator[Ways]:
     """Where protection ends the process, and protection that is closed at the end."""
     yield Ways()
-    if protection._current is not None:
-        protection._current.close()
+    if current_session._protection is not None:
+        current_session._protection.close()
 
 
 class LastSave(tfpreempt.State):
@@ -215,7 +215,7 @@ def test_a_handler_that_begins_to_listen_meanwhile_hears_it(
         opened.append(program.handler())
         return LONG
 
-    monkeypatch.setattr(protection, "_seconds_to_wait", seconds_to_wait)
+    monkeypatch.setattr(current_session, "_seconds_to_wait", seconds_to_wait)
     tfpreempt.protect(out.config())
     out.bell.ring()
     wait_until(is_told)
@@ -230,10 +230,10 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
     with program.handler() as handler:
         handler.run(program.step)
     workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(this_process.current(), "cluster", workers)
+    monkeypatch.setattr(current_session.current(), "cluster", workers)
     config = out.config()
     tfpreempt.protect(config)
-    with protection.protected_start(config):
+    with current_session.protected_start(config):
         out.bell.ring()
     assert out.taken == 0
     out.bell.ring()  # nobody makes one any more
@@ -242,7 +242,7 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
 
 def start(config: TerminationConfig, bell: Bell | None, error: BaseException) -> None:
     """A start that fails, perhaps under a notice."""
-    with protection.protected_start(config):
+    with current_session.protected_start(config):
         if bell is not None:
             bell.ring()
         raise error
@@ -260,7 +260,7 @@ def test_a_start_that_fails_under_a_notice_leaves(
     with program.handler() as handler:
         handler.run(program.step)
     workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(this_process.current(), "cluster", workers)
+    monkeypatch.setattr(current_session.current(), "cluster", workers)
     config = out.config(grace)
     tfpreempt.protect(config)
 
@@ -283,7 +283,7 @@ def test_ctrl_c_in_a_start_is_the_users_under_a_notice_too(
     with program.handler() as handler:
         handler.run(program.step)
     workers = Cluster(worker=1, jobs=(("worker", 2),))
-    monkeypatch.setattr(this_process.current(), "cluster", workers)
+    monkeypatch.setattr(current_session.current(), "cluster", workers)
     config = out.config()
     tfpreempt.protect(config)
     with pytest.raises(KeyboardInterrupt):
@@ -299,7 +299,7 @@ def test_a_start_hears_the_signals_of_its_own_config_too(
     own = Ways()
     config = TerminationConfig(exit_fn=own.leave, signals=("USR1",))
     before = signal.getsignal(signal.SIGUSR1)
-    with protection.protected_start(config):
+    with current_session.protected_start(config):
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until(lambda: own.taken)
     assert signal.getsignal(signal.SIGUSR1) is before
@@ -309,7 +309,7 @@ def test_a_start_hears_the_signals_of_its_own_config_too(
 def test_what_both_listen_to_is_heard_once(program: Program, out: Ways) -> None:
     config = TerminationConfig(exit_fn=out.leave, signals=("USR1",))
     tfpreempt.protect(config)
-    with protection.protected_start(config):
+    with current_session.protected_start(config):
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until(lambda: out.taken)
         time.sleep(0.05)
@@ -324,7 +324,7 @@ def test_another_process_has_no_notices_of_this_one(
     tfpreempt.protect(out.config(LONG))
     out.bell.ring()
     with (
-        this_process.new_process(),
+        current_session.new_process(),
         Program(program.directory / "other").handler() as other,
     ):
         other.run(lambda: None)

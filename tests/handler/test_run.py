@@ -8,11 +8,11 @@ import types
 import pytest
 
 from tests.checkpoint.fakes import open_directory
-from tfpreempt.checkpoint.save import Save
+from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.events import Commit
+from tfpreempt.handler.restore_agreement import Agreed
 from tfpreempt.handler.run import Run
-from tfpreempt.handler.start import Agreed
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.testing.clock import FakeClock
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.handler.program import LIMIT, Program, is_told, wait_until
 from tfpreempt import State, errors
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.handler.exit import describe
 from tfpreempt.states import JsonState
 
@@ -361,7 +361,7 @@ def test_after_a_failed_save_the_end_is_committed_or_close_raises(
         handler.check()
         assert program.exits == 1
     else:
-        here = this_process.current()
+        here = current_session.current()
         assert here is not None
         here.coordinator.periodic()
         wait_until(is_told)

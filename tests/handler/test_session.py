@@ -18,10 +18,10 @@ from typing import IO, Any
 
 import pytest
 
-from tfpreempt.checkpoint.commit import Permit
-from tfpreempt.checkpoint.contents import Staged
-from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.checkpoint.state import REGISTRY, State
+from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.checkpoint.state.state import REGISTRY, State
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core import frameworks
@@ -36,9 +36,9 @@ from tfpreempt.errors import (
     UnsupportedClusterError,
     UsageError,
 )
-from tfpreempt.handler import process_end, session, this_process, training_end
-from tfpreempt.handler.exit import tell_peers
-from tfpreempt.handler.interrupts import held_back
+from tfpreempt.handler import current_session, session, training_end
+from tfpreempt.handler import exit as exiting
+from tfpreempt.handler.exit import held_back, tell_peers
 from tfpreempt.handler.session import PendingNotices
 
 pytestmark = pytest.mark.timeout(30)
@@ -163,9 +163,9 @@ class FakeRun:
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     """The session of a process that was just started; forgotten afterwards."""
-    monkeypatch.setattr(this_process, "on_interpreter_end", lambda call: None)
-    with this_process.new_process():
-        made = this_process.find_session(None, 5.0)
+    monkeypatch.setattr(current_session, "on_interpreter_end", lambda call: None)
+    with current_session.new_process():
+        made = current_session.find_session(None, 5.0)
         yield made
         made.come_back()
 
@@ -197,7 +197,7 @@ def boundary(current: session.Session) -> None:
 
 def test_one_session_a_process(current: session.Session) -> None:
     """All handlers share it; the shortest time-out holds; one cluster only."""
-    assert this_process.find_session(None, 3.0) is current
+    assert current_session.find_session(None, 3.0) is current
     assert current.coordinator.deadlines.save_timeout == 3.0
     assert [current.next_prefix() for _ in range(2)] == [
         "tfpreempt/0/start/1",
@@ -205,7 +205,7 @@ def test_one_session_a_process(current: session.Session) -> None:
     ]
     other = Resolver({"worker": ["a", "b"]}, ("worker", 1))
     with pytest.raises(UsageError, match="one process can belong to one cluster"):
-        this_process.find_session(other, 3.0)
+        current_session.find_session(other, 3.0)
 
 
 def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
@@ -599,7 +599,7 @@ def test_an_exit_from_another_thread_ends_the_process(
     if pid == 0:
         sys.stdout = io.TextIOWrapper(os.fdopen(tell, "wb"), write_through=False)
         print("said before the end", end="")
-        process_end.exit_hard(lambda: sys.exit(code))
+        exiting.exit_hard(lambda: sys.exit(code))
         os._exit(99)
     os.close(tell)
     with os.fdopen(told) as output:
@@ -612,13 +612,13 @@ def test_an_end_that_is_not_saved_is_no_success(
 ) -> None:
     """Where the end of the interpreter has to close the handler."""
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(this_process, "on_interpreter_end", ends.append)
+    monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
-        with this_process.new_process():
+        with current_session.new_process():
             member = FakeRun()
             member.error = SaveError("the disk is full")
-            this_process.find_session(None, 5.0).open(member)
+            current_session.find_session(None, 5.0).open(member)
             ends[0]()
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
@@ -639,11 +639,11 @@ def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
 ) -> None:
     """The last commit is without it, where the handler was never closed."""
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(this_process, "on_interpreter_end", ends.append)
+    monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     monkeypatch.setattr(training_end, "exit_hard", lambda leave: leave())
-    with this_process.new_process():
+    with current_session.new_process():
         member = FakeRun()
-        this_process.find_session(None, 5.0).open(member)
+        current_session.find_session(None, 5.0).open(member)
         words = Words("words of a function")
         assert "words of a function" not in REGISTRY.gone()
         del words
@@ -657,12 +657,12 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr(this_process, "on_interpreter_end", ends.append)
+    monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     pid = os.fork()
     if pid == 0:
-        with this_process.new_process():
+        with current_session.new_process():
             member = FakeRun()
-            this_process.find_session(None, 5.0).open(member)
+            current_session.find_session(None, 5.0).open(member)
             sys.last_value = ValueError("of the program")
             ends[0]()
         error = "ValueError: of the program"
@@ -673,7 +673,7 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
 
 def test_the_code_of_a_watched_exit_can_be_changed() -> None:
     """As that of any SystemExit which a program catches and raises again."""
-    watched = process_end.WatchedExit()
+    watched = exiting.WatchedExit()
     assert watched.code is None
     watched.code = 7
     assert (watched.code, watched.args) == (7, (7,))
@@ -707,8 +707,8 @@ def test_a_way_out_that_never_ends_is_ended() -> None:
     """With the code that it was to have, and another error on its way."""
 
     def program() -> None:
-        exit = process_end.WatchedExit(7)
-        process_end.LastExit(exit, 0.05)
+        exit = exiting.WatchedExit(7)
+        exiting.LastExit(exit, 0.05)
         try:
             raise exit
         finally:
@@ -723,8 +723,8 @@ def test_a_way_out_that_never_ends_is_ended() -> None:
 def test_an_exit_that_was_caught_ends_nothing() -> None:
     def program() -> None:
         before = threading.active_count()
-        exit = process_end.WatchedExit(7)
-        process_end.LastExit(exit, 0.05)
+        exit = exiting.WatchedExit(7)
+        exiting.LastExit(exit, 0.05)
         with contextlib.suppress(SystemExit):
             raise exit
         while threading.active_count() > before:
@@ -755,7 +755,7 @@ def test_who_serves_on_after_a_caught_exit_is_left_alone(
         way = f"def main():\n{way}\nmain()"
     program = (
         "import contextlib, os, threading, time\n"
-        "from tfpreempt.handler.process_end import LastExit, WatchedExit\n"
+        "from tfpreempt.handler.exit import LastExit, WatchedExit\n"
         "exit = WatchedExit(7)\n"
         "LastExit(exit, 1.0)\n"
         "watching = threading.enumerate()[-1]\n"
@@ -787,7 +787,7 @@ def test_python_takes_itself_apart_where_there_is_time(end: str, printed: str) -
     """
     program = (
         "import atexit, os, sys\n"
-        "from tfpreempt.handler.process_end import LastExit, WatchedExit\n"
+        "from tfpreempt.handler.exit import LastExit, WatchedExit\n"
         "class Last:\n"
         "    def __del__(self, write=os.write):\n"
         "        write(1, b'taken apart\\n')\n"
@@ -828,7 +828,7 @@ def test_who_prints_on_the_way_out_finds_a_stream(
         monkeypatch.setattr(sys, name, closed if is_there else None)
     if not is_there:
         monkeypatch.delattr(sys, "stderr")
-    process_end.keep_streams()
+    exiting.keep_streams()
     for each in (sys.stdout, sys.stderr):
         print("the last word", file=each, flush=True)
 
@@ -838,11 +838,11 @@ def test_a_stream_that_cannot_be_flushed_is_given_up_at_the_end_alone(
     stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A terminal that was paused, or a disk that is full now, may go on later."""
-    monkeypatch.setattr(process_end, "FLUSH_LIMIT", 0.1)
+    monkeypatch.setattr(exiting, "FLUSH_LIMIT", 0.1)
     monkeypatch.setattr(sys, "stdout", stream)
-    process_end.keep_streams()
+    exiting.keep_streams()
     assert sys.stdout is stream
-    process_end.flush_streams()
+    exiting.flush_streams()
     print("the last word", flush=True)
 
 
@@ -853,8 +853,8 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
         raise ValueError("of an exit function")
 
     def program() -> None:
-        with this_process.new_process():
-            current, member = this_process.find_session(None, 5.0), FakeRun()
+        with current_session.new_process():
+            current, member = current_session.find_session(None, 5.0), FakeRun()
             member.leave = fail  # type: ignore[assignment,method-assign]
             current.open(member)
             alarm = threading.Thread(target=current.exit.overrun, args=("late",))
@@ -874,8 +874,8 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
         threading.Event().wait()
 
     def program() -> None:
-        with this_process.new_process():
-            current, member = this_process.find_session(None, 5.0), FakeRun()
+        with current_session.new_process():
+            current, member = current_session.find_session(None, 5.0), FakeRun()
             clock, deadlines = SystemClock(), current.coordinator.deadlines
 
             def leave(committed: bool, cluster: Cluster, **more: bool) -> None:
@@ -897,14 +897,14 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
 
 def test_an_exit_function_that_returns_ends_nothing() -> None:
     """Training goes on where the user's exit function returns."""
-    process_end.exit_hard(lambda: None)
+    exiting.exit_hard(lambda: None)
 
 
 def test_the_last_boundary_can_still_start_threads() -> None:
     """The hook at the end of the program runs before Python refuses threads."""
     program = (
         "import threading\n"
-        "from tfpreempt.handler.process_end import on_interpreter_end\n"
+        "from tfpreempt.handler.exit import on_interpreter_end\n"
         "def end():\n"
         "    t = threading.Thread(target=print, args=('late',)); t.start(); t.join()\n"
         "on_interpreter_end(end)\n"
@@ -986,8 +986,8 @@ def test_workers_that_the_program_does_not_know_of_are_named(
     task = {"type": "worker", "index": len(workers) - 1}
     told = {"cluster": {"worker": workers}, "task": task}
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))
-    with this_process.new_process():
-        this_process.find_session(None, 5.0)
+    with current_session.new_process():
+        current_session.find_session(None, 5.0)
     assert ("worker 1 of 2, and the program has no cluster" in caplog.text) == is_said
 
 
@@ -995,9 +995,9 @@ def test_who_drives_remote_workers_knows_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
-    monkeypatch.setattr(this_process, "connection", lambda: "to the workers")
-    with this_process.new_process():
-        this_process.find_session(None, 5.0)
+    monkeypatch.setattr(current_session, "connection", lambda: "to the workers")
+    with current_session.new_process():
+        current_session.find_session(None, 5.0)
     assert caplog.text == ""
 
 
@@ -1005,8 +1005,8 @@ def test_a_tf_config_that_is_not_for_us_is_no_matter_of_one_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}}')
-    with this_process.new_process():
-        this_process.find_session(None, 5.0)
+    with current_session.new_process():
+        current_session.find_session(None, 5.0)
     assert caplog.text == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint.fakes import OwnContents, Words, cluster, content, open_directory
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
-from tfpreempt.checkpoint.state import StateRegistry
+from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
 
 ROOM = 1 << 40

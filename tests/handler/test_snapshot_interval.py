@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfpreempt.handler.snapshot_scheduler import (
-    SHARE,
-    SHORTEST,
-    WARM_UP,
-    IntervalPolicy,
-)
+from tfpreempt.handler.activity import SHARE, SHORTEST, WARM_UP, IntervalPolicy
 
 
 def warm() -> IntervalPolicy:

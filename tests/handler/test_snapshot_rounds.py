@@ -14,8 +14,8 @@ import pytest
 from tests.checkpoint.fakes import Words
 from tests.fakes.storage import FaultyFiles
 from tests.handler.test_snapshot_crashes import snapshots
-from tfpreempt.checkpoint.manifest import FileEntry, Parent
-from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.checkpoint.directory.manifest import FileEntry, Parent
+from tfpreempt.checkpoint.state.state import State, StateRegistry
 from tfpreempt.coordination.events import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.memory import LentMemory

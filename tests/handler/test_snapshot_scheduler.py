@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.handler.snapshot_scheduler import SnapshotScheduler
+from tfpreempt.handler.activity import SnapshotScheduler
 from tfpreempt.handler.snapshots import Taken
 from tfpreempt.testing.clock import FakeClock
 

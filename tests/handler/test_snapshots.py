@@ -20,11 +20,11 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle_writer
-from tfpreempt.checkpoint.state import State, StateRegistry
+from tfpreempt.checkpoint.state.state import State, StateRegistry
+from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.memory import LentMemory
-from tfpreempt.handler import session, snapshot_scheduler, this_process
+from tfpreempt.handler import activity, current_session, session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -39,13 +39,13 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LentMemory:
     os.mkdir(lent.directory)
     for name, value in lent.to_environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(snapshot_scheduler, "SHORTEST", SOON)
+    monkeypatch.setattr(activity, "SHORTEST", SOON)
     monkeypatch.setattr(
         session,
         "SnapshotScheduler",
-        lambda *args: snapshot_scheduler.SnapshotScheduler(
+        lambda *args: activity.SnapshotScheduler(
             *args,
-            interval=snapshot_scheduler.IntervalPolicy(share=1.0, shortest=SOON),
+            interval=activity.IntervalPolicy(share=1.0, shortest=SOON),
         ),
     )
     return lent
@@ -62,7 +62,7 @@ def start(tmp_path: Path) -> Iterator[Make]:
 
         def start() -> Program:
             ends.close()
-            ends.enter_context(this_process.new_process())
+            ends.enter_context(current_session.new_process())
             return Program(tmp_path / "ckpt")
 
         yield start
@@ -408,7 +408,7 @@ def test_large_tensors_are_copied_into_the_same_memory_again(
 def test_their_rounds_keep_no_keys(start: Make, memory: LentMemory) -> None:
     program = start()
     handler = program.handler()
-    here = this_process.current()
+    here = current_session.current()
     assert here is not None
     store = here.runtime.store
     assert isinstance(store, MemoryStore)

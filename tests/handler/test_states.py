@@ -13,9 +13,9 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import errors
-from tfpreempt.checkpoint.data_order import OrderState
-from tfpreempt.checkpoint.fence import LeaseDirectory
-from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.state.state import REGISTRY
+from tfpreempt.checkpoint.tensors.data_order import OrderState
 from tfpreempt.states import DatasetIteratorState, JsonState
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]

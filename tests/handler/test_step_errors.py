@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.handler.tensorflow_errors import is_lost_worker  # noqa: E402
+from tfpreempt.handler.tensorflow_adapter import is_lost_worker  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from tests.handler.program import Program, wait_until
 from tfpreempt.core.journal import journal_directory
-from tfpreempt.handler import now
-from tfpreempt.handler.now import Doing, Now, now_path, read_now
+from tfpreempt.handler import status_file
+from tfpreempt.handler.status_file import Doing, Now, now_path, read_now
 from tfpreempt.states.registered import State
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(now, "_LOOKS_EVERY", 0.01)
-    monkeypatch.setattr(now, "TOLD_EVERY", 0.01)
+    monkeypatch.setattr(status_file, "_LOOKS_EVERY", 0.01)
+    monkeypatch.setattr(status_file, "TOLD_EVERY", 0.01)
 
 
 def told(program: Program) -> Now | None:

@@ -19,11 +19,11 @@ from tests.contracts.storage_places import MotoServer
 from tests.fakes.gcs import GcsServer
 from tests.handler.program import Program
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint import holder as holders
-from tfpreempt.checkpoint.remote.place import StorePlace
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.lease import lease_record as holders
+from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.storage.opening import open_store
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
@@ -72,13 +72,13 @@ class Cloud:
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    with GcsServer() as server, this_process.new_process():
+    with GcsServer() as server, current_session.new_process():
         yield Cloud(server, tmp_path, monkeypatch)
 
 
 def train(steps: int, **more: object) -> tuple[list[float], int]:
     """A program from its start to its end: the weights, and where it has begun."""
-    with this_process.new_process():
+    with current_session.new_process():
         program = Program(URL)  # type: ignore[arg-type]
         with program.handler(**more) as handler:
             began = handler.total_run_calls
@@ -89,14 +89,14 @@ def train(steps: int, **more: object) -> tuple[list[float], int]:
 
 def die_after(step: int) -> None:
     """A program that dies behind its commit of a step, before the upload begins."""
-    with this_process.new_process(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfpreempt.checkpoint.remote.upload.Upload.run", _stall)
+    with current_session.new_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.mirror.upload.Upload.run", _stall)
         program = Program(URL)  # type: ignore[arg-type]
         handler = program.handler()
         while handler.total_run_calls < step:
             handler.run(program.step)
         handler.save()
-        for each in this_process.current().members:  # type: ignore[union-attr]
+        for each in current_session.current().members:  # type: ignore[union-attr]
             each.directory.mirror.stop()
             each.release()
 
@@ -108,7 +108,7 @@ def _stall(upload: object) -> None:
 def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
     """The weights, a State and the generators are what they were."""
     word = Words("word", "before")
-    with this_process.new_process():
+    with current_session.new_process():
         program = Program(URL)  # type: ignore[arg-type]
         handler = program.handler()
         random.seed(5)
@@ -125,7 +125,7 @@ def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
         drawn = random.random()
     cloud.go_to("second")
     word.text = "after"
-    with this_process.new_process():
+    with current_session.new_process():
         again = Program(URL)  # type: ignore[arg-type]
         with again.handler() as restored:
             restored.run(again.step)
@@ -191,7 +191,7 @@ def test_a_copy_that_was_not_noted_is_known_again(
     train(2)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "tfpreempt.checkpoint.remote.scratch.Scratch.note_copied",
+            "tfpreempt.checkpoint.mirror.store_selection.Scratch.note_copied",
             lambda scratch, commit: None,
         )
         train(3)
@@ -204,7 +204,7 @@ def test_a_bucket_that_does_not_answer_ends_the_start(
 ) -> None:
     """Although the scratch directory has a commit: another machine may have more."""
     train(2)
-    monkeypatch.setattr("tfpreempt.checkpoint.remote.fetch.RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("tfpreempt.checkpoint.mirror.import_commit.RETRY_SECONDS", 0.2)
     cloud.server.close()
     with pytest.raises(
         errors.CheckpointError, match="without knowing what is in gs://"
@@ -214,7 +214,7 @@ def test_a_bucket_that_does_not_answer_ends_the_start(
 
 def test_two_programs_at_once(cloud: Cloud) -> None:
     """On one machine they share the scratch directory."""
-    with this_process.new_process():
+    with current_session.new_process():
         first = Program(URL).handler()  # type: ignore[arg-type]
         with pytest.raises(errors.ConfigurationError, match="is open in"):
             Program(URL + "/").handler()  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def test_a_scratch_directory_without_room(
 )
 def test_what_cannot_be_a_checkpoint_directory(url: str, said: str) -> None:
     with (
-        this_process.new_process(),
+        current_session.new_process(),
         pytest.raises(errors.ConfigurationError, match=said),
     ):
         Program(url).handler()  # type: ignore[arg-type]
@@ -270,7 +270,7 @@ def put(folder: Path, below: str = "") -> None:
 
 def local_commit(folder: Path, steps: int) -> Path:
     """A commit in a directory of this machine."""
-    with this_process.new_process():
+    with current_session.new_process():
         program = Program(folder)
         with program.handler() as handler:
             for _ in range(steps):
@@ -286,7 +286,7 @@ def test_a_run_of_an_earlier_version_is_continued(cloud: Cloud, tmp_path: Path) 
     open_store(URL).replace("commit-later/MANIFEST.json", b"{}")  # never committed
     listed = f'model_checkpoint_path: "{URL}/commit-3abc-0/ckpt"\n'
     open_store(URL).replace("checkpoint", listed.encode())
-    with this_process.new_process():
+    with current_session.new_process():
         assert train(1, restore=False)[1] == 0  # nothing is fetched
     cloud.empty()
     for steps in (2, 3):
@@ -321,7 +321,7 @@ def test_what_a_manager_saved_there_is_restored(
     put(tmp_path / "flat")
     state_file = f'model_checkpoint_path: "{listed}"\n'
     open_store(URL).replace("checkpoint", state_file.encode())
-    with this_process.new_process():
+    with current_session.new_process():
         again = Program(URL)  # type: ignore[arg-type]
         with again.handler() as handler:
             assert again.variable.numpy().tolist() == [3.0, 4.0]
@@ -331,7 +331,7 @@ def test_what_a_manager_saved_there_is_restored(
 
 
 def test_a_deleted_commit_is_named_no_more(cloud: Cloud) -> None:
-    with this_process.new_process():
+    with current_session.new_process():
         program = Program(URL)  # type: ignore[arg-type]
         with program.handler(save_every=1, async_save=False) as handler:
             for _ in range(3):
@@ -355,7 +355,7 @@ def test_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setenv(name, value)
         for machine, steps in (("first", 2), ("second", 4)):
             monkeypatch.setenv(VARIABLE, str(tmp_path / machine))
-            with this_process.new_process():
+            with current_session.new_process():
                 program = Program(url)  # type: ignore[arg-type]
                 with program.handler() as handler:
                     assert handler.total_run_calls == steps - 2
@@ -387,7 +387,7 @@ def test_a_program_on_another_machine_is_refused_by_name(
     holder = dataclasses.replace(holders.this_process(30.0), host="node-7", boot="b")
     token = place.take(holder)
     assert token is not None
-    monkeypatch.setattr("tfpreempt.checkpoint.lease._Looks", lambda: Looks(token))
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease._Looks", lambda: Looks(token))
     cloud.go_to("second")
     with pytest.raises(
         errors.DirectoryInUseError, match=r"'gs://bucket/run' is in use.*on node-7"

@@ -373,7 +373,7 @@ def preempt() -> None:
 
 def digest(variables: Iterable[Any]) -> str:
     """Of all bytes of all replicas."""
-    from tfpreempt.checkpoint import per_replica
+    from tfpreempt.checkpoint.tensors import per_replica
 
     _, parts = per_replica.read(("", each) for each in variables)
     assert parts

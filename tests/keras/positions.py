@@ -6,8 +6,8 @@ import io
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.encoding import read_parts, write_parts
-from tfpreempt.checkpoint.iterator_state import pack, unpack
+from tfpreempt.checkpoint.state.encoding import read_parts, write_parts
+from tfpreempt.checkpoint.tensors.iterator_state import pack, unpack
 
 
 def serialize(iterator):

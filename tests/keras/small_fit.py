@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tests.handler.program import Button
 from tfpreempt import TerminationConfig
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.keras import PreemptionCallback
 from tfpreempt.keras.callback import new_process
 
@@ -190,7 +190,7 @@ def machine(line: str) -> Iterator[Machine]:
     was_enabled = legacy.is_tf_random_generator_enabled()
     legacy.enable_tf_random_generator()
     made = Machine(line, directory)
-    with this_process.new_process(), contextlib.ExitStack() as at_end:
+    with current_session.new_process(), contextlib.ExitStack() as at_end:
         at_end.callback(shutil.rmtree, directory, ignore_errors=True)
         if not was_enabled:
             at_end.callback(legacy.disable_tf_random_generator)

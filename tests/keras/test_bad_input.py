@@ -29,7 +29,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint.encoding import write_parts  # noqa: E402
+from tfpreempt.checkpoint.state.encoding import write_parts  # noqa: E402
 from tfpreempt.handler.handler import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.keras import PreemptionCallback  # noqa: E402
 from tfpreempt.keras.record import Record  # noqa: E402

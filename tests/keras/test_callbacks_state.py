@@ -14,7 +14,7 @@ import pytest
 
 from tests.keras.both_lines import travelled
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import State
+from tfpreempt.checkpoint.state.state import State
 from tfpreempt.keras.callbacks import others, state
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.handler.program import Program
 from tests.keras.small_fit import BATCHES, machine
 from tfpreempt.core.life import Stage
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
@@ -18,7 +18,7 @@ def test_validation_and_callbacks_take_as_long_as_they_take(line: str) -> None:
     seen: dict[str, list[Stage]] = {}
 
     def note(where: str) -> None:
-        here = this_process.current()
+        here = current_session.current()
         assert here is not None
         seen.setdefault(where, []).append(here.activity.heartbeat().stage)
 
@@ -52,7 +52,7 @@ def test_the_beginning_of_a_fit_takes_as_long_as_it_takes_beside_a_handler() -> 
     seen = []
 
     def note(epoch: int, logs: object = None) -> None:
-        here = this_process.current()
+        here = current_session.current()
         assert here is not None
         seen.append(here.activity.heartbeat().stage)
 

@@ -33,7 +33,7 @@ from tests.keras.small_fit import (  # noqa: E402
     values,
 )
 from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
-from tfpreempt.checkpoint import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_writer  # noqa: E402
 from tfpreempt.core.journal import journal_directory  # noqa: E402
 from tfpreempt.keras.fit.steps import Steps  # noqa: E402
 from tfpreempt.keras.record import Encoded  # noqa: E402

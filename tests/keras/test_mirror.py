@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.storage import FaultyObjectStore
 from tests.keras.small_fit import machine, values
 from tfpreempt import errors
-from tfpreempt.checkpoint import bundle_writer
+from tfpreempt.checkpoint.tensors import bundle_writer
 
 pytestmark = pytest.mark.tensorflow
 
@@ -49,7 +49,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_copy_that_did_not_come_to_its_end_is_told(monkeypatch) -> None:
     with machine("keras") as each:
-        monkeypatch.setattr("tfpreempt.checkpoint.remote.tries.STALLED", 0.0)
+        monkeypatch.setattr("tfpreempt.checkpoint.mirror.status.STALLED", 0.0)
         store = FaultyObjectStore(uri="memory://away")
         model, data = each.model(), each.arrays()
         ours = each.preemption(remote_checkpoint_dir=store)

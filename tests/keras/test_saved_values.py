@@ -12,7 +12,7 @@ import pytest
 
 from campaigns import fuzz_runs
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import write_parts
+from tfpreempt.checkpoint.state.encoding import write_parts
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.data.position import Position
 from tfpreempt.keras.fit import progress

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from tests.multiprocess.harness import RESTART, Place, records
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.fence import LeaseDirectory
-from tfpreempt.checkpoint.holder import this_process
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.lease.lease_record import this_process
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.gcs import GcsServer
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import RESTART, Cluster, Place, wait_until
-from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.storage.opening import open_store
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.multiprocess.harness import RESTART, Cluster, Place, records
-from tfpreempt.checkpoint import layout
+from tfpreempt.checkpoint.directory import layout
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 

@@ -24,7 +24,7 @@ from tests.multiprocess.harness import (
     wait_until,
     worker_environment,
 )
-from tfpreempt.checkpoint import catalog
+from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.storage.opening import open_store
 

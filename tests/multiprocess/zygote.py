@@ -25,7 +25,7 @@ from typing import Any
 PRELOADED = (
     "tensorflow",
     "tfpreempt.handler.handler",
-    "tfpreempt.coordination.tf_service",
+    "tfpreempt.handler.tensorflow_adapter",
 )
 
 _PR_SET_PDEATHSIG = 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfpreempt.checkpoint import lease
+from tfpreempt.checkpoint.lease import lease
 
 
 @pytest.fixture(autouse=True)

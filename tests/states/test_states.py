@@ -16,8 +16,8 @@ import pytest
 import tfpreempt
 from tests.checkpoint.fakes import Words
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import REGISTRY, State
-from tfpreempt.handler import this_process
+from tfpreempt.checkpoint.state.state import REGISTRY, State
+from tfpreempt.handler import current_session
 from tfpreempt.states import JsonState, StepCounter, registered
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,7 +35,7 @@ def directory(tmp_path, monkeypatch):
     restart(monkeypatch)
     for left in REGISTRY.in_order():  # by a test that failed, in its traceback
         left.unregister()
-    with this_process.new_process():
+    with current_session.new_process():
         yield tmp_path / "ckpt"
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_commit_is_passed_over(directory, monkeypatch, caplog):
 def test_a_commit_is_verified_once(directory, monkeypatch):
     states = [Words(name, name) for name in "abc"]
     tfpreempt.save_all_states()
-    from tfpreempt.checkpoint import restore
+    from tfpreempt.checkpoint.restore import restore
 
     calls = []
     verify = restore.verify
@@ -204,7 +204,9 @@ def test_a_worker_that_loads_from_two_commits_is_warned(directory, monkeypatch, 
             "task": {"type": "worker", "index": worker},
         }
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        monkeypatch.setattr("tfpreempt.checkpoint.head._PROCESS", f"worker {worker}")
+        monkeypatch.setattr(
+            "tfpreempt.checkpoint.directory.head._PROCESS", f"worker {worker}"
+        )
 
     words = Words("words", "one")
     become(0)

@@ -20,14 +20,14 @@ from tests.checkpoint.test_lease import ELSEWHERE
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.fence import LeaseDirectory
-from tfpreempt.checkpoint.remote import chosen_store
-from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.state import REGISTRY
-from tfpreempt.checkpoint.state_loader import StateLoader
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.mirror import store_selection
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.restore.state_loader import StateLoader
+from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.core.cluster import LOCAL, Cluster
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.states import copies, registered
 from tfpreempt.storage.files import LocalFiles
 
@@ -97,11 +97,11 @@ def place(tmp_path, monkeypatch):
     made = Place(tmp_path / "ckpt", monkeypatch)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(made.directory))
     monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", made.store.uri)
-    monkeypatch.setattr(chosen_store, "open_store", lambda place: made.store)
+    monkeypatch.setattr(store_selection, "open_store", lambda place: made.store)
     for left in REGISTRY.in_order():
         left.unregister()
     made.restart()
-    with this_process.new_process():
+    with current_session.new_process():
         yield made
         made.stop()
 
@@ -293,7 +293,7 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
         def wait_for_save(self):
             pass
 
-    monkeypatch.setattr(registered, "this_process", SimpleNamespace(current=Session))
+    monkeypatch.setattr(registered, "current_session", SimpleNamespace(current=Session))
     assert tfpreempt.load_state(words)
     assert tfpreempt.save_all_states() == "its own"
     assert registered._alone == {}

@@ -15,12 +15,12 @@ from tests.checkpoint.fakes import Words
 from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, pointer
-from tfpreempt.checkpoint.remote import chosen_store
-from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.checkpoint.directory import catalog, checkpoint_state
+from tfpreempt.checkpoint.mirror import store_selection
+from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.states import StepCounter, registered
 from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.opening import open_store
@@ -56,7 +56,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     for left in REGISTRY.in_order():
         left.unregister()
     made = Machines(tmp_path, monkeypatch)
-    with GcsServer() as server, this_process.new_process():
+    with GcsServer() as server, current_session.new_process():
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         made.restart("first")
@@ -147,7 +147,7 @@ class Bucket:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
-        monkeypatch.setattr(chosen_store, "open_store", lambda place: self.store)
+        monkeypatch.setattr(store_selection, "open_store", lambda place: self.store)
 
     def check_state_file(self) -> None:
         """What stock TensorFlow takes for the newest checkpoint is a whole commit."""
@@ -156,7 +156,7 @@ class Bucket:
             self.store.get("checkpoint", state_file)
         except ObjectMissingError:
             return
-        named = pointer.parse(state_file.getvalue())
+        named = checkpoint_state.parse(state_file.getvalue())
         assert named is not None
         entry = catalog.read(catalog.unread(self.store, named.latest.split("/")[0]))
         assert entry.is_committed

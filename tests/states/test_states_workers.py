@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
-from tfpreempt.checkpoint.restore import newest_verified
+from tfpreempt.checkpoint.restore.restore import newest_verified
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
-from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.remote.chosen_store import choose_places
+from tfpreempt.checkpoint.mirror.store_selection import choose_places
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.filesystem import FsspecStore

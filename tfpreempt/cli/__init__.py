@@ -12,6 +12,9 @@ signals    signals that are waited for instead of handled
 sizes      sizes and seconds: as people read them, and write them in an option
 tables     a rich console whose texts cannot steer the terminal
 terminal   printing: no text that a command prints can steer a terminal
+
+Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/notify, cli/report,
+cli/run, cli/status, tfpreempt.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ keys         names of keys, and the text that they hold
 runtime      reads, inserts and alarms, by threads that nobody joins
 store        the interface of the key-value store that workers agree through
 memory       a store in this process: for one worker alone, and for simulation
-tf_service   the store of TensorFlow's coordination service
 rendezvous   before training: all workers start from the same plan
+
+Imported by handler, testing.
 """

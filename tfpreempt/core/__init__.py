@@ -19,4 +19,7 @@ restarts    how often this run was started again
 scratch     where a run trains whose checkpoint directory is a URL
 seams       every private name of TensorFlow and Keras that we take, checked once
 threads     threads with an owner, jobs in many, calls with an end
+
+Imported by checkpoint, cli, coordination, data, handler, keras, notice, platforms,
+states, storage, testing, tfpreempt.
 """

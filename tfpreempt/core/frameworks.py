@@ -21,11 +21,11 @@ from tfpreempt.core import loading
 
 ADAPTERS: dict[str, dict[str, str]] = {
     "tensorflow": {
-        "generators": "tfpreempt.checkpoint.tensorflow_generators",
-        "values": "tfpreempt.checkpoint.tensorflow_values",
-        "checkpoints": "tfpreempt.checkpoint.tensor_contents",
-        "errors": "tfpreempt.handler.tensorflow_errors",
-        "coordination": "tfpreempt.coordination.tf_service",
+        "generators": "tfpreempt.checkpoint.tensors.program_values",
+        "values": "tfpreempt.checkpoint.tensors.program_values",
+        "checkpoints": "tfpreempt.checkpoint.tensors.tensor_contents",
+        "errors": "tfpreempt.handler.tensorflow_adapter",
+        "coordination": "tfpreempt.handler.tensorflow_adapter",
     },
 }
 """For each framework, by the name of its package, the modules that answer for it."""

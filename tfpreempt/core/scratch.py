@@ -1,7 +1,7 @@
 """The scratch directory of a checkpoint directory that is a URL.
 
 A run whose `checkpoint_dir` is `gs://bucket/run` trains in a directory of this machine,
-and a mirror copies the commits to the URL; see `checkpoint/remote/scratch.py`.
+and a mirror copies the commits to the URL; see `checkpoint/mirror/store_selection.py`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ iterators      iterators of any data, and the ordinary ones below them
 pipelines      from_arrays(), from_index(): pipelines whose place is a few numbers
 read_ahead     global batches that are copied to the devices ahead of the step
 slices         the slices of a global batch that this process's replicas train on
+
+Imported by keras, tfpreempt.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.data_order import first_positions, with_permutation
-from tfpreempt.checkpoint.shuffle_seeds import DRAWS_SEEDS
+from tfpreempt.checkpoint.tensors.data_order import first_positions, with_permutation
+from tfpreempt.checkpoint.tensors.shuffle_seeds import DRAWS_SEEDS
 from tfpreempt.data.slices import with_batch_size
 
 # TensorFlow's default of 4 rounds leaves patterns that are easy to measure (60,000

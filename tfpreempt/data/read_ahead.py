@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.iterator_state import add_seeds
-from tfpreempt.checkpoint.shuffle_seeds import SEEDS, seeds_of
+from tfpreempt.checkpoint.tensors.iterator_state import add_seeds
+from tfpreempt.checkpoint.tensors.shuffle_seeds import SEEDS, seeds_of
 from tfpreempt.core import seams
 from tfpreempt.data.slices import Cut
 

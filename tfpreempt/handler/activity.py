@@ -1,18 +1,252 @@
-"""What this process does, for supervisor and status file; how long a step takes."""
+"""What this process does, and how long its steps take.
+
+The supervisor restarts a worker whose heartbeat stops, so the heartbeat says how long
+the current step or phase may take. The chief asks all workers for a snapshot when
+snapshots have cost training less than a small share of its time.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
+import logging
+import statistics
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 
 from tfpreempt.coordination.agreement import STANDING, WAITS
 from tfpreempt.coordination.coordinator import Coordinator
 from tfpreempt.coordination.events import Main
+from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.life import Sign, Stage, pid_seen_by_supervisor
-from tfpreempt.handler.now import Doing
-from tfpreempt.handler.run import Members
+from tfpreempt.handler.run import Members, Run
+from tfpreempt.handler.snapshots import TRIES, Snapshots, Taken
+from tfpreempt.handler.status_file import Doing
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.008
+"""What snapshots may take of the time of training.
+
+A hundredth is promised; the rest is for what measuring misses.
+"""
+
+SHORTEST = 1.0
+"""Seconds between two snapshots, at least: to lose less is worth nothing."""
+
+WARM_UP = 5.0
+"""Seconds after the first snapshot at which there is a second one, at the latest."""
+
+_COSTS = 3  # snapshots of which the middle one counts: one may meet a busy machine
+_WINDOWS = 5  # times without a snapshot, over which the length of a step is known
+_FEWEST_STEPS = 2  # that tell how long a step takes
+_SLACK = 2  # intervals that are counted before their step is
+_LOOKS = 0.1  # seconds between two looks for what comes by itself
+_LOOKS_WHILE_WRITTEN = 0.02
+_LATER = 30  # times as long until the next try, after each that a worker refused
+_LOOKS_FOR_A_STEP = 0.005  # at first; then a tenth of what was waited already
+
+
+@dataclasses.dataclass(eq=False)
+class IntervalPolicy:
+    """Chooses when the next snapshot is due. Seconds are of any one clock.
+
+    Args:
+        share: what snapshots may cost of the time.
+        shortest: the shortest interval.
+    """
+
+    share: float = SHARE
+    shortest: float = SHORTEST
+    _is_first: bool = True
+    _windows: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_WINDOWS)
+    )
+
+    _costs: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_COSTS)
+    )
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long a step takes while no snapshot is written; None while unknown."""
+        return statistics.median(self._windows) if self._windows else None
+
+    def undisturbed(self, seconds: float, steps: float) -> None:
+        """Training went on for a time in which no snapshot was written.
+
+        Args:
+            seconds: how long.
+            steps: that were made in it; none says nothing.
+        """
+        if seconds > 0 and steps > 0:
+            self._windows.append(seconds / steps)
+
+    def after(self, *, stood: float, beside: float, steps: float) -> float:
+        """The interval that one snapshot asks for.
+
+        Args:
+            stood: seconds for which training stood still.
+            beside: seconds from then on, to the first end of a step after it was
+                written.
+            steps: that were made in that time.
+
+        Returns:
+            Seconds from the beginning of that snapshot to the beginning of the next.
+        """
+        step = self.step_seconds
+        lost = beside if step is None else max(0.0, beside - steps * step)
+        seconds = (stood + lost) / self.share
+        if self._is_first:
+            self._is_first = False
+            seconds = min(seconds, WARM_UP)
+        else:
+            self._costs.append(seconds)
+            seconds = statistics.median(self._costs)
+        return max(self.shortest, seconds, stood + beside)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSample:
+    """Where training was at a time.
+
+    Attributes:
+        at: monotonic seconds.
+        steps: that were made.
+        intervals: that were, or had begun.
+        saved_at: see `Run`; it differs where there was a commit.
+    """
+
+    at: float
+    steps: int
+    intervals: int
+    saved_at: int | None
+
+    def has_only_steps(self, steps: int, intervals: int) -> bool:
+        """Whether it has been nothing but steps until there were so many."""
+        others = (intervals - self.intervals) - (steps - self.steps)
+        return abs(others) <= _SLACK
+
+
+@dataclasses.dataclass(eq=False)
+class SnapshotScheduler:
+    """Schedules the snapshots of one member while it is open. Thread of the alarms.
+
+    Args:
+        member: its snapshots; held weakly.
+        members: the open ones.
+        coordinator: asks all.
+        runtime: has alarms.
+        clock: measures.
+        is_busy: whether a commit is being written.
+    """
+
+    member: weakref.ref[Run]
+    members: Members
+    coordinator: Coordinator
+    runtime: Runtime
+    clock: Clock
+    is_busy: Callable[[], bool]
+    interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
+    _due: float = 0.0
+    _quiet: ProgressSample | None = None  # from where on no snapshot was written
+    _written: tuple[float, int] | None = None  # when that was seen, and the step then
+    _last: int = -1  # steps that were made at the last one, or when it was asked for
+
+    def look(self) -> None:
+        """Looks now, and again when there may be something to do."""
+        member = self.member()
+        if member is None or member not in self.members:
+            return
+        snapshots = member.snapshots
+        if snapshots is None or snapshots.is_off:
+            return
+        taken = snapshots.taken
+        if taken is None:
+            seconds = self._ask_if_due(member, snapshots)
+        else:
+            seconds = self._watch(member, snapshots, taken)
+        self.runtime.at(self.clock.monotonic() + seconds, self.look)
+
+    def _sample(self, member: Run) -> ProgressSample:
+        return ProgressSample(
+            at=self.clock.monotonic(),
+            steps=member.runs,
+            intervals=self.coordinator.gate.started,
+            saved_at=member.saved_at,
+        )
+
+    def _ask_if_due(self, member: Run, snapshots: Snapshots) -> float:
+        """Asks for a snapshot, if one is due; returns seconds to the next look."""
+        now, steps = self.clock.monotonic(), member.runs
+        if self._quiet is None:
+            if steps >= 1:  # the first one also traces
+                self._quiet, self._due = self._sample(member), now + SHORTEST
+            return _LOOKS
+        if self.is_busy():  # what goes on beside a commit is not quiet
+            self._quiet = self._sample(member)
+        if now < self._due:
+            return self._due - now
+        is_known = self.interval.step_seconds is not None
+        if not is_known and steps - self._quiet.steps < _FEWEST_STEPS:
+            return _LOOKS
+        if self._may_take(member) and self.coordinator.periodic(snapshot=True):
+            wait = SHORTEST * _LATER ** min(snapshots.refused, TRIES)
+            self._due, self._last = now + wait, member.runs
+        return _LOOKS
+
+    def _may_take(self, member: Run) -> bool:
+        is_alone = [each for each in self.members if each.is_armed] == [member]
+        has_moved = member.has_moved and member.runs != self._last
+        is_quiet = not (self.is_busy() or self.coordinator.is_told_to_go)
+        return is_alone and has_moved and is_quiet
+
+    def _watch(self, member: Run, snapshots: Snapshots, taken: Taken) -> float:
+        """Waits for the end of the first step after it was written."""
+        now, steps = self.clock.monotonic(), member.runs
+        if snapshots.is_busy:
+            return _LOOKS_WHILE_WRITTEN
+        if self._written is None:
+            self._written = now, steps
+        if steps == self._written[1]:
+            return max(_LOOKS_FOR_A_STEP, (now - self._written[0]) / 10)
+        stood = taken.left - taken.arrived
+        if snapshots.is_dropped:
+            period = max(SHORTEST, stood / SHARE)
+        else:
+            quiet, after = self._quiet, self._sample(member)
+            if (
+                quiet is not None
+                and quiet.saved_at == after.saved_at
+                and quiet.has_only_steps(taken.steps, taken.intervals)
+            ):
+                seconds = taken.arrived - quiet.at
+                self.interval.undisturbed(seconds, taken.steps - quiet.steps)
+            before = dataclasses.replace(
+                after, steps=taken.steps, intervals=taken.intervals
+            )
+            beside, made = now - taken.left, steps - taken.steps
+            if not before.has_only_steps(after.steps, after.intervals):
+                beside, made = 0.0, 0
+            period = self.interval.after(stood=stood, beside=beside, steps=made)
+        of_step = f"of step {member.base + taken.steps}"
+        log.info(
+            "tfpreempt: the snapshot %s stopped training for %.3f s, and the %d steps "
+            "after it took %.3f s; the next one in %.1f s",
+            "that a commit broke off" if snapshots.is_dropped else of_step,
+            stood,
+            steps - taken.steps,
+            now - taken.left,
+            period,
+        )
+        self._due, self._quiet = taken.arrived + period, self._sample(member)
+        self._last = taken.steps
+        self._written = snapshots.taken = None
+        return _LOOKS
+
 
 _TRAINS = (Main.TRAINING, Main.DETACHED)
 """A detached worker counts too: if it hangs in its exit, nothing else ends it."""

@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfpreempt.checkpoint.commit import Permit
-from tfpreempt.checkpoint.save import Save
+from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.coordinator import Coordinator
@@ -31,11 +31,10 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import CollectiveReadError, SaveError
-from tfpreempt.handler.async_save import AsyncSave
-from tfpreempt.handler.interrupts import held_back
-from tfpreempt.handler.lost_peers import describe_loss
+from tfpreempt.handler.error_causes import describe_loss
+from tfpreempt.handler.exit import held_back
 from tfpreempt.handler.run import Members, Run
-from tfpreempt.handler.snapshots import TRIES, Snapshots
+from tfpreempt.handler.snapshots import TRIES, AsyncSave, Snapshots
 
 log = logging.getLogger(__name__)
 

@@ -15,18 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.handle import Checkpoint, latest
-from tfpreempt.checkpoint.remote.status import MirrorStatus
-from tfpreempt.checkpoint.unsaved_state_check import UnsavedStateCheck
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
+from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler import training_end
-from tfpreempt.handler.admission import admit, check_given
 from tfpreempt.handler.collective_save import PLAIN, Stages
+from tfpreempt.handler.current_session import find_session, protected_start, take_over
 from tfpreempt.handler.exit import describe
-from tfpreempt.handler.protection import protected_start, take_over
+from tfpreempt.handler.registration import admit, check_given
 from tfpreempt.handler.run import NEVER
-from tfpreempt.handler.step_errors import is_end_of_data, step_failed, was_preemption
-from tfpreempt.handler.this_process import find_session
+from tfpreempt.handler.training_end import is_end_of_data, step_failed, was_preemption
 from tfpreempt.platforms.detected import resolve_config
 
 log = logging.getLogger(__name__)

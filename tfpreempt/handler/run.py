@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.commit import Permit
-from tfpreempt.checkpoint.manifest import Parent
-from tfpreempt.checkpoint.remote.exchange import clear_others
-from tfpreempt.checkpoint.save import Save
-from tfpreempt.checkpoint.state import State
-from tfpreempt.checkpoint.state_loader import StateLoader
-from tfpreempt.checkpoint.unfinished_caches import clear_interrupted, written_caches
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.manifest import Parent
+from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
+from tfpreempt.checkpoint.restore.save import Save
+from tfpreempt.checkpoint.restore.state_loader import StateLoader
+from tfpreempt.checkpoint.state.state import State
+from tfpreempt.checkpoint.state.unfinished_caches import (
+    clear_interrupted,
+    written_caches,
+)
 from tfpreempt.coordination.deadlines import Deadlines
 from tfpreempt.core.clock import SystemClock, process_seconds
 from tfpreempt.core.events import (
@@ -34,8 +37,8 @@ from tfpreempt.core.events import (
 )
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.core.restarts import num_restarts
-from tfpreempt.handler.now import Doing, Now, Telling, now_path, read_now
-from tfpreempt.handler.start import Agreed
+from tfpreempt.handler.restore_agreement import Agreed
+from tfpreempt.handler.status_file import Doing, Now, Telling, now_path, read_now
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-from tfpreempt.checkpoint.layout import is_same
+from tfpreempt.checkpoint.directory.layout import is_same
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.coordinator import Coordinator
@@ -35,19 +35,17 @@ from tfpreempt.errors import (
     TfpreemptError,
     UsageError,
 )
-from tfpreempt.handler.activity import Activity, StepTimer
+from tfpreempt.handler.activity import Activity, SnapshotScheduler, StepTimer
 from tfpreempt.handler.collective_save import (
     PLAIN,
     CollectiveSaves,
     RoundSave,
     Stages,
 )
-from tfpreempt.handler.data_errors import is_of_data
-from tfpreempt.handler.exit import ExitPath, tell_peers
+from tfpreempt.handler.error_causes import is_of_data
+from tfpreempt.handler.exit import ExitPath, held_back, tell_peers
 from tfpreempt.handler.final_vote import FinalVote
-from tfpreempt.handler.interrupts import held_back
 from tfpreempt.handler.run import Members, Run
-from tfpreempt.handler.snapshot_scheduler import SnapshotScheduler
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)

@@ -1,14 +1,14 @@
-"""Snapshots of one member: saves into memory that outlives the process.
+"""Snapshots of one run: saves into memory that outlives the process.
 
-Each worker keeps on its own machine all that it needs to go on, so nobody's disk is
-needed, and what a snapshot is made of is what any asynchronous save is made of: it is
-captured on the main thread, and written, summed up and marked by another one. What has
-no marker is no snapshot.
+Each worker keeps on its own machine all values that it needs to resume, so no disk is
+needed. A snapshot is an asynchronous save like any other (`AsyncSave`): the main thread
+captures it, and another thread writes, sums and marks it. A snapshot without a marker
+does not count.
 
-Two generations are there at most: the newest that all workers are known to have whole,
-and the one that is being written. A round of snapshots says yes where every worker has
-captured its own, and has the one of the round before whole: that one is kept from then
-on, and the new one is written. Where one worker says no, none of them writes any.
+At most two generations exist: the newest that all workers are known to have, and the
+one that is being written. A round of snapshots succeeds if every worker has captured
+its own, and has the snapshot of the round before intact: that snapshot is kept from
+then on, and the new one is written. If one worker fails, no worker writes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,73 @@ import shutil
 from collections.abc import Callable, Collection
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog, layout, retention
-from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.commit import Permit
-from tfpreempt.checkpoint.directory import Directory
-from tfpreempt.checkpoint.manifest import Manifest, Parent
-from tfpreempt.checkpoint.save import Save
-from tfpreempt.checkpoint.state import sync_states
+from tfpreempt.checkpoint.directory import catalog, layout, retention
+from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
+from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.save import Save
+from tfpreempt.checkpoint.state.state import sync_states
 from tfpreempt.core.memory import LentMemory, available_bytes
-from tfpreempt.handler.async_save import AsyncSave
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.storage import reading
 from tfpreempt.storage.local import LocalStore
+
+
+class AsyncSave:
+    """It is under way from the start, in a thread of its own.
+
+    Nothing of what was captured is kept here: its memory is free when the save is over.
+
+    Args:
+        name: of the save; equal on all workers, and never used again.
+        permit: what the commit asks.
+        complete: writes and commits what was captured; on the thread.
+        told: is given what that failed by, unless it was given up; on the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        permit: Permit,
+        complete: Callable[[], object],
+        told: Callable[[Exception], None],
+    ) -> None:
+        self.name = name
+        self._permit = permit
+        run = functools.partial(self._run, complete, told)
+        self._thread = OwnedThread("tfpreempt-save", run)
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until it is over; whether it is. Any thread.
+
+        Args:
+            seconds: at most; None: as long as it takes.
+        """
+        return self._thread.join(seconds)
+
+    def give_up(self) -> bool:
+        """It commits nothing any more; False, after a wait, where it just did."""
+        if self._permit.give_up():
+            return True
+        self._thread.join()
+        return False
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it commits nothing because a newer save took its place."""
+        return self._permit.is_given_up
+
+    def _run(
+        self, complete: Callable[[], object], told: Callable[[Exception], None]
+    ) -> None:
+        try:
+            complete()
+        except Exception as error:  # noqa: BLE001 - training survives it
+            if not self.is_given_up:
+                told(error)
+
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ record        what a commit holds of a fit besides the Checkpoint, as a State
 callbacks/    the other callbacks of a fit: what they remember, kept and given back
 data/         the place in the data; in public
 fit/          one `model.fit`: its loop, its phases, and what a save takes of it
+
+Imported by cli, keras/callbacks, keras/data, keras/fit, tfpreempt.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import os
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import handle
-from tfpreempt.checkpoint.handle import Checkpoint
-from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.restore import handle
+from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.core.scratch import local_directory
 from tfpreempt.keras.callbacks.files import resolved

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import (
+from tfpreempt.checkpoint.state.encoding import (
     decode,
     encode,
     read_parts,
     readable,
     write_parts,
 )
-from tfpreempt.checkpoint.state import State
+from tfpreempt.checkpoint.state.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

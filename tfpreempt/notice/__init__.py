@@ -16,4 +16,6 @@ topics            many sources over one thread, which asks one service for all o
 metadata          requests to a metadata server: bounded in time and size
 native            a notice from TensorFlow's own key, which its SIGTERM handler sets
 watcher           one watcher, many sources, each with its own grace
+
+Imported by cli, handler, platforms, testing.
 """

@@ -10,4 +10,6 @@ slurm       SIGTERM in a grace time, a requeue by exit code or by scontrol
 detect      which variant this machine wants, by variables, files and servers
 detected    the config of a handler that was given none, or TensorFlow's own
 probing     asks the metadata servers of all clouds at once, with one deadline
+
+Imported by cli, handler, keras, tfpreempt.
 """

@@ -9,6 +9,8 @@ loaders            a ready-made State for loaders that know their place, such as
 registered         save_all_states(), save_state() and load_state()
 tensorflow_states  ready-made States for TensorFlow's random generators and dataset
 values             ready-made States for plain values: a step, anything JSON-able
+
+Imported by keras, tfpreempt.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from tfpreempt.core.loading import load
 
 if TYPE_CHECKING:
-    from tfpreempt.checkpoint.state import State
+    from tfpreempt.checkpoint.state.state import State
     from tfpreempt.core.restarts import num_restarts
     from tfpreempt.states.generators import NumpyRandomState, PythonRandomState
     from tfpreempt.states.loaders import LoaderState
@@ -46,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "State": "tfpreempt.checkpoint.state",
+    "State": "tfpreempt.checkpoint.state.state",
     "num_restarts": "tfpreempt.core.restarts",
     "save_all_states": "tfpreempt.states.registered",
     "save_state": "tfpreempt.states.registered",

@@ -7,18 +7,18 @@ import uuid
 from collections.abc import Sequence
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.directory import Directory
-from tfpreempt.checkpoint.fence import FencedFiles
-from tfpreempt.checkpoint.head import Head, committed
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.remote.chosen_store import Places
-from tfpreempt.checkpoint.save import Save
-from tfpreempt.checkpoint.state import REGISTRY, State, sync_states
-from tfpreempt.checkpoint.state_loader import StateLoader
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.head import Head, committed
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror.store_selection import Places
+from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.save import Save
+from tfpreempt.checkpoint.restore.state_loader import StateLoader
+from tfpreempt.checkpoint.state.state import REGISTRY, State, sync_states
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.states.copies import MAX_TO_KEEP, Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure, paths
@@ -162,7 +162,7 @@ class StatesAlone:
 
         Loading takes no lease, so another program can commit between load and save.
         """
-        if this_process.current():
+        if current_session.current():
             self._lease.head = Head()  # the handler knows on which commits it stands
         if not self._lease.head.has_moved(self._commits()):
             return

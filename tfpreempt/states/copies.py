@@ -1,6 +1,6 @@
 """What a program without a handler has in an object store: it looks, fetches, copies.
 
-The same as a handler does at its start and at its end, by `checkpoint/remote`, except
+The same as a handler does at its start and at its end, by `checkpoint/mirror`, except
 that nobody agrees with anybody: each worker looks for itself, by the same rule.
 """
 
@@ -16,18 +16,17 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.catalog import Entry
-from tfpreempt.checkpoint.lease import Lease
-from tfpreempt.checkpoint.locks import acquire
-from tfpreempt.checkpoint.remote import fetch
-from tfpreempt.checkpoint.remote.chosen_store import REMOTE_VARIABLE
-from tfpreempt.checkpoint.remote.exchange import clear_others
-from tfpreempt.checkpoint.remote.mirror import Mirror
-from tfpreempt.checkpoint.remote.scratch import Scratch
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.file_locks import acquire
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror import import_commit
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
+from tfpreempt.checkpoint.mirror.store_selection import REMOTE_VARIABLE, Scratch
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
-from tfpreempt.handler.process_end import on_interpreter_end
+from tfpreempt.handler.exit import on_interpreter_end
 from tfpreempt.storage import failure
 from tfpreempt.storage.files import Files
 from tfpreempt.storage.interface import ObjectStore
@@ -110,13 +109,13 @@ class Copies:
         instead = f"unset {REMOTE_VARIABLE}"
         if self.scratch is not None:
             instead = "name another checkpoint directory"
-        fetch.settle(self.mirror, instead=instead)
+        import_commit.settle(self.mirror, instead=instead)
         local = self.newest()
         lost: list[str] = []
-        fetch.look_for_newer(
+        import_commit.look_for_newer(
             self.mirror,
             local,
-            lambda: fetch.newest_first(
+            lambda: import_commit.newest_first(
                 self.files, self.store, local, self.directory, lost.append, lost.append
             ),
             instead=instead,

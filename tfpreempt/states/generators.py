@@ -10,14 +10,14 @@ from typing import IO, Any
 import numpy as np
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import (
+from tfpreempt.checkpoint.state.encoding import (
     check_bit_generator,
     decode,
     encode,
     readable,
 )
-from tfpreempt.checkpoint.random_state import load_own_or_first
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.state.random_state import load_own_or_first
+from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 
 
 class PythonRandomState(State):

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import (
+from tfpreempt.checkpoint.state.encoding import (
     decode,
     encode,
     read_parts,
     readable,
     write_parts,
 )
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 
 _PAIRS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 _KIND = "loader"

@@ -10,17 +10,18 @@ import functools
 import logging
 import os
 
-from tfpreempt.checkpoint import layout, state_file
-from tfpreempt.checkpoint.fence import FencedFiles
-from tfpreempt.checkpoint.remote.chosen_store import (
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
+from tfpreempt.checkpoint.mirror.store_selection import (
     REMOTE_VARIABLE,
     Places,
     choose_places,
 )
-from tfpreempt.checkpoint.state import REGISTRY, State, check_state, sync_states
+from tfpreempt.checkpoint.state import state_file
+from tfpreempt.checkpoint.state.state import REGISTRY, State, check_state, sync_states
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.core.scratch import is_url
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.states.alone import StatesAlone
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, LocalFiles
@@ -57,7 +58,7 @@ def save_all_states() -> str | None:
         ConfigurationError: the directory cannot work.
         UsageError: there is no State and no handler; or inside `run()`.
     """
-    if (current := this_process.current()) and current.members:
+    if (current := current_session.current()) and current.members:
         return [current.save(member) for member in current.members][-1]
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
@@ -89,7 +90,7 @@ def save_state(
     """
     check_state(state, "save_state(state, checkpoint_dir)")
     cluster = _cluster()
-    if (current := this_process.current()) is not None:
+    if (current := current_session.current()) is not None:
         current.wait_for_save()  # what it commits is older than this
     if sync:
         sync_states([state])
@@ -124,7 +125,7 @@ def load_state(state: State) -> bool:
         ConfigurationError: the State is none.
     """
     check_state(state, "load_state(state)")
-    if (current := this_process.current()) and current.members:
+    if (current := current_session.current()) and current.members:
         current.wait_for_save()
         members = reversed(list(current.members))
         return any(each.load_state(state) for each in members)
@@ -171,7 +172,7 @@ def _files_of(directory: str) -> Files:
         DirectoryInUseError: another program is at work in it.
         SaveError: the disk.
     """
-    current = this_process.current()
+    current = current_session.current()
     for member in current.members if current else ():
         lease = member.directory.lease
         if lease is not None and layout.is_same(member.directory.path, directory):
@@ -181,5 +182,5 @@ def _files_of(directory: str) -> Files:
 
 def _cluster() -> Cluster:
     """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
-    current = this_process.current()
+    current = current_session.current()
     return current.cluster if current else cluster_from_environment(os.environ)

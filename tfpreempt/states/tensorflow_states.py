@@ -9,12 +9,17 @@ from typing import IO, Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import data_order, tensorflow_generators
-from tfpreempt.checkpoint.encoding import read_parts, readable, write_parts
-from tfpreempt.checkpoint.iterator_state import check_position, keep_seeds, pack, unpack
-from tfpreempt.checkpoint.random_state import load_own_or_first
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
-from tfpreempt.checkpoint.tensorflow_generators import (
+from tfpreempt.checkpoint.state.encoding import read_parts, readable, write_parts
+from tfpreempt.checkpoint.state.random_state import load_own_or_first
+from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.tensors import data_order, program_values
+from tfpreempt.checkpoint.tensors.iterator_state import (
+    check_position,
+    keep_seeds,
+    pack,
+    unpack,
+)
+from tfpreempt.checkpoint.tensors.program_values import (
     generator_record,
     load_generator_record,
 )
@@ -48,9 +53,7 @@ class TensorFlowRandomState(State):
 
     def save(self, fileobj: IO[bytes]) -> None:
         own = self._generator
-        record = (
-            tensorflow_generators.record() if own is None else generator_record(own)
-        )
+        record = program_values.record() if own is None else generator_record(own)
         fileobj.write(json.dumps(record).encode())
 
     def load(self, fileobj: IO[bytes]) -> None:
@@ -58,7 +61,7 @@ class TensorFlowRandomState(State):
         with readable(self):
             record = json.loads(fileobj.read())
             if own is None:
-                tensorflow_generators.load(record)
+                program_values.load(record)
                 return
             saved, here = int(record["algorithm"]), int(own.algorithm)
             if saved == here:
@@ -73,7 +76,7 @@ class TensorFlowRandomState(State):
         """A new worker's generator is derived from the chief's."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if self._generator is None:
-                tensorflow_generators.reseed(seed)
+                program_values.reseed(seed)
             else:
                 self._generator.reset_from_seed(seed % 2**63)
 

@@ -10,13 +10,13 @@ from typing import IO, Any
 import numpy as np
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import (
+from tfpreempt.checkpoint.state.encoding import (
     UNREADABLE,
     read_parts,
     readable,
     write_parts,
 )
-from tfpreempt.checkpoint.state import REGISTRY, State, StateRegistry
+from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 
 _MAX_DEPTH = 500  # json's own limit depends on how deep the caller stands
 _MAX_STEP = 1 << 63

@@ -24,4 +24,6 @@ What they share:
     deadline            how long a call may take, whatever its requests do
     failure             what an error of the system means, and what to do
     pieces              a file in parts
+
+Imported by checkpoint, cli, handler, keras, notice, platforms, states.
 """

@@ -17,7 +17,7 @@ from tests.cli.report.scripted import STEP, Scripted, read, report_of
 from tfpreempt.cli.report.goodput import Badput
 from tfpreempt.cli.report.process_spans import Phase
 from tfpreempt.cli.report.run_report import RunReport
-from tfpreempt.handler.now import TOLD_EVERY
+from tfpreempt.handler.status_file import TOLD_EVERY
 
 approx = pytest.approx
 

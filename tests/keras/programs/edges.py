@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt.handler import this_process
+from tfpreempt.handler import current_session
 from tfpreempt.keras import PreemptionCallback
 from tfpreempt.keras.callback import new_process
 from tfpreempt.keras.record import Record
@@ -48,7 +48,7 @@ class Cut(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if (self._now, batch) == self._at:
             os.kill(os.getpid(), signal.SIGTERM)
-            while (here := this_process.current()) is None or not here.gate.flag:
+            while (here := current_session.current()) is None or not here.gate.flag:
                 threading.Event().wait(0.001)
 
     def get_state(self) -> dict[str, int]:

@@ -18,8 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import PreemptionCheckpointHandler
-from tfpreempt.checkpoint.unfinished_caches import written_caches
-from tfpreempt.handler import member
+from tfpreempt.checkpoint.state.unfinished_caches import written_caches
+from tfpreempt.handler import run
 from tfpreempt.keras import PreemptionCallback
 
 DIRECTORY, KIND, KILL_AFTER = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -41,7 +41,7 @@ def killed_before_the_record() -> list[tuple[str, int]]:
 
 
 if KILL_AFTER < 0:
-    member.written_caches = killed_before_the_record
+    run.written_caches = killed_before_the_record
 
 
 def data() -> Any:

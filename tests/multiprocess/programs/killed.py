@@ -20,8 +20,8 @@ from typing import Any
 
 import file_events
 
-from tfpreempt.checkpoint import layout
-from tfpreempt.handler import snapshot_scheduler
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.handler import activity
 
 WORKER = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
 PLACE = os.environ["HOLD_DIRECTORY"]
@@ -31,9 +31,9 @@ CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link")
 
 SNAPSHOT_EACH = 0.05
 """Seconds, whatever snapshots cost."""
-snapshot_scheduler.SHORTEST = SNAPSHOT_EACH
-snapshot_scheduler.IntervalPolicy.after = lambda *_, **__: SNAPSHOT_EACH  # type: ignore[assignment]
-snapshot_scheduler._LOOKS = 0.01
+activity.SHORTEST = SNAPSHOT_EACH
+activity.IntervalPolicy.after = lambda *_, **__: SNAPSHOT_EACH  # type: ignore[assignment]
+activity._LOOKS = 0.01
 
 
 def kind_of(event: str, arguments: tuple[Any, ...]) -> str | None:

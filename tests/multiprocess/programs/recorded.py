@@ -37,8 +37,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.checkpoint import fence, patience
-from tfpreempt.checkpoint.remote import place
+from tfpreempt.checkpoint.lease import (
+    directory_lease,
+    lease_timeouts,
+    object_store_lease,
+)
 
 PLACE = Path(os.environ["HOLD_DIRECTORY"])
 WORKER = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0)
@@ -51,8 +54,10 @@ CHANGES = ("rename", "replace", "remove", "unlink", "mkdir", "rmdir", "link")
 COARSE = 50_000_000
 """Nanoseconds within which two writes of a file may have one time."""
 
-SOON = patience.Renewal(renewal=0.2, expiry=1.0, poll=0.05)
-fence.PACE = place.PACE = SOON  # a holder's record may be lost, and who it was
+SOON = lease_timeouts.Renewal(renewal=0.2, expiry=1.0, poll=0.05)
+directory_lease.PACE = object_store_lease.PACE = (
+    SOON  # a holder's record may be lost, and who it was
+)
 
 Entries = dict[tuple[int, str], tuple[int, bool]]
 

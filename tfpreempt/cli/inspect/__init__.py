@@ -3,4 +3,6 @@
 command  the two commands
 rows     reads and checks what lies at a place, and in its mirror
 view     how checkpoints look: a table for people, objects for programs
+
+Imported by no other package.
 """

@@ -7,8 +7,8 @@ import time
 
 import click
 
-from tfpreempt.checkpoint.catalog import Condition
-from tfpreempt.checkpoint.verification import THREADS
+from tfpreempt.checkpoint.directory.catalog import Condition
+from tfpreempt.checkpoint.restore.verification import THREADS
 from tfpreempt.cli.inspect.rows import look
 from tfpreempt.cli.inspect.view import show_states, show_table, to_json
 from tfpreempt.cli.sizes import size_text

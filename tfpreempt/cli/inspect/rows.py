@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import click
 
-from tfpreempt.checkpoint import catalog, inspection
-from tfpreempt.checkpoint.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.verification import THREADS
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.restore import inspection
+from tfpreempt.checkpoint.restore.verification import THREADS
 from tfpreempt.core.progress import ByteBar
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.storage.local import LocalStore

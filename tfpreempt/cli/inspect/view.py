@@ -10,8 +10,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from tfpreempt.checkpoint import layout
-from tfpreempt.checkpoint.catalog import Checked, Condition, Entry, Kind
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.catalog import Checked, Condition, Entry, Kind
 from tfpreempt.cli.inspect.rows import Row
 from tfpreempt.cli.journals.locate import hint
 from tfpreempt.cli.sizes import size_text

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfpreempt.checkpoint.remote.journals import fetch
+from tfpreempt.checkpoint.mirror.journal_mirror import fetch
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.storage.opening import SCHEMES, local_path, open_store

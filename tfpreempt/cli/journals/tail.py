@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.core.journal import LineReader, open_file
-from tfpreempt.handler.now import Now, now_path, read_now
+from tfpreempt.handler.status_file import Now, now_path, read_now
 
 _WORKER = re.compile(r"worker-(\d{1,9})\.(?:jsonl|now)")
 _SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")

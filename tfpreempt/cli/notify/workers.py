@@ -27,7 +27,7 @@ from tfpreempt.core.journal import (
     parse_record,
 )
 from tfpreempt.errors import TfpreemptError
-from tfpreempt.handler.now import now_path, read_now
+from tfpreempt.handler.status_file import now_path, read_now
 
 
 class NothingRunsError(TfpreemptError, RuntimeError):

@@ -8,4 +8,6 @@ process_spans  lifetimes of processes and their phases, on one clock
 run_report     the run as a whole: interruptions, commits, restores, metrics
 scalars        curves from TensorBoard's event files
 view           the report for people, in tables; and for programs, as an object
+
+Imported by no other package.
 """

@@ -21,7 +21,7 @@ from tfpreempt.cli.report.process_spans import (
     trained,
 )
 from tfpreempt.core.fields import is_number
-from tfpreempt.handler.now import TOLD_EVERY
+from tfpreempt.handler.status_file import TOLD_EVERY
 
 _SKEW_SECONDS = 5.0
 """Workers leave with a commit within less than that of one another."""

@@ -14,4 +14,6 @@ policy      what a supervisor does next, decided from what it has seen; no proce
 processes   worker processes: started in groups of their own, seen to end
 reporter    what a supervisor tells: its journal, and its lines on the console
 supervisor  the supervisor: one incarnation of the workers after the other
+
+Imported by cli/journals, cli/status.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tfpreempt.checkpoint.remote.scratch import Scratch
+from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.cli.run import hangs
 from tfpreempt.cli.run.memory import AUTO
 from tfpreempt.cli.run.options import RunOptions

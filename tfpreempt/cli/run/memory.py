@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tfpreempt.checkpoint.locks import is_at, lock
+from tfpreempt.checkpoint.directory.file_locks import is_at, lock
 from tfpreempt.cli.doctor.storage import mount_of
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.memory import LentMemory, available_bytes

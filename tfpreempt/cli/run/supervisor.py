@@ -16,8 +16,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tfpreempt.checkpoint import catalog
-from tfpreempt.checkpoint.directory_identity import DirectoryIdentity
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.run import live, memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports

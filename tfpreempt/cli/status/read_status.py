@@ -7,7 +7,7 @@ import threading
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status.run_status import RunStatus, State, build_status
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.handler.now import TOLD_EVERY
+from tfpreempt.handler.status_file import TOLD_EVERY
 
 LOOKS_AGAIN = TOLD_EVERY + 2
 """Seconds until a second look at a worker that seems silent by its machine's clock."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.cli.journals.processes import (
     Records,
     Start,
@@ -22,7 +22,7 @@ from tfpreempt.cli.journals.tail import LastReport
 from tfpreempt.cli.run.policy import OUTCOMES, Cause, ReturnCode, describe_end
 from tfpreempt.core.events import Outcome
 from tfpreempt.core.python import StrEnum
-from tfpreempt.handler.now import TOLD_EVERY
+from tfpreempt.handler.status_file import TOLD_EVERY
 
 SILENT_AFTER = 6 * TOLD_EVERY
 """Seconds without a new status file after which a worker is called silent."""

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tfpreempt.checkpoint.remote.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.cli.status.run_status import RunStatus, State, Worker
 from tfpreempt.cli.terminal import plain

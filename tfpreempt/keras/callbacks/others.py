@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.state import State
+from tfpreempt.checkpoint.state.state import State
 from tfpreempt.core.reach import GROWING, set_by
 from tfpreempt.keras.callbacks import known
 from tfpreempt.keras.callbacks.known import class_name, has_hooks

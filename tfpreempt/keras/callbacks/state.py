@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import decode, encode, readable
+from tfpreempt.checkpoint.state.encoding import decode, encode, readable
 from tfpreempt.keras.callbacks import files, known
 from tfpreempt.keras.record import Encoded
 

@@ -6,6 +6,8 @@ pipeline         what a tf.data pipeline is built of: generators, shuffles, cach
 position         where training is in its data, and how a pipeline lets it be kept
 sequence         the position in a PyDataset (Keras 3) or Sequence (tf_keras): an index
 training_data    the training data of one fit: its iterators, and where training is
+
+Imported by keras/fit.
 """
 
 from __future__ import annotations

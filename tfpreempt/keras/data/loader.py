@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfpreempt.checkpoint.state import REGISTRY
+from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import AGAIN, Position, ReplayTracker
 from tfpreempt.keras.interface import Fit, Loader

@@ -1,8 +1,8 @@
 """Describes a tf.data pipeline: its roots, its caches, and the seeds of its shuffles.
 
 Where the state of an iterator is saved, the seeds are saved with it (see
-`checkpoint/shuffle_seeds.py`). Where batches are read again instead, the shuffles must
-draw the seeds again that they drew in the epochs before:
+`checkpoint/tensors/shuffle_seeds.py`). Where batches are read again instead, the
+shuffles must draw the seeds again that they drew in the epochs before:
 
 - A shuffle at the end of a pipeline draws when the iterator is made.
 - A shuffle below another one, as of files and then of records, draws when the first
@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint import data_order
-from tfpreempt.checkpoint.shuffle_seeds import parts, reshuffles
+from tfpreempt.checkpoint.tensors import data_order
+from tfpreempt.checkpoint.tensors.shuffle_seeds import parts, reshuffles
 
 _MANY = 1 << 20  # samples whose order takes longer to draw than a start may wait
 

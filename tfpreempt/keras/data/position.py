@@ -25,20 +25,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import data_order
-from tfpreempt.checkpoint.cache_files import cache_paths, prepare_cache_files
-from tfpreempt.checkpoint.data_order import Order
-from tfpreempt.checkpoint.encoding import readable
-from tfpreempt.checkpoint.iterator_state import (
+from tfpreempt.checkpoint.state.encoding import readable
+from tfpreempt.checkpoint.state.unfinished_caches import clear_abandoned
+from tfpreempt.checkpoint.tensors import data_order
+from tfpreempt.checkpoint.tensors.data_order import Order
+from tfpreempt.checkpoint.tensors.iterator_state import (
+    cache_paths,
     hidden_state,
     keep_seeds,
     pack,
+    prepare_cache_files,
     reads_generator,
     unpack,
 )
-from tfpreempt.checkpoint.shuffle_seeds import ShuffleSeeds, seeds_of
-from tfpreempt.checkpoint.unfinished_caches import clear_abandoned
-from tfpreempt.checkpoint.variables import plain_message
+from tfpreempt.checkpoint.tensors.shuffle_seeds import ShuffleSeeds, seeds_of
+from tfpreempt.checkpoint.tensors.variables import plain_message
 from tfpreempt.data.iterators import owned_iterators, read_locally
 from tfpreempt.data.read_ahead import state_of
 from tfpreempt.keras.data import pipeline

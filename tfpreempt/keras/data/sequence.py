@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpreempt.checkpoint import data_order
-from tfpreempt.checkpoint.data_order import Order
-from tfpreempt.checkpoint.encoding import decode, encode
-from tfpreempt.checkpoint.tensorflow_generators import is_seeded
+from tfpreempt.checkpoint.state.encoding import decode, encode
+from tfpreempt.checkpoint.tensors import data_order
+from tfpreempt.checkpoint.tensors.data_order import Order
+from tfpreempt.checkpoint.tensors.program_values import is_seeded
 from tfpreempt.core import reach
 from tfpreempt.keras.callbacks.known import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint import data_order
+from tfpreempt.checkpoint.tensors import data_order
 from tfpreempt.data.slices import batch_size, check_shares, global_batches
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset

@@ -14,4 +14,6 @@ steps             what stands in for `model.train_function`: its calls are the s
 tf_keras          `model.fit` of tf_keras 2.x
 traced_functions  the train and test functions of a model in a fit, and their traces
 training          one fit under the callback, from `on_train_begin` to `on_train_end`
+
+Imported by no other package.
 """

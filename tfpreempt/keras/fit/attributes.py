@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import readable
+from tfpreempt.checkpoint.state.encoding import readable
 from tfpreempt.core import reach
 from tfpreempt.keras.record import Encoded
 

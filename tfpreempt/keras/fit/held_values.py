@@ -14,8 +14,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.untracked import attach
-from tfpreempt.checkpoint.variables import local_parts, walk
+from tfpreempt.checkpoint.tensors.variables import attach, local_parts, walk
 
 
 class HeldValues:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tensorflow_generators import is_seeded
+from tfpreempt.checkpoint.tensors.program_values import is_seeded
 from tfpreempt.core import seams
 from tfpreempt.keras.data.sequence import dataset_like
 from tfpreempt.keras.interface import Fit, Loader, SequenceData, instead_once

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.encoding import readable
+from tfpreempt.checkpoint.state.encoding import readable
 from tfpreempt.keras.record import Encoded
 
 if TYPE_CHECKING:  # the interface imports TensorFlow, and this is values only

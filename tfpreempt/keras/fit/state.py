@@ -25,9 +25,8 @@ from typing import IO, Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.random_state import RandomState
-from tfpreempt.checkpoint.untracked import attach
-from tfpreempt.checkpoint.variables import local_parts
+from tfpreempt.checkpoint.state.random_state import RandomState
+from tfpreempt.checkpoint.tensors.variables import attach, local_parts
 from tfpreempt.handler.run import Run
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.data.position import Position

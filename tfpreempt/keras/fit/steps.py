@@ -7,7 +7,7 @@ from typing import Any
 
 from tfpreempt.handler.run import NEVER, Run
 from tfpreempt.handler.session import Session
-from tfpreempt.handler.step_errors import step_failed
+from tfpreempt.handler.training_end import step_failed
 from tfpreempt.keras.interface import Fit
 
 MEASURED = {0: 1, 1: 3}

@@ -12,15 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.cache_files import cache_paths
-from tfpreempt.checkpoint.unfinished_caches import expect_caches
+from tfpreempt.checkpoint.state.unfinished_caches import expect_caches
+from tfpreempt.checkpoint.tensors.iterator_state import cache_paths
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
-from tfpreempt.handler.admission import admit
-from tfpreempt.handler.protection import protected_start, take_over
+from tfpreempt.handler.current_session import find_session, protected_start, take_over
+from tfpreempt.handler.registration import admit
 from tfpreempt.handler.run import NEVER
-from tfpreempt.handler.tensorflow_errors import END_OF_DATA
-from tfpreempt.handler.this_process import find_session
+from tfpreempt.handler.tensorflow_adapter import END_OF_DATA
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.callbacks.others import OtherCallbacks
 from tfpreempt.keras.data import pipeline

@@ -11,6 +11,8 @@ _aws      the instance metadata service of Amazon EC2, version 2
 _azure    Azure's instance metadata service, with Scheduled Events
 _gce      the metadata server of Google Compute Engine
 _hostile  a server that is no metadata server: a captive portal, a bug, or an attacker
+
+Imported by cli.
 """
 
 from __future__ import annotations

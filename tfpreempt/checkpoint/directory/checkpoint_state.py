@@ -1,0 +1,167 @@
+"""TensorFlow's `checkpoint` state file, read and written without TensorFlow.
+
+It is a CheckpointState protocol buffer in text form: one field a line, strings in
+double quotes with C escapes (tensorflow/python/training/checkpoint_state.proto).
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import errno
+import os
+import re
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import Files
+
+MAX_BYTES = 16 << 20  # some 100,000 checkpoints
+# An escape that Python does not know, or of more than a byte, is one that nobody wrote.
+_ESCAPE = r"""\\(?:[\\'"abfnrtv]|x[0-9A-Fa-f]{2}|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7]))"""
+_LINE = re.compile(
+    rf"""^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|{_ESCAPE})*)"|([^\s"]\S*))\s*$"""
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """What the state file says.
+
+    Attributes:
+        latest: prefix of the newest checkpoint, relative to the directory or absolute.
+        paths: all that are kept, oldest first.
+        timestamps: seconds since the epoch, one per path, or none at all.
+        last_preserved: bookkeeping of a CheckpointManager, kept as found.
+    """
+
+    latest: str
+    paths: tuple[str, ...] = ()
+    timestamps: tuple[float, ...] = ()
+    last_preserved: float | None = None
+
+
+def read(directory: str) -> Pointer | None:
+    """The directory's state file; None if there is none or it says nothing.
+
+    TensorFlow writes no file of more than MAX_BYTES: a larger one says nothing.
+    """
+    try:
+        data = reading.read(os.path.join(directory, layout.POINTER), MAX_BYTES)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        return None
+    return parse(data)
+
+
+def parse(data: bytes) -> Pointer | None:
+    """Returns what the bytes of a state file say; None if they say nothing."""
+    text = data.decode("utf-8", "surrogateescape")
+    fields: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if match := _LINE.match(line):
+            name, quoted, bare = match.groups()
+            if quoted is not None:
+                data = quoted.encode("utf-8", "surrogateescape")
+                bare = os.fsdecode(codecs.escape_decode(data)[0])
+            fields.setdefault(name, []).append(bare)
+    latest = fields.get("model_checkpoint_path", [""])[0]
+    if not latest:
+        return None
+    paths = tuple(fields.get("all_model_checkpoint_paths", ()))
+    times = _floats(fields.get("all_model_checkpoint_timestamps", []))
+    preserved = _floats(fields.get("last_preserved_timestamp", []))
+    return Pointer(
+        latest=latest,
+        paths=paths,
+        timestamps=times if len(times) == len(paths) else (),
+        last_preserved=preserved[0] if preserved else None,
+    )
+
+
+def named(directory: str) -> list[str]:
+    """The prefixes in the state file, relative to the directory, the newest first.
+
+    There are none in what is no file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        found = read(directory)
+    except OSError:
+        if reading.is_file(os.path.join(directory, layout.POINTER)):
+            raise
+        return []
+    names = (found.latest, *found.paths) if found else ()
+    return [_relative(directory, name) for name in names]
+
+
+def is_listed(directory: str, prefix: str) -> bool:
+    """Whether the state file names a prefix, or cannot be read, so that it may."""
+    try:
+        return prefix in named(directory)
+    except (OSError, errors.CheckpointError):
+        return True
+
+
+def unlist(files: Files, directory: str, prefix: str) -> None:
+    """Takes a prefix out of the state file, before it is deleted.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory.
+        prefix: relative to it.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    if prefix not in named(directory):
+        return
+    old = read(directory)
+    assert old is not None
+    left = [i for i, p in enumerate(old.paths) if _relative(directory, p) != prefix]
+    paths = tuple(old.paths[i] for i in left)
+    latest = old.latest
+    if _relative(directory, latest) == prefix:
+        latest = paths[-1] if paths else ""
+    path = os.path.join(directory, layout.POINTER)
+    if not latest:
+        files.remove(path)
+        files.sync_dir(directory)
+        return
+    times = tuple(old.timestamps[i] for i in left) if old.timestamps else ()
+    new = dataclasses.replace(old, latest=latest, paths=paths, timestamps=times)
+    files.publish(path, to_bytes(new))
+
+
+def to_bytes(pointer: Pointer) -> bytes:
+    """The state file's content."""
+    lines = [f'model_checkpoint_path: "{_escape(pointer.latest)}"']
+    lines += [f'all_model_checkpoint_paths: "{_escape(p)}"' for p in pointer.paths]
+    lines += [f"all_model_checkpoint_timestamps: {t!r}" for t in pointer.timestamps]
+    if pointer.last_preserved is not None:
+        lines.append(f"last_preserved_timestamp: {pointer.last_preserved!r}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _relative(directory: str, name: str) -> str:
+    return os.path.relpath(os.path.join(directory, name), directory)
+
+
+def _floats(values: list[str]) -> tuple[float, ...]:
+    try:
+        return tuple(float(value) for value in values)
+    except ValueError:
+        return ()
+
+
+def _escape(text: str) -> str:
+    return "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+        for byte in os.fsencode(text)
+    )

@@ -1,0 +1,330 @@
+"""The commit: files made durable, manifest, one rename, and the marker last.
+
+The marker is the commit, not the rename: object storage has no rename, and a directory
+that was renamed is complete only if its files were synced before. Whoever dies at any
+line of `publish` leaves either the old newest commit or the new one, each whole.
+
+The steps, on the chief, after all workers are known to be done:
+
+    1. sync every file and directory that was staged, and checksum the files, but for
+       those that who wrote them has synced and summed up
+    2. write and sync the manifest
+    3. rename the staging directory to its place; sync the checkpoint directory
+    4. write, sync and rename the marker; sync               <- committed from here on
+    5. point TensorFlow's `checkpoint` file at it, or, where that cannot name it, put a
+       witness beside the marker                             (a failure is a warning)
+    6. delete what retention no longer wants                 (a failure is a warning)
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout, retention
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest, to_json
+from tfpreempt.core import contained
+from tfpreempt.core.clock import Clock
+from tfpreempt.storage import checksum, reading
+from tfpreempt.storage.files import Files, write_durably
+
+_log = logging.getLogger(__name__)
+
+
+class Permit:
+    """Decides whether an asynchronous save may still commit. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_taken = self._is_given_up = False
+
+    def check(self) -> None:
+        """Called between the parts of the save.
+
+        Raises:
+            SaveError: the save was given up.
+        """
+        if self._is_given_up:
+            raise errors.SaveError("an asynchronous save was given up for a newer one")
+
+    def take(self) -> None:
+        """Called just before the marker: the save can not be given up any more.
+
+        Raises:
+            SaveError: the save was given up.
+        """
+        with self._lock:
+            self.check()
+            self._is_taken = True
+
+    def give_up(self) -> bool:
+        """Prevents the commit; returns False if `take` came first."""
+        with self._lock:
+            self._is_given_up = not self._is_taken
+            return self._is_given_up
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the save commits nothing."""
+        return self._is_given_up
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class StagedFiles:
+    """The files of a save before the commit.
+
+    Attributes:
+        step: the step that is saved; equal on all workers.
+        attempt: the name of the save: equal on all workers, and never used again.
+        staging: the staging directory.
+        started_at: monotonic seconds at which the save began.
+        permit: of an asynchronous save, during which training changes all tensors;
+            None if training waits for the save.
+        number: the directory number in the own form.
+        prefix: TensorFlow's prefix of a flat checkpoint; None in the own form.
+        sums: size and crc32c of files that are on the disk already, by path.
+    """
+
+    step: int
+    attempt: str
+    staging: str
+    started_at: float
+    permit: Permit | None = None
+    number: int = 0
+    prefix: str | None = None
+    sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+
+def publish(
+    files: Files, clock: Clock, directory: str, staged: StagedFiles, draft: Manifest
+) -> tuple[str, Manifest]:
+    """Commits a staging directory in the own form.
+
+    Args:
+        files: the file operations.
+        clock: for the measured time.
+        directory: the checkpoint directory.
+        staged: all that was staged.
+        draft: what the commit says of itself; nothing of its files yet.
+
+    Returns:
+        Where the commit is, and its manifest.
+
+    Raises:
+        OSError: before the marker; nothing older was touched.
+        SaveError: an asynchronous save was given up; likewise.
+    """
+    target = staged.staging
+    contents = {name: os.path.join(target, name) for name in reading.tree(target)}
+    prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
+    draft = dataclasses.replace(draft, prefix=prefix)
+    manifest = seal(files, clock, staged, contents, [target], draft)
+    if staged.permit is not None:
+        staged.permit.take()
+    target = free_target(files, directory, staged.number, draft.sequence)
+    files.rename(staged.staging, target)
+    files.sync_dir(directory)
+    mark(files, target, to_json(manifest), manifest.sequence)
+    return target, manifest
+
+
+def seal(
+    files: Files,
+    clock: Clock,
+    staged: StagedFiles,
+    contents: Mapping[str, str],
+    roots: Sequence[str],
+    draft: Manifest,
+) -> Manifest:
+    """Steps 1 and 2, in whatever form.
+
+    Args:
+        files: the file operations.
+        clock: for the measured time.
+        staged: what was staged; its directory gets the manifest.
+        contents: the path of each file, by its name in the manifest.
+        roots: the directories with all of them.
+        draft: what the commit says of itself; nothing of its files yet.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    unknown = [path for path in contents.values() if path not in staged.sums]
+    sums = {**staged.sums, **make_durable(files, unknown, roots)}
+    entries = [
+        FileEntry(name=name, size=sums[path][0], crc32c=sums[path][1])
+        for name, path in sorted(contents.items())
+    ]
+    manifest = dataclasses.replace(
+        draft,
+        files=tuple(entries),
+        save_seconds=max(0.0, clock.monotonic() - staged.started_at),
+        metadata={"saved_at": clock.wall(), **draft.metadata},
+    )
+    path = os.path.join(staged.staging, layout.MANIFEST)
+    write_durably(files, path, to_json(manifest))
+    return manifest
+
+
+def make_durable(
+    files: Files, paths: list[str], roots: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """Syncs files and all directories below the roots; checksums files meanwhile.
+
+    Returns:
+        Size and crc32c by path.
+
+    Raises:
+        OSError: as the file system says.
+    """
+
+    def sync_all() -> None:
+        with contained.parents_kept_open():
+            for path in paths:
+                files.sync_file(path)
+        for root in roots:
+            for folder, _, _ in reversed(list(reading.walk(root))):
+                files.sync_dir(folder)
+
+    # One thread syncs while this one checksums: the disk and the memory bus differ.
+    with concurrent.futures.ThreadPoolExecutor(
+        1, thread_name_prefix="tfpreempt-sync"
+    ) as pool:
+        syncing = pool.submit(sync_all)
+        sums = checksum.of_files(paths)
+        syncing.result()
+    return sums
+
+
+def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> None:
+    """Writes the marker: from its rename on, this is a commit."""
+    data = catalog.marker_bytes(manifest_bytes, sequence)
+    files.publish(os.path.join(holder, layout.MARKER), data)
+
+
+def finish(
+    files: Files,
+    directory: str,
+    entries: Iterable[Entry],
+    max_to_keep: int | None,
+    damaged: Collection[str] = (),
+    is_pinned: Callable[[str], bool] = lambda path: False,
+) -> None:
+    """Points the state file at the newest commit and applies retention."""
+    kept, dropped = retention.plan(entries, max_to_keep, damaged)
+    point(files, directory, kept, dropped)
+    for entry in kept:
+        path = os.path.join(entry.path, layout.WITNESS)
+        cannot_be_named = entry.manifest is not None and entry.manifest.prefix is None
+        if cannot_be_named and not reading.is_there(path):
+            files.publish(path, b"")
+    for entry in dropped:
+        if not is_pinned(entry.path):
+            retention.delete(files, entry)
+
+
+@contextlib.contextmanager
+def tidying(directory: str) -> Iterator[None]:
+    """The commit stands already: what fails in the body is logged, not raised."""
+    try:
+        yield
+    except (OSError, errors.CheckpointError) as error:
+        _log.warning(
+            "tfpreempt: the commit in %s stands; clearing up after it failed, which "
+            "the next commit tries again: %s",
+            directory,
+            error,
+        )
+
+
+def point(
+    files: Files, directory: str, kept: list[Entry], dropped: list[Entry]
+) -> None:
+    """Updates TensorFlow's `checkpoint` file; keeps what others listed there.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory.
+        kept: our commits with a TensorFlow prefix, oldest first.
+        dropped: our commits that are about to be deleted.
+    """
+    path = os.path.join(directory, layout.POINTER)
+
+    def index(name: str) -> str:
+        return os.path.join(directory, name + ".index")
+
+    names = [f"{entry.name}/{layout.PAYLOAD}" for entry in (*kept, *dropped)]
+    ours = [name for name in names[: len(kept)] if reading.is_file(index(name))]
+    if not ours:
+        return
+    try:
+        found = checkpoint_state.read(directory)
+    except OSError:
+        if reading.is_file(path):
+            raise
+        found = None  # it is a pipe or a device
+    old = found or checkpoint_state.Pointer(latest="")
+    foreign = [
+        name
+        for name in dict.fromkeys(old.paths)
+        if name not in names and reading.is_file(index(name))
+    ]
+    times: list[float] = []
+    if old.timestamps:
+        known = dict(zip(old.paths, old.timestamps, strict=True))
+        times = [known[name] for name in foreign]
+        times += [reading.stat(index(name)).modified_ns / 1e9 for name in ours]
+    new = checkpoint_state.Pointer(
+        latest=ours[-1],
+        paths=(*foreign, *ours),
+        timestamps=tuple(times),
+        last_preserved=old.last_preserved,
+    )
+    files.publish(path, checkpoint_state.to_bytes(new))
+
+
+def free_target(files: Files, directory: str, number: int, sequence: int) -> str:
+    """Where a commit goes: an older commit of this number stays until retention.
+
+    A save of this number that never committed is removed: the owner of the directory's
+    lease has one save at a time.
+
+    Nor does it go where TensorFlow's state file says that one is: that would vouch for
+    it before its marker is there.
+
+    Raises:
+        ConfigurationError: the number is below 0.
+        OSError: as the file system says.
+    """
+    if number < 0:
+        raise errors.ConfigurationError(
+            f"A checkpoint number must be 0 or more; got {number!r}."
+        )
+    plain = os.path.join(directory, str(number))
+    if reading.is_there(plain) and retention.is_uncommitted(catalog.at(plain)):
+        retention.delete(files, catalog.at(plain))
+    is_taken = reading.is_there(plain) or checkpoint_state.is_listed(
+        directory, f"{number}/{layout.PAYLOAD}"
+    )
+    return f"{plain}.{sequence}" if is_taken else plain
+
+
+def versions() -> dict[str, str]:
+    """What is running now, by name; nothing is imported for it."""
+    found = {"python": platform.python_version()}
+    for name in ("tensorflow", "keras", "tf_keras", "numpy"):
+        if module := sys.modules.get(name):
+            found[name] = str(getattr(module, "__version__", "unknown"))
+    return found

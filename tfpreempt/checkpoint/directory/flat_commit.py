@@ -1,0 +1,309 @@
+"""Commits of checkpoints that stay flat, as a user's CheckpointManager writes them.
+
+TensorFlow writes `ckpt-5.index` and its data files under their final names, so a save
+that died half-way can't be told from a finished one by looking. Hence the intent: a
+file `ckpt-5.tfpreempt-intent`, durable before TensorFlow starts to write, removed after
+the marker. (A save_fn's is written when its files are whole, before the sidecar.) What
+has an intent and no marker is half-written and ignored, unless its index is still the
+one that was there before (then the save never began). What has neither intent nor
+sidecar was saved by the user's own `manager.save()`: a foreign one. A sidecar without
+intent and marker is that of a commit which lost its marker.
+
+On a disk only: `failure.check_directory` refuses URLs for this form, because the
+sidecar of an older save under the same name can't be replaced there at once.
+
+Sidecars (`ckpt-5.tfpreempt/`: shards, States, MANIFEST.json, COMMITTED) go when their
+checkpoint is gone: at the next commit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, commit, layout, retention
+from tfpreempt.checkpoint.directory.manifest import Manifest, to_json
+from tfpreempt.core import contained
+from tfpreempt.core.clock import Clock
+from tfpreempt.storage import reading
+from tfpreempt.storage.files import Files, write_durably
+
+_log = logging.getLogger(__name__)
+
+_MAX_BYTES = 4096  # of an intent
+# What TensorFlow writes before it gives the files their names.
+_IN_TEMPORARY = re.compile(r"part(-\d{5}-of-\d{5})?\.(index|data-\d{5}-of-\d{5}).*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A flat checkpoint that a save of this process is about to write.
+
+    Attributes:
+        prefix: TensorFlow's prefix.
+        attempt: name of the save.
+        before: stamp of the intact checkpoint that has the prefix already; None without
+            one.
+    """
+
+    prefix: str
+    attempt: str
+    before: list[int] | None
+
+
+def intent_of(attempt: str, prefix: str) -> Intent:
+    """Returns the intent of a save that is about to begin.
+
+    Args:
+        attempt: name of the save.
+        prefix: TensorFlow's prefix.
+    """
+    before = None if is_half_written(prefix) else _stamp(prefix)
+    return Intent(prefix=prefix, attempt=attempt, before=before)
+
+
+def declare(files: Files, intent: Intent) -> None:
+    """Writes the intent, before TensorFlow writes anything under the prefix.
+
+    An intact checkpoint that has the prefix stays intact under the intent.
+
+    Raises:
+        LinkError: TensorFlow would write elsewhere, by a link that lies there.
+        OSError: as the file system says.
+    """
+    prefix = intent.prefix
+    if reading.is_link(_temporary(prefix)):
+        raise contained.LinkError(_temporary(prefix))
+    known = {} if is_half_written(prefix) else {"before": intent.before}
+    _write(files, prefix, attempt=intent.attempt, **known)
+
+
+def abandon(files: Files, intent: Intent) -> None:
+    """Ends the intent of a save that failed; on the chief.
+
+    No fence stops TensorFlow. If the lease was lost, its next owner may have closed the
+    intent before TensorFlow wrote the files: they are remembered as half-written here.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    prefix, record = intent.prefix, _intent(intent.prefix) or {}
+    if record.get("attempt", intent.attempt) != intent.attempt:
+        return  # the next owner of the lease saves under this name now
+    if not _has_marker(prefix) and _stamp(prefix) not in (None, intent.before):
+        _write(files, prefix, half=_stamp(prefix))
+    _close(files, prefix)
+    files.remove(prefix + layout.INTENT_SUFFIX + ".tmp")
+
+
+def is_half_written(prefix: str) -> bool:
+    """Whether a save of ours died while it wrote this checkpoint."""
+    record = _intent(prefix)
+    if record is None:
+        return False
+    now = _stamp(prefix)
+    if "half" in record:
+        return bool(record["half"] == now)
+    return "before" not in record or bool(record["before"] != now)
+
+
+def publish(
+    files: Files,
+    clock: Clock,
+    directory: str,
+    staged: commit.StagedFiles,
+    draft: Manifest,
+) -> tuple[str, Manifest]:
+    """Commits a flat checkpoint: TensorFlow's files plus the staged shards.
+
+    Args:
+        files: the file operations.
+        clock: for the measured time.
+        directory: the checkpoint directory.
+        staged: TensorFlow's prefix, or a file or directory that a save_fn returned, and
+            the directory with shards and States, which may be missing.
+        draft: what the commit says of itself; nothing of its files yet.
+
+    Returns:
+        The prefix, and the manifest.
+
+    Raises:
+        OSError: before the marker.
+        SaveError: there are no files.
+    """
+    prefix, staging = staged.prefix, staged.staging
+    assert prefix is not None
+    base, stem = os.path.split(prefix)
+    payload = payload_files(prefix)
+    if not payload:
+        raise errors.SaveError(
+            f"There is nothing to commit at {prefix!r}, which save_fn returned: no "
+            f"file or directory of this name with files in it, no {stem + '.index'!r}. "
+            "Return the path that it wrote."
+        )
+    if os.path.realpath(base) != os.path.realpath(directory):
+        _log.warning(
+            "save_fn wrote %r, which is not in the checkpoint directory %r itself but "
+            "in %r: it is committed there, but a restart looks in the checkpoint "
+            "directory only and will not find it.",
+            prefix,
+            directory,
+            base,
+        )
+    files.make_dirs(staging)
+    contents = {os.path.relpath(path, base): path for path in payload}
+    for name in reading.tree(staging):
+        inside = f"{stem}{layout.SIDECAR_SUFFIX}/{name}"
+        contents[inside] = os.path.join(staging, name)
+    roots = [staging, *([prefix] if reading.is_dir(prefix) else [])]
+    is_tensorflow = reading.is_there(prefix + ".index")
+    draft = dataclasses.replace(
+        draft,
+        sequence=max(draft.sequence, catalog.highest_sequence(catalog.scan(base)) + 1),
+        prefix=stem if is_tensorflow else None,
+    )
+    manifest = commit.seal(files, clock, staged, contents, roots, draft)
+    files.sync_dir(base)  # TensorFlow's files
+    if not reading.is_there(prefix + layout.INTENT_SUFFIX):
+        # A save_fn's files are intact already, so they do not count as half-written.
+        declare(files, intent_of(staged.attempt, prefix))
+    _make_room(files, prefix)
+    files.rename(staging, layout.sidecar(prefix))
+    files.sync_dir(base)
+    data = to_json(manifest)
+    commit.mark(files, layout.sidecar(prefix), data, manifest.sequence)
+    files.remove(prefix + layout.INTENT_SUFFIX)
+    files.sync_dir(base)
+    return prefix, manifest
+
+
+def payload_files(prefix: str) -> list[str]:
+    """The file or TensorFlow's files of a prefix; of a directory all files below."""
+    if reading.is_dir(prefix):
+        return [os.path.join(prefix, name) for name in reading.tree(prefix)]
+    base, stem = os.path.split(prefix)
+    data = re.compile(re.escape(stem) + r"\.data-.{5}-of-.{5}")
+    parts = [os.path.join(base, n) for n in reading.names(base) if data.fullmatch(n)]
+    found = [prefix, prefix + ".index", *parts]
+    return [path for path in found if reading.is_file(path)]
+
+
+def sweep(files: Files, directory: str) -> None:
+    """Removes sidecars and intents whose checkpoint is gone; on the chief.
+
+    One that lacks its index, though nobody had a reason to delete it, is damaged and
+    stays.
+
+    Args:
+        files: the file operations.
+        directory: the directory to sweep.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    found = [e for e in catalog.scan(directory) if e.kind is catalog.Kind.FLAT]
+    there = [catalog.has_payload(each.path) for each in found]
+    for number, entry in enumerate(found):
+        if there[number]:
+            continue
+        # The oldest goes first, its index before its data, and that may be cut short.
+        is_oldest = any(there[:number]) and not any(there[number:])
+        if is_oldest or not payload_files(entry.path):
+            retention.delete(files, entry)
+    for prefix in intents(directory):
+        if not catalog.has_payload(prefix):
+            files.remove(prefix + layout.INTENT_SUFFIX)
+
+
+def settle(files: Files, directory: str) -> None:
+    """Closes the intents of saves that are over; on the chief, before its first save.
+
+    A half-written checkpoint is remembered by the stamp of its index, so that the
+    user's own later save under the same name counts again.
+
+    Raises:
+        OSError: as the file system says.
+    """
+    for prefix in intents(directory):
+        _close(files, prefix)
+    for name in reading.names(directory):
+        if name.endswith(layout.INTENT_SUFFIX + ".tmp"):  # nobody reads it
+            files.remove(os.path.join(directory, name))
+    sweep(files, directory)
+
+
+def _close(files: Files, prefix: str) -> None:
+    temporary = _temporary(prefix)
+    if reading.is_real_dir(temporary) and all(
+        map(_IN_TEMPORARY.fullmatch, reading.tree(temporary))
+    ):
+        retention.delete_staging(files, temporary)
+    holder = layout.sidecar(prefix)
+    has_marker = _has_marker(prefix)
+    if reading.is_real_dir(holder) and not has_marker:
+        retention.delete(files, catalog.at(prefix))  # a witness without an intent
+    if is_half_written(prefix) and not has_marker:
+        _write(files, prefix, half=_stamp(prefix))
+    else:
+        files.remove(prefix + layout.INTENT_SUFFIX)
+
+
+def _has_marker(prefix: str) -> bool:
+    """Returns whether a commit of ours has the prefix."""
+    return reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
+
+
+def _temporary(prefix: str) -> str:
+    """Where TensorFlow writes before it gives the files their names."""
+    return prefix + "_temp"
+
+
+def _write(files: Files, prefix: str, **said: Any) -> None:
+    data = json.dumps({"format": 1, **said}).encode()
+    write_durably(files, prefix + layout.INTENT_SUFFIX, data)
+
+
+def _intent(prefix: str) -> dict[str, Any] | None:
+    """What was declared; empty where it cannot be read, None where nothing was."""
+    try:
+        record = json.loads(reading.read(prefix + layout.INTENT_SUFFIX, _MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _make_room(files: Files, prefix: str) -> None:
+    holder = layout.sidecar(prefix)
+    if reading.is_real_dir(holder):
+        retention.delete(files, catalog.at(prefix))
+    if reading.is_there(holder):
+        # Not ours to delete, so it is only moved out of the way.
+        number = 1
+        while reading.is_there(f"{holder}-{number}"):
+            number += 1
+        files.rename(holder, f"{holder}-{number}")
+
+
+def intents(directory: str) -> list[str]:
+    """Prefixes of the flat saves of ours that are under way, or died."""
+    suffix = layout.INTENT_SUFFIX
+    return [
+        os.path.join(directory, name.removesuffix(suffix))
+        for name in reading.names(directory)
+        if name.endswith(suffix) and name != suffix
+    ]
+
+
+def _stamp(prefix: str) -> list[int] | None:
+    try:
+        status = reading.stat(prefix + ".index")
+    except OSError:
+        return None
+    return [status.size, status.modified_ns]

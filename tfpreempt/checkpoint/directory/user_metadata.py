@@ -1,0 +1,81 @@
+"""What users note about a checkpoint: a JSON object beside its manifest, never in it.
+
+The manifest is vouched for by the marker and never changes; this may, at any time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.storage.interface import ObjectMissingError
+
+_MAX_BYTES = 4 << 20
+
+
+def encoded(metadata: object) -> bytes:
+    """Metadata as bytes.
+
+    Raises:
+        ConfigurationError: it is no mapping of strings to what JSON can hold.
+    """
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(name, str) for name in metadata
+    ):
+        raise errors.ConfigurationError(
+            f"Metadata must be a dict with strings as keys; got {metadata!r:.120}."
+        )
+    try:
+        text = json.dumps(dict(metadata), indent=1, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.ConfigurationError(
+            f"Metadata must be what JSON can hold: {error}. Convert the value, such as "
+            "by float() or str()."
+        ) from error
+    if len(text) > _MAX_BYTES:
+        raise errors.ConfigurationError(
+            f"Metadata of {len(text)} bytes; expected at most {_MAX_BYTES}. Put large "
+            "things into a State."
+        )
+    return text.encode()
+
+
+def read(checkpoint: Entry) -> dict[str, Any]:
+    """What was noted about a checkpoint; empty if nothing was.
+
+    Raises:
+        CheckpointDamagedError: it is no JSON object, or too large.
+        CheckpointError: it cannot be read.
+    """
+    target = io.BytesIO()
+    name = checkpoint.control(layout.METADATA)
+    try:
+        checkpoint.store.get(name, target, length=_MAX_BYTES + 1)
+    except ObjectMissingError:
+        return {}
+    data = target.getvalue()
+    try:
+        found = json.loads(data) if len(data) <= _MAX_BYTES else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise errors.CheckpointDamagedError(
+            f"The metadata of {checkpoint.path} is no JSON object of at most "
+            f"{_MAX_BYTES} bytes. Set the metadata anew."
+        )
+    return found
+
+
+def write(checkpoint: Entry, values: Mapping[str, Any]) -> None:
+    """Notes a JSON object, all or nothing; whoever is last wins.
+
+    Raises:
+        ConfigurationError: JSON cannot hold it.
+        SaveError: it cannot be written.
+    """
+    checkpoint.store.replace(checkpoint.control(layout.METADATA), encoded(values))

@@ -1,0 +1,10 @@
+"""One run at a time for each directory and each mirror.
+
+directory_lease     the lease of a directory on its disk, and the fence of its commits
+lease               takes, waits for, renews and loses a lease
+lease_record        the owner of a lease, and whether the process of the owner lives
+lease_timeouts      how long a start waits for the lease of another process
+object_store_lease  the lease of a mirror, in its object store
+
+Imported by checkpoint/mirror, checkpoint/restore, handler, states.
+"""

@@ -1,0 +1,348 @@
+"""The local side of a download: a directory that is filled, by several attempts.
+
+Everything that a hostile manifest or a planted directory could do is refused before the
+first byte is written. The files that a killed process has downloaded are found again:
+whole files by their checksum, ranges of large files by `.tfpreempt-download`, to which
+every range is added, with its checksum, when the range is written. A line that is
+incomplete or untrue only costs a range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.manifest import FileEntry
+from tfpreempt.core import contained
+from tfpreempt.storage import checksum, paths, pieces, reading
+from tfpreempt.storage.files import Files, write_durably
+
+# Each costs a request, which is milliseconds of the interpreter that all threads share;
+# and a download that is killed loses those that are under way.
+_SMALLEST, _LARGEST = 32 << 20, 64 << 20
+_SHARES = 8  # as many as there are threads
+
+
+class Range(NamedTuple):
+    """Some bytes of a file."""
+
+    offset: int
+    length: int
+
+
+def split(size: int, total: int) -> list[Range]:
+    """The ranges of a file; none for an empty one.
+
+    Args:
+        size: of the file.
+        total: of all files of its checkpoint; the more, the longer the ranges.
+    """
+    length = max(_SMALLEST, min(total // _SHARES, _LARGEST))
+    return [
+        Range(offset, min(length, size - offset)) for offset in range(0, size, length)
+    ]
+
+
+def of_range(file: io.FileIO, part: Range) -> int | None:
+    """The crc32c of a range of a file; None if the file ends before it."""
+    file.seek(part.offset)
+    found = checksum.of_source(file, part.length)
+    return found.crc32c if found.size == part.length else None
+
+
+class RangeWriter:
+    """The file that a store writes into: puts bytes where they belong, sums them up.
+
+    More bytes than belong there are counted and not written.
+
+    Args:
+        file: that is written into, by nobody else through this object.
+        part: the range.
+        on_piece: called with the size of each piece before it is written; what it
+            raises ends the call of the store.
+
+    Attributes:
+        crc32c: of the bytes that are there.
+    """
+
+    def __init__(
+        self, file: io.FileIO, part: Range, on_piece: Callable[[int], None]
+    ) -> None:
+        self.crc32c = 0
+        self._file = file
+        self._part = part
+        self._on_piece = on_piece
+        self._count = 0
+        file.seek(part.offset)
+
+    def write(self, data: bytes) -> int:
+        self._on_piece(len(data))
+        fits = data[: max(0, self._part.length - self._count)]
+        self.crc32c = checksum.extended(self.crc32c, fits)
+        pieces.write(self._file, fits)
+        self._count += len(data)
+        return len(data)
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with its length; "" if nothing is."""
+        offset, length = self._part
+        if self._count > length:
+            return f"has more than {offset + length} bytes"
+        if self._count < length:
+            return f"ends after {offset + self._count} bytes"
+        return ""
+
+
+PROGRESS = ".tfpreempt-download"
+_FILES = (layout.MANIFEST, layout.MARKER, layout.METADATA)
+_CONTROL = (*_FILES, *(f"{name}.tmp" for name in _FILES), PROGRESS)
+_MAX_NAME_BYTES = 255
+_MAX_PROGRESS_BYTES = 64 << 20
+
+
+class Destination:
+    """A directory into which the files of a checkpoint come.
+
+    Args:
+        target: its path; made by `filling` if need be.
+        checkpoint: whose manifest names the files.
+        files: the file operations.
+    """
+
+    def __init__(self, target: str, checkpoint: Entry, files: Files) -> None:
+        assert checkpoint.manifest is not None
+        self.path = os.path.abspath(target)
+        self._checkpoint = checkpoint
+        self._source = checkpoint.path
+        self._manifest = checkpoint.manifest
+        self._files = files
+        self._recorded: dict[str, dict[Range, int]] = {}
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[None]:
+        """Checks everything, then makes the directories; the body brings the files.
+
+        When it ends all is made durable, and a commit's MANIFEST.json comes last.
+
+        Raises:
+            CheckpointDamagedError: the manifest names what cannot or must not be.
+            SaveError: there is no room.
+            CheckpointError: the directory holds another commit, or a file of the same
+                name that no download has written.
+            OSError: as the file system says.
+        """
+        self._check_names()
+        self._check_target()
+        if not self._is_begun():
+            self._check_nothing_is_taken()
+        for folder in self._folders:
+            self._files.make_dirs(folder)
+        with self._opened(PROGRESS, os.O_APPEND) as self._progress:
+            size = os.fstat(self._progress.fileno()).st_size
+            if size <= _MAX_PROGRESS_BYTES:  # a larger one is no record of ours
+                self._recorded = _ranges(self._progress.readall())
+            self._progress.write(b"\n")  # ends a line that was torn
+            self._files.sync_dir(self.path)  # what comes next is told to be ours by it
+            yield
+        self._files.remove(os.path.join(self.path, PROGRESS))
+        for folder in reversed(self._folders):
+            self._files.sync_dir(folder)
+        if data := self._checkpoint.data:
+            write_durably(self._files, os.path.join(self.path, layout.MANIFEST), data)
+
+    def open(self, entry: FileEntry) -> io.FileIO:
+        """A file, to be read and written; made if need be."""
+        return self._opened(entry.name)
+
+    def is_whole(self, entry: FileEntry) -> bool:
+        """Whether the file is there with its checksum; makes room for it if it isn't.
+
+        Raises:
+            OSError: as the file system says.
+        """
+        path, is_same = self._path(entry), self._is_same(entry)
+        if is_same is False:
+            status = os.lstat(path)
+            if status.st_nlink > 1:
+                self._files.remove(path)  # its other name may be somebody else's
+            elif status.st_size > entry.size:
+                with self.open(entry) as file:
+                    file.truncate(entry.size)
+        return is_same is True
+
+    def kept(self, entry: FileEntry, part: Range) -> int | None:
+        """The checksum of a range that a predecessor has fetched; None if none has."""
+        expected = self._recorded.get(entry.name, {}).get(part)
+        if expected is None:
+            return None
+        with self.open(entry) as file:
+            return expected if of_range(file, part) == expected else None
+
+    def record(self, entry: FileEntry, part: Range, crc: int) -> None:
+        """Remembers a range for a successor. Any thread."""
+        line = json.dumps([entry.name, *part, crc]) + "\n"
+        self._progress.write(line.encode())
+
+    def sync(self, entry: FileEntry) -> None:
+        """Makes a file durable."""
+        self._files.sync_file(self._path(entry))
+
+    def _path(self, entry: FileEntry) -> str:
+        return os.path.join(self.path, entry.name)
+
+    def _opened(self, name: str, flags: int = 0) -> io.FileIO:
+        def opener(path: str, _: int) -> int:
+            flags_of_all = os.O_RDWR | os.O_CREAT | flags
+            return contained.open_file(path, flags_of_all, root=self.path, copies=True)
+
+        return io.FileIO(os.path.join(self.path, name), "r+", opener=opener)
+
+    def _is_same(self, entry: FileEntry) -> bool | None:
+        """Whether the file is the manifest's; None if there is none."""
+        path = self._path(entry)
+        try:
+            size = os.lstat(path).st_size
+        except FileNotFoundError:
+            return None
+        expected = (entry.size, entry.crc32c)
+        return size == entry.size and checksum.of_file(path) == expected
+
+    def _check_names(self) -> None:
+        names = {entry.name for entry in self._manifest.files}
+        for name in names:
+            reason = _why_impossible(name)
+            parents = [name[:at] for at, c in enumerate(name) if c == "/"]
+            if reason is None and any(parent in names for parent in parents):
+                reason = "lies below another file"
+            if reason is not None:
+                shown = repr(name if len(name) <= 120 else name[:120] + "...")
+                raise errors.CheckpointDamagedError(
+                    f"{self._source} names the file {shown}, which {reason}. It is "
+                    "damaged or wasn't written by tfpreempt; nothing was written."
+                )
+
+    def _check_target(self) -> None:
+        """Refuses planted things, another commit, and too small a disk."""
+        for folder in self._folders:
+            self._check_kind(folder, stat.S_ISDIR, "a directory")
+        for name in _CONTROL:
+            path = os.path.join(self.path, name)
+            self._check_kind(path, stat.S_ISREG, "a file")
+        present = 0
+        for entry in self._manifest.files:
+            status = self._check_kind(self._path(entry), stat.S_ISREG, "a file")
+            present += min(entry.size, status.st_blocks * 512) if status else 0
+        checkpoint = self._checkpoint
+        marker = checkpoint.marker if checkpoint.is_committed else None
+        if self._has(layout.MARKER, marker) is False:
+            raise errors.CheckpointError(
+                f"{self.path!r} is a committed checkpoint of another save; expected "
+                "a directory of its own for each. Choose another one."
+            )
+        self._check_room(self._manifest.bytes - present)
+
+    def _is_begun(self) -> bool:
+        """Whether an earlier download of this began here: the files are ours then.
+
+        Its record is there from its first byte to its last, then MANIFEST.json is.
+        """
+        if os.path.lexists(os.path.join(self.path, PROGRESS)):
+            return True
+        return self._has(layout.MANIFEST, self._checkpoint.data or None) is True
+
+    def _has(self, name: str, data: bytes | None) -> bool | None:
+        """Whether a file holds just these bytes; None if there is none."""
+        try:
+            with reading.open_file(os.path.join(self.path, name)) as file:
+                return data is not None and file.read(len(data) + 1) == data
+        except FileNotFoundError:
+            return None
+
+    def _check_nothing_is_taken(self) -> None:
+        """Refuses to write over what somebody else keeps here; equal files may stay."""
+        files = self._manifest.files
+        taken = [entry.name for entry in files if self._is_same(entry) is False]
+        if self._checkpoint.data:  # a note of others would pass for this commit's
+            for name in (layout.MANIFEST, layout.METADATA):
+                if os.path.lexists(os.path.join(self.path, name)):
+                    taken.append(name)
+        if taken:
+            more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+            raise errors.CheckpointError(
+                f"{self.path!r} has a file {taken[0]!r}{more} already, which isn't "
+                f"that of {self._source}. Nothing was written; remove it or choose "
+                "another directory."
+            )
+
+    def _check_kind(
+        self, path: str, is_kind: Callable[[int], bool], kind: str
+    ) -> os.stat_result | None:
+        try:
+            status = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if is_kind(status.st_mode):
+            return status
+        found = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "something else"
+        raise errors.CheckpointError(
+            f"{path!r} is {found}; expected {kind} or nothing, where {self._source} is "
+            "to be written. Nothing was written; remove it or choose another directory."
+        )
+
+    def _check_room(self, need: int) -> None:
+        existing = self.path
+        while not os.path.isdir(existing):
+            existing = os.path.dirname(existing)
+        free = shutil.disk_usage(existing).free
+        if need > free:
+            raise errors.SaveError(
+                f"{self._source} claims to have {self._manifest.bytes:,} bytes, "
+                f"{need:,} are missing in {self.path!r}, and the file system has "
+                f"{free:,} left. Free space or choose another directory; nothing was "
+                "written."
+            )
+
+    @functools.cached_property
+    def _folders(self) -> list[str]:
+        """The directory, and every one below it in which a file lies."""
+        found = {""}
+        for entry in self._manifest.files:
+            name = os.path.dirname(entry.name)
+            while name not in found:
+                found.add(name)
+                name = os.path.dirname(name)
+        below = sorted(found - {""})
+        return [self.path, *(os.path.join(self.path, name) for name in below)]
+
+
+def _why_impossible(name: str) -> str | None:
+    if name in _CONTROL or name.split("/")[0] in _CONTROL:
+        return "is the name of a file that belongs beside the manifest"
+    try:
+        parts = name.encode().split(b"/")
+    except UnicodeEncodeError:
+        return "is not valid Unicode"
+    if any(len(part) > _MAX_NAME_BYTES for part in parts):
+        return f"has a part of more than {_MAX_NAME_BYTES} bytes"
+    return paths.why_unsafe(name)
+
+
+def _ranges(record: bytes) -> dict[str, dict[Range, int]]:
+    """What a predecessor has recorded; lines that make no sense are passed over."""
+    found: dict[str, dict[Range, int]] = {}
+    for line in record.splitlines():
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            name, offset, length, crc = json.loads(line)
+            found.setdefault(name, {})[Range(offset, length)] = crc
+    return found

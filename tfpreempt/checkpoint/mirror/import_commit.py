@@ -1,0 +1,291 @@
+"""Brings a remote commit into a checkpoint directory, where it is one like any other.
+
+The files go to a staging directory first, which the next start finds again if this one
+is killed; then one rename and the marker, as in any commit. What was a flat commit
+comes in the own form: nothing that a user's manager wrote is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout, retention
+from tfpreempt.checkpoint.directory import commit as committing
+from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.mirror import resolve
+from tfpreempt.checkpoint.mirror.download import download
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.core import contained
+from tfpreempt.storage import failure, reading
+from tfpreempt.storage.deadline import RETRY_SECONDS
+from tfpreempt.storage.files import Files, LocalFiles, write_durably
+from tfpreempt.storage.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 2.0  # that a start asks a store before it says that there's no answer
+LOOK_SECONDS = 8.0  # that it asks on where a local commit can be restored
+
+
+def look_for_newer(
+    mirror: Mirror, local: Entry | None, fetch: Callable[[], bool], *, instead: str
+) -> bool:
+    """Looks, and brings a newer commit; without a local one it has to succeed.
+
+    Args:
+        mirror: of the store.
+        local: the newest local checkpoint that is whole; None without one.
+        fetch: brings a commit that is newer, and says whether there was one.
+        instead: what a user can do who wants to begin anew.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        CheckpointError: the store cannot be read, and there is nothing local.
+        DirectoryInUseError: another program copies to the store.
+        SaveError: the disk.
+    """
+    try:
+        _look_aloud(mirror, timeout=None if local is None else LOOK_SECONDS)
+        return fetch()
+    except (errors.SaveError, errors.DirectoryInUseError):
+        raise  # this disk; or another program is at work
+    except errors.CheckpointError as error:
+        if local is None or mirror.scratch is not None:
+            raise _unknown(mirror, error, instead) from error
+        _log.warning(
+            "tfpreempt: %s cannot be asked for a newer commit, and %s (step %s) is "
+            "restored. If there is a newer one, its steps are trained again: %s",
+            mirror.store.uri,
+            local.path,
+            local.step,
+            error,
+        )
+        return False
+
+
+def settle(mirror: Mirror, *, adopts: bool = True, instead: str) -> None:
+    """Makes a scratch directory a cache of its mirror; nothing for other directories.
+
+    Called while no other process commits in the scratch directory or the mirror.
+
+    Args:
+        mirror: of the directory.
+        adopts: whether to bring a checkpoint in another layout, if the mirror has no
+            commit: of an earlier version, or of TensorFlow alone.
+        instead: what a user can do who wants to begin anew.
+
+    Raises:
+        CheckpointError: the mirror cannot be read.
+        CheckpointDamagedError: the mirror has commits of an earlier version, and none
+            of them is intact.
+        DirectoryInUseError: another program has the lease of the mirror.
+        SaveError: the disk, or the lease of the mirror cannot be taken.
+    """
+    scratch = mirror.scratch
+    if scratch is None:
+        return
+    files = LocalFiles(scratch.directory)
+    try:
+        _look_aloud(mirror, timeout=None)
+        is_empty = scratch.settle(mirror.store, files)
+    except (errors.SaveError, errors.DirectoryInUseError):
+        raise
+    except errors.CheckpointError as error:
+        raise _unknown(mirror, error, instead) from error
+    if is_empty and adopts:
+        _adopt(files, mirror.store, scratch.directory)
+
+
+def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.CheckpointError:
+    return errors.CheckpointError(
+        f"{error} Training does not begin anew without knowing what is in "
+        f"{mirror.store.uri}; make it reachable, or {instead}"
+    )
+
+
+def _adopt(files: LocalFiles, store: ObjectStore, directory: str) -> None:
+    """Brings the newest checkpoint of a store that has another layout than a mirror.
+
+    A checkpoint of an earlier version of tfpreempt, or a copy of a local directory,
+    becomes a commit; TensorFlow's own checkpoint stays flat.
+    """
+    found = catalog.contents(store)
+    damaged = [each.problems[0] for each in found if each.problems]
+    for commit in (each for each in found if each.is_committed):
+        try:
+            bring(files, commit, directory)
+        except errors.CheckpointDamagedError as error:
+            damaged.append(str(error))
+        else:
+            return
+    if damaged:
+        raise errors.CheckpointDamagedError(
+            f"no commit in {store.uri} is intact ({'; '.join(damaged)}), and a "
+            "training that begins anew would write beside them. Put the objects back "
+            "from a copy; or, to begin anew, move them away or pass restore=False"
+        )
+    if flat := resolve.listed_in_store(store):
+        _log.warning("tfpreempt: fetching %s, which TensorFlow wrote", flat.path)
+        download(flat, directory, progress=True, files=files)
+        latest = checkpoint_state.Pointer(latest=flat.name, paths=(flat.name,))
+        path = os.path.join(directory, layout.POINTER)
+        with failure.translated(f"fetch {flat.path}", directory):
+            write_durably(files, path, checkpoint_state.to_bytes(latest))
+
+
+def _look_aloud(mirror: Mirror, *, timeout: float | None) -> None:
+    """Looks; where no answer comes at once it says so, and asks on."""
+    try:
+        mirror.look(SILENT_SECONDS)
+    except errors.CheckpointError as error:
+        if error.is_permanent:
+            raise
+        _log.warning(
+            "tfpreempt: %s does not answer, and is asked again for up to %g s "
+            "before the start goes on or ends: %s",
+            mirror.store.uri,
+            timeout or RETRY_SECONDS,
+            error,
+        )
+        mirror.look(timeout)
+
+
+def newest_first(
+    files: Files,
+    store: ObjectStore,
+    local: Entry | None,
+    directory: str,
+    on_skip: Callable[[str], None],
+    on_lost: Callable[[str], None],
+    *,
+    max_to_keep: int | None = None,
+    needs_prefix: bool = False,
+) -> bool:
+    """Brings the newest remote commit that is whole, if it is newer than the local one.
+
+    Commits rank by their sequence. Where a machine and the store each have another one
+    of the same sequence, and against checkpoints of others, the time of the save ranks.
+
+    Args:
+        files: the file operations.
+        store: the store.
+        local: the newest local checkpoint that is whole; None without one.
+        directory: the checkpoint directory.
+        on_skip: called with a description of each that is passed over.
+        on_lost: the same of a damaged one.
+        max_to_keep: commits to keep in the directory; None keeps all.
+        needs_prefix: passes over commits that hold named States only.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        CheckpointError: the store cannot be read.
+        SaveError: the disk.
+    """
+    newer = []
+    for commit in catalog.commits(store, on_lost):
+        if local is None or _is_newer(commit, local):
+            newer.append(commit)
+        elif commit.sequence != local.sequence:
+            break
+    for commit in catalog.in_order(newer):
+        if needs_prefix and commit.prefix is None:
+            on_skip(
+                f"{commit.path} has no TensorFlow checkpoint, only named "
+                "States: restoring it would leave the weights as they are"
+            )
+            continue
+        try:
+            bring(files, commit, directory, max_to_keep=max_to_keep)
+        except errors.CheckpointDamagedError as error:
+            on_lost(str(error))
+        else:
+            return True
+    return False
+
+
+def bring(
+    files: Files,
+    commit: Entry,
+    directory: str,
+    *,
+    max_to_keep: int | None = None,
+) -> None:
+    """Downloads a commit and publishes it in a directory.
+
+    Args:
+        files: the file operations.
+        commit: the copy in the store.
+        directory: the checkpoint directory.
+        max_to_keep: commits to keep there, and this one; None keeps all.
+
+    Raises:
+        CheckpointDamagedError: a file is not what the manifest says.
+        CheckpointError: the store.
+        SaveError: the disk.
+    """
+    step, sequence = commit.step or 0, commit.sequence or 0
+    staged = layout.staging_directory(directory, layout.FETCH + commit.token)
+    _log.warning(
+        "tfpreempt: fetching step %d (%d bytes) from %s",
+        step,
+        commit.size,
+        commit.store.uri,
+    )
+    with failure.translated(f"fetch step {step}", directory):
+        _drop_others(files, staged)
+        download(commit, staged, progress=True, files=files)
+        for entry in catalog.scan(directory):
+            if entry.token == commit.token and entry.kind is Kind.OWN:
+                retention.delete(files, entry)  # damaged, or it were not fetched
+        target = committing.free_target(files, directory, step, sequence)
+        files.rename(staged, target)
+        files.sync_dir(directory)
+        committing.mark(files, target, commit.data, sequence)
+        if commit.saved_at is not None:  # checkpoints of others rank by this time
+            times = commit.saved_at, commit.saved_at
+            marker = os.path.join(target, layout.MARKER)
+            with contained.parent(marker, directory) as (folder, name):
+                os.utime(name, times, dir_fd=folder, follow_symlinks=False)
+        with committing.tidying(directory):
+            found, keep = catalog.scan(directory), max_to_keep
+            committing.finish(files, directory, found, keep, is_pinned=target.__eq__)
+            retention.remove_empty_staging(files, directory)
+
+
+def find(store: ObjectStore, token: str) -> Entry | None:
+    """The commit of a token; None if the store does not have it.
+
+    Raises:
+        CheckpointError: the store cannot be read, or the commit is damaged.
+    """
+    for copy in catalog.copies(store):
+        if copy.token == token:
+            found = catalog.read(copy)
+            if found.condition is Condition.DAMAGED:
+                raise errors.CheckpointDamagedError(found.problems[0])
+            return found if found.is_committed else None
+    return None
+
+
+def _is_newer(commit: Entry, local: Entry) -> bool:
+    if local.token == commit.token:
+        return False
+    if local.manifest is not None:
+        return catalog.rank(commit) > catalog.rank(local)
+    return (commit.saved_at or 0.0) > (local.time or 0.0)
+
+
+def _drop_others(files: Files, staged: str) -> None:
+    """Removes what was fetched in part and is not wanted any more."""
+    parent = os.path.dirname(staged)
+    names = reading.names(parent) if reading.is_real_dir(parent) else []
+    for path in (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH)):
+        if path != staged:
+            retention.delete_staging(files, path)

@@ -1,0 +1,604 @@
+"""The copy of a directory in an object store, made behind training's back.
+
+One thread, on the chief, takes the newest commit that is not there yet, uploads it
+(`upload.py`), and then keeps order in the store: what retention no longer wants goes,
+and so do folders that a dead upload left. What fails is told once, tried again with
+growing pauses, and never reaches training. `finish` is for a machine that goes away:
+the newest commit comes before all else, and nothing waits longer than it is told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.mirror import upload
+from tfpreempt.checkpoint.mirror.journal_mirror import JournalCopies
+from tfpreempt.checkpoint.mirror.retention import Retention, delete
+from tfpreempt.checkpoint.mirror.status import MirrorStatus, Tries
+from tfpreempt.checkpoint.mirror.store_selection import Scratch
+from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.events import Fault
+from tfpreempt.core.threads import OwnedThread
+from tfpreempt.storage.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+LETTING_GO = (
+    10.0  # seconds that a cancelled upload has to end; see upload.PATIENCE_SECONDS
+)
+HURRIED_PAUSE = 0.5  # while a machine goes away
+SILENT = 2.0  # seconds of waiting after which it is said
+
+
+_in_use: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary()
+
+
+class Mirror:
+    """Owns the thread that uploads, from `begin` on; any thread may call it.
+
+    Args:
+        store: where to.
+        max_to_keep: commits to keep there; None keeps all.
+        taken: the highest sequence there, as far as is known; see `look`.
+        lease: of the place, taken by the first `look`; None on workers that only read.
+        scratch: where the checkpoint directory is a URL: what is copied is a cache of
+            the mirror, so nothing begins without the lease.
+
+    Attributes:
+        scratch: see above.
+        store: the store.
+        lease: see above.
+        status: how far it is now.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        max_to_keep: int | None,
+        taken: int = 0,
+        lease: Lease | None = None,
+        scratch: Scratch | None = None,
+    ) -> None:
+        self.store = store
+        self.lease = lease
+        self.scratch = scratch
+        self._place = StorePlace(store)
+        self._directory = ""
+        self._record: Callable[[], Callable[[Fault], None] | None] = lambda: None
+        self._retention = Retention(store, max_to_keep, taken)
+        self._changed = threading.Condition()
+        self.status = MirrorStatus(uri=store.uri)
+        self._pending: list[Entry] = []  # oldest first; each until it is over
+        self._tasks: list[Callable[[], None]] = []  # likewise
+        self._upload: upload.Upload | None = None  # of one of the pending
+        self._newest: Entry | None = None
+        self._journals: JournalCopies | None = None
+        self._is_hurried = False
+        self._is_awaited = False  # a pause is to end, and the next try to begin
+        self._is_let_go = False  # others may have the place
+        self._tries = Tries(SystemClock())
+        self._thread = OwnedThread("tfpreempt-mirror", self._run)
+
+    # --- what the owner calls --------------------------------------------------------
+
+    def look(self, timeout: float | None = None) -> None:
+        """Finds out what sequences are taken, once nobody else can take more.
+
+        Args:
+            timeout: seconds; None: the store's own limit.
+
+        Raises:
+            DirectoryInUseError: another program copies to this place.
+            CheckpointError: the store cannot be listed.
+            SaveError: the lease of a URL cannot be taken.
+        """
+        self._retention.look(timeout)
+        if self.lease is not None and self.lease.token is None:
+            try:
+                self.lease.acquire_at(self._place)
+            except errors.SaveError as error:  # it can be read, that is enough to start
+                if self.scratch is not None:
+                    raise
+                _log.warning(
+                    "tfpreempt: the lease of %s cannot be taken yet, and the first "
+                    "copy tries again; training goes on: %s",
+                    self.store.uri,
+                    error,
+                )
+            self.lease.head.follow(self._retention.look(timeout), self.lease)
+
+    def begin(
+        self,
+        directory: str,
+        newest: Entry | None,
+        record: Callable[[Fault], None],
+        journal: Path | None = None,
+    ) -> None:
+        """Begins to copy.
+
+        Args:
+            directory: the checkpoint directory. One handler may follow another in it
+                that was never closed (a notebook catches SystemExit), and takes over.
+            newest: the newest local commit, which the last run may not have copied.
+            record: a method that is told new faults, for the journal; held weakly.
+            journal: the journal's directory, to be copied too.
+
+        Raises:
+            ConfigurationError: a handler with another directory copies to this place.
+        """
+        other = _in_use.get(self.store.uri)
+        if other is not None and other._directory != directory:
+            raise errors.ConfigurationError(
+                f"Two open handlers of this process, in {other._directory!r} and "
+                f"{directory!r}, have remote_checkpoint_dir={self.store.uri!r}; their "
+                "commits would be taken for one another's. Give each a place of its "
+                "own, or close the first."
+            )
+        if other is not None:
+            other.close()
+        _in_use[self.store.uri] = self
+        self._directory = directory
+        self._record = weakref.WeakMethod(record)
+        if journal is not None:
+            self._journals = JournalCopies(self.store, journal)
+            self._journals.start()
+        if newest is not None:
+            self.add(newest)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it copies, and no other has taken over."""
+        return _in_use.get(self.store.uri) is self
+
+    @property
+    def highest_sequence(self) -> int:
+        """The highest sequence seen in the store; new commits must be above it."""
+        return self._retention.highest_sequence
+
+    def is_pinned(self, path: str) -> bool:
+        """Returns whether retention must leave a local commit alone.
+
+        A commit stays while its upload is under way, and in a scratch directory until
+        the mirror has the commit, if the mirror is to keep the commit.
+        """
+        under_way = self._upload
+        if under_way is not None and under_way.commit.path == path:
+            return True
+        newest = self._newest
+        return self.scratch is not None and any(
+            each.path == path and self._retention.keeps(each, newest)
+            for each in self._pending
+        )
+
+    def add(self, entry: Entry) -> None:
+        """A local commit is to be copied, unless it is gone; the newest one so far."""
+        if not entry.is_committed:
+            return
+        with self._changed:
+            self.resume()
+            self._newest = entry
+            self._pending.append(entry)
+            self._make_way()
+            self._tell(newest=entry.step, is_complete=False)
+            self._begin()
+
+    def task(self, what: Callable[[], None]) -> None:
+        """Something to do in the store when nothing else is; tried once, may fail."""
+        with self._changed:
+            self._tasks.append(what)
+            self._begin()
+
+    def forget(self, path: str) -> None:
+        """A local commit is about to be deleted on purpose; it is not copied any more.
+
+        An upload of it that is under way has ended then, if its requests let it.
+        """
+        with self._changed:
+            self._pending = [each for each in self._pending if each.path != path]
+            self._tell()
+            if self._newest is not None and self._newest.path == path:
+                self._newest = max(self._pending, key=catalog.rank, default=None)
+                step = None if self._newest is None else self._newest.step
+                self._tell(newest=step, is_complete=self._newest is None)
+            ended = self._upload
+            if ended is not None and ended.commit.path == path:
+                ended.cancel()  # else it would write into what is deleted
+                self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until every commit is copied and the store is in order.
+
+        Args:
+            timeout: seconds; None waits as long as it gets on; see `Tries`.
+
+        Returns:
+            Whether the newest one is there.
+        """
+        with self._changed:
+            began = time.monotonic()
+            self.resume()
+            self._tries.await_again()
+            is_said = False
+            self._is_awaited = timeout is None
+            self._changed.notify_all()
+            while self._pending or self._tasks:
+                now = time.monotonic()
+                end = self._tries.gives_up_at if timeout is None else began + timeout
+                if now >= end or not self._thread.is_alive() or self._is_hurried:
+                    break
+                if not is_said and now >= began + SILENT:
+                    is_said = True
+                    self._say_waiting(timeout)
+                self._changed.wait(min(end - now, SILENT))
+            return self.status.is_complete
+
+    def _say_waiting(self, timeout: float | None) -> None:
+        status = self.status
+        if status.is_complete:
+            return  # only old copies are cleared away
+        limit = f"until {self._tries.patience:g} s bring nothing new"
+        _log.warning(
+            "tfpreempt: waiting for the copy of step %s in %s (%s), %s%s",
+            status.newest,
+            status.uri,
+            status.progress,
+            limit if timeout is None else f"for {timeout:g} s",
+            f"; the last try failed: {status.fault}" if status.fault else "",
+        )
+
+    def hurry(self) -> None:
+        """A machine goes away: ends a `wait`, also one that only begins.
+
+        From now on the newest commit is first: `finish` may have to come late, where
+        another handler's copy takes the time.
+        """
+        with self._changed:
+            self._is_hurried = True
+            self._make_way()
+            self._changed.notify_all()
+
+    def finish(self, seconds: float) -> bool:
+        """The machine goes away: the newest commit first, and no longer than this.
+
+        Args:
+            seconds: that are left.
+
+        Returns:
+            Whether the newest commit is in the store; it says so, or what is.
+        """
+        end = time.monotonic() + seconds
+        with self._changed:
+            self.resume()
+            self.hurry()
+            while self._is_newest_pending():
+                left = end - time.monotonic()
+                if self.status.is_complete or left <= 0 or not self._thread.is_alive():
+                    break
+                self._changed.wait(left)
+            self._is_hurried = False
+            status = self.status
+        self._say_finished(status)
+        return status.is_complete
+
+    def _say_finished(self, status: MirrorStatus) -> None:
+        if status.newest is None:
+            return
+        if status.is_complete:
+            _log.warning(
+                "tfpreempt: the copy of step %s in %s is whole",
+                status.newest,
+                status.uri,
+            )
+            return
+        known = status.mirrored
+        there = "what was there before" if known is None else f"step {known}"
+        _log.error(
+            "tfpreempt: the copy of step %s in %s was not whole when the time was up "
+            "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
+            "start on another machine goes on from %s.",
+            status.newest,
+            status.uri,
+            status.progress,
+            (status.fault or "no fault, too little time").rstrip("."),
+            self._directory or "the local directory",
+            there,
+        )
+
+    def hand_in_journal(self, seconds: float) -> None:
+        """Copies the journal's last records too, where the store answers.
+
+        Args:
+            seconds: that this may take.
+        """
+        if self._journals is not None and self.status.fault is None:
+            self._journals.put_within(seconds)
+
+    def delete(self, path: str, entry: Entry | None) -> bool:
+        """Deletes a commit from the store.
+
+        Args:
+            path: of a user's handle.
+            entry: the local commit; None where that is gone.
+
+        Returns:
+            Whether it could be one of this store: it is now gone, or was before.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        if entry is not None:
+            self.forget(entry.path)
+        holder, _, name = path.rstrip("/").rpartition("/")
+        meant = []
+        for copy in catalog.copies(self.store):
+            if entry is not None:
+                is_meant = copy.token == entry.token
+            elif holder == self.store.uri:
+                is_meant = copy.name == name
+            else:
+                is_meant = holder == self._directory and self._is_gone(copy, name)
+            meant += [copy] if is_meant else []
+        if meant:
+            self._retention.point_past(meant)
+        for copy in meant:
+            delete(copy)
+        return bool(meant) or holder == self.store.uri
+
+    def _is_gone(self, copy: Entry, name: str) -> bool:
+        """Whether it is of this local name and no longer here itself."""
+        if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
+            return False
+        return all(e.token != copy.token for e in catalog.scan(self._directory))
+
+    def stop(self) -> None:
+        """Tells the thread to end; what is under way is left as it is, for the next
+        run. Another mirror may use the place."""
+        if self.is_open:
+            del _in_use[self.store.uri]
+        if self._journals is not None:
+            self._journals.stop()
+        with self._changed:
+            self._thread.stop_event.set()
+            if self._upload is not None:
+                self._upload.cancel()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread, see `stop`."""
+        self.stop()
+        self._thread.join(1.0)
+        self.release()
+
+    def release(self) -> None:
+        """Other programs may copy to the place: nothing is copied until `resume`."""
+        with self._changed:
+            self._is_let_go = True
+            if self._upload is not None:
+                self._upload.cancel()
+        if self.lease is not None:
+            self.lease.release()
+
+    def resume(self) -> None:
+        """The process goes on after all; the next copy takes the place again."""
+        with self._changed:
+            self._is_let_go = False
+            self._changed.notify_all()
+
+    def announce(self, folder: str) -> None:
+        """Takes the lease, if need be, and says there which folder is to be marked.
+
+        Whoever takes over knows of it then. On the thread, or before that begins.
+
+        Args:
+            folder: of the commit, all of which is there but for the marker.
+
+        Raises:
+            UploadCancelledError: the place was let go.
+            LeaseLostError: another program has it, or has had it meanwhile.
+            CheckpointError: the store.
+        """
+        if self.lease is None:
+            return
+        token = self._hold(self.lease)
+        self._place.announce(token, folder)
+        if self._hold(self.lease) != token:
+            raise errors.SaveError(f"the lease of {self.store.uri} is another one now")
+
+    def _hold(self, lease: Lease) -> str:
+        before = lease.token
+        lease.acquire_at(self._place)  # where the start could not reach the store
+        lease.check()
+        if self._is_let_go:  # while it was taken again
+            lease.release()
+            raise upload.UploadCancelledError
+        token = lease.token
+        if token is None:  # since a moment ago
+            raise errors.LeaseLostError(f"the lease of {self.store.uri} is lost")
+        if token != before:
+            found = catalog.commits(self.store, lambda problem: None)
+            lease.head.follow(found, lease)
+        return token
+
+    # --- the thread ------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._thread.stop_event.is_set():
+            return
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._changed.notify_all()  # it runs already
+
+    def _run(self) -> None:
+        while (act := self._next()) is not None:
+            try:
+                act()
+            except upload.UploadCancelledError:
+                pass  # it comes again, unless it was forgotten
+            except Exception as error:  # noqa: BLE001 - training goes on whatever it is
+                self._fault(error)
+                self._rest()
+
+    def _next(self) -> Callable[[], None] | None:
+        """A task, or the newest commit; None to end.
+
+        Tasks are short, and would never come if commits were made faster than they
+        are copied. Only where a machine goes away the newest commit is first.
+        """
+        with self._changed:
+            while not self._thread.stop_event.is_set():
+                if self._is_let_go:
+                    self._changed.wait(3600.0)
+                    continue
+                if self._tasks and not self._is_newest_first():
+                    return self._do_task
+                if self._pending:
+                    newest = self._pending[-1]
+                    self._upload = upload.Upload(
+                        self.store,
+                        newest,
+                        on_bytes=self._sent,
+                        before_marker=self.announce,
+                    )
+                    return functools.partial(self._copy, self._upload)
+                self._changed.notify_all()
+                self._changed.wait(3600.0)
+            return None
+
+    def _do_task(self) -> None:
+        try:
+            self._tasks[0]()
+        finally:
+            del self._tasks[0]
+
+    def _copy(self, under_way: upload.Upload) -> None:
+        entry = under_way.commit
+        try:
+            self._check_rank(entry)
+            self._tell(uploading=entry.step or 0, total_bytes=entry.size or 0)
+            under_way.run()
+            self._retention.point_to(entry)
+            self._tell_copied(entry)
+        except upload.CommitGoneError as error:
+            self._drop(entry, error)
+        except upload.CommitDamagedError as error:
+            self._fault(error, "is given up for this commit")
+            self._drop(entry, error)
+        finally:
+            with self._changed:
+                self._upload = None
+                self._tell(uploading=None, sent_bytes=0, total_bytes=0)
+
+    def _tell_copied(self, entry: Entry) -> None:
+        step = entry.step or 0
+        if self.lease is not None:  # it may be of the run before, but no stranger's
+            self.lease.head.follow([entry], self.lease)
+        _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
+        if self.scratch is not None:
+            self.scratch.note_copied(entry)
+        with self._changed:
+            if self.status.fault is not None:
+                _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
+            self._tries.succeeded()
+            self._tasks.append(self._retention.run)
+            self._take_out(entry)
+            is_newest = entry is self._newest
+            mirrored = max(step, self.status.mirrored or 0)
+            self._tell(
+                mirrored=step if is_newest else mirrored,
+                is_complete=is_newest or self.status.is_complete,
+                fault=None,
+            )
+
+    def _drop(self, entry: Entry, why: Exception) -> None:
+        _log.info("tfpreempt: a commit is not copied to the mirror: %s", why)
+        with self._changed:
+            self._take_out(entry)
+            self._tell(dropped=self.status.dropped + 1)
+
+    def _take_out(self, entry: Entry) -> None:
+        self._pending = [each for each in self._pending if each is not entry]
+
+    def _check_rank(self, entry: Entry) -> None:
+        """A start that could not look may have made commits that rank below the
+        store's; retention there would delete them as soon as they are copied.
+
+        Raises:
+            CommitGoneError: such a one; later ones rank above.
+        """
+        if self._retention.outranks(entry):
+            _log.warning(
+                "tfpreempt: step %d is not copied to %s, which has newer commits than "
+                "this run could see when it started; the next commit ranks above them",
+                entry.step,
+                self.store.uri,
+            )
+            raise upload.CommitGoneError(f"{entry.path} is outranked")
+
+    def _sent(self, count: int) -> None:
+        with self._changed:
+            sent = self.status.sent_bytes + count
+            self._tell(sent_bytes=sent)
+            if self._upload is not None:
+                self._tries.sent(self._upload.commit, sent)
+
+    def _fault(self, error: Exception, then: str = "is tried again") -> None:
+        text = f"{type(error).__name__}: {error}"
+        with self._changed:
+            before = self.status.fault
+            self._tries.failed(error)
+            self._tell(fault=text, faults=self.status.faults + 1)
+        if before is not None and before.split(":")[0] == type(error).__name__:
+            return  # said already
+        _log.warning(
+            "tfpreempt: copying to %s failed and %s; training goes on: %s",
+            self.store.uri,
+            then,
+            text,
+        )
+        if (record := self._record()) is not None:
+            record(Fault(where="mirror", error=text))
+
+    def _rest(self) -> None:
+        """Waits after a fault; a machine that goes away shortens it."""
+        began, pause = time.monotonic(), self._tries.next_pause()
+        with self._changed:
+            while not (self._thread.stop_event.is_set() or self._is_awaited):
+                longest = min(pause, HURRIED_PAUSE) if self._is_hurried else pause
+                left = began + longest - time.monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+            self._is_awaited = False  # there may be no later try
+
+    def _make_way(self) -> None:
+        """What is under way ends, where the newest commit comes before all else."""
+        if self._upload is None or self._upload.commit is self._newest:
+            return
+        if self._is_newest_first():
+            self._upload.cancel()
+
+    def _is_newest_first(self) -> bool:
+        return self._is_hurried and self._is_newest_pending()
+
+    def _is_newest_pending(self) -> bool:
+        return any(each is self._newest for each in self._pending)
+
+    def _tell(self, **changes: object) -> None:
+        with self._changed:
+            changes["pending"] = len(self._pending)
+            self.status = dataclasses.replace(self.status, **changes)  # type: ignore[arg-type]  # names of its fields
+            self._changed.notify_all()

@@ -1,0 +1,219 @@
+"""What lies at the place that a handle names: a commit, or any directory with files.
+
+Asked anew at each use, since a handle is only a reference. Names in a listing are
+checked before they are used for anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import os
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import (
+    catalog,
+    checkpoint_state,
+    flat_commit,
+    layout,
+)
+from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.manifest import MAX_FILES, FileEntry, Manifest
+from tfpreempt.checkpoint.mirror import download_target
+from tfpreempt.core.threads import map_in_threads
+from tfpreempt.storage import checksum, paths
+from tfpreempt.storage.interface import ObjectMissingError, ObjectStore, summed
+from tfpreempt.storage.local import LocalStore
+
+_log = logging.getLogger(__name__)
+_THREADS = 8
+
+
+def at_path(path: str, *, with_sums: bool = False) -> Entry:
+    """What lies at a local path: a directory, or the prefix of a flat checkpoint.
+
+    Args:
+        path: absolute.
+        with_sums: of what is no commit, too; all its bytes are read for them.
+
+    Raises:
+        CheckpointError: nothing that could be a checkpoint; says what there is.
+    """
+    path = path.removesuffix(layout.SIDECAR_SUFFIX)
+    directory, name = os.path.split(path)
+    if os.path.isdir(layout.sidecar(path)):
+        unread = catalog.unread(catalog.reader(directory), layout.sidecar(name))
+        if (found := _commit(unread)) is not None:
+            return found
+    if os.path.isdir(path):
+        return in_store(catalog.reader(path), with_sums=with_sums)
+    if not os.path.isfile(path + ".index"):
+        raise _nothing(path)
+    foreign = Entry(store=catalog.reader(directory), name=name, kind=Kind.FOREIGN)
+    names = [os.path.basename(each) for each in flat_commit.payload_files(path)]
+    return _plain(foreign, [each for each in names if each != name], with_sums)
+
+
+def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
+    """What a store holds that is one checkpoint as a whole.
+
+    Args:
+        store: the store.
+        with_sums: of what is no commit, too; each object is asked for.
+
+    Raises:
+        CheckpointError: nothing that could be a checkpoint; says what there is.
+    """
+    unread = catalog.unread(store)
+    if (found := _commit(unread)) is not None:
+        return found
+    inner = catalog.listing(store)
+    whole = [entry for entry in map(catalog.read, inner) if entry.is_committed]
+    copies = [entry for entry in inner if entry.kind is Kind.REMOTE]
+    if newest := catalog.in_order(whole) or copies:
+        raise errors.CheckpointError(
+            f"{store.uri} holds the commits of a run; expected one of them. Use the "
+            f"newest: Checkpoint({newest[0].path!r})."
+        )
+    names = _names(store)
+    if unread.kind is Kind.REMOTE or download_target.PROGRESS in names:
+        raise _unfinished(unread.path)
+    if not names:
+        raise _nothing(store.uri)
+    return _plain(unread, names, with_sums)
+
+
+def listed_in_store(store: ObjectStore) -> Entry | None:
+    """Returns the flat checkpoint that TensorFlow's state file in a store names.
+
+    Returns:
+        The checkpoint, with a manifest that was made of its files; None if the state
+        file is missing, or names nothing that is there.
+
+    Raises:
+        CheckpointError: the store; or the state file names what cannot be fetched.
+    """
+    data = io.BytesIO()
+    try:
+        store.get(layout.POINTER, data, length=checkpoint_state.MAX_BYTES)
+    except ObjectMissingError:
+        return None
+    listed = checkpoint_state.parse(data.getvalue())
+    if listed is None:
+        return None
+    latest = listed.latest.removeprefix(store.uri).lstrip("/")
+    if reason := paths.why_unsafe(latest):
+        raise errors.CheckpointError(
+            f"TensorFlow's state file in {store.uri} names {listed.latest!r}, which "
+            f"{reason}; expected a checkpoint below {store.uri}. Copy that checkpoint "
+            "to a directory of its own, and pass the directory."
+        )
+    folder = os.path.dirname(latest)
+    names = [
+        os.path.relpath(name, folder) if folder else name
+        for name in store.list(latest + ".")
+    ]
+    if not any(name.endswith(".index") for name in names):
+        return None
+    entry = Entry(store=store, name=latest, kind=Kind.FOREIGN)
+    return _plain(entry, names, with_sums=True)
+
+
+def tensorflow_prefix(found: Entry) -> str | None:
+    """TensorFlow's prefix of a local checkpoint; None without a tf.train.Checkpoint."""
+    if found.is_committed:
+        return found.prefix
+    files = found.manifest.files if found.manifest else ()
+    names = [entry.name for entry in files]
+    indices = [name.removesuffix(".index") for name in names if name.endswith(".index")]
+    listed = checkpoint_state.read(found.store.uri)
+    if listed is not None and listed.latest in indices:
+        return found.file(listed.latest)
+    return found.file(indices[0]) if len(indices) == 1 else None
+
+
+def _commit(unread: Entry) -> Entry | None:
+    """A commit with its manifest; None if there is neither manifest nor marker.
+
+    Raises:
+        CheckpointError: it is damaged or half.
+    """
+    found = catalog.read(unread)
+    if found.condition is Condition.DAMAGED:
+        raise errors.CheckpointDamagedError(found.problems[0])
+    if not found.is_committed and (found.manifest is not None or found.remarks):
+        raise _unfinished(found.path)
+    return found if found.is_committed else None
+
+
+def _names(store: ObjectStore) -> list[str]:
+    """Of all files, checked: they may become paths. Links are passed over, said once.
+
+    Raises:
+        CheckpointDamagedError: one may not become a path, or there are too many.
+    """
+    found: list[str] = []
+    left_out = ""
+    for name in store.list():
+        path = os.path.join(store.uri, name)
+        is_plain = os.path.isfile(path) and not os.path.islink(path)
+        if isinstance(store, LocalStore) and not is_plain:
+            left_out = left_out or path
+        elif reason := paths.why_unsafe(name):
+            raise errors.CheckpointDamagedError(
+                f"{store.uri} has a file {name[:120]!r}, which {reason}. Rename it, or "
+                "use another directory."
+            )
+        elif name not in (layout.METADATA, layout.METADATA + ".tmp"):
+            found.append(name)
+        if len(found) > MAX_FILES:
+            raise errors.CheckpointDamagedError(
+                f"{store.uri} has more than {MAX_FILES} files; expected the few of a "
+                "checkpoint. Name a directory further down."
+            )
+    if left_out:
+        _log.warning("%s is no file; a checkpoint's links are left out", left_out)
+    return sorted(found)
+
+
+def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
+    """What has no manifest, with one made of its files; only those mean something."""
+    files = {name: FileEntry(name=name, size=0, crc32c=0) for name in names}
+
+    def look(name: str) -> None:
+        status = summed(place.store, place.object(name))
+        if status is None or status.crc32c is None:
+            del files[name]  # it went meanwhile
+        else:
+            files[name] = FileEntry(name=name, size=status.size, crc32c=status.crc32c)
+
+    if with_sums:
+        map_in_threads(look, names, threads=_THREADS, name="tfpreempt-stat")
+    manifest = Manifest(
+        step=0, sequence=1, world_size=1, workers=(), files=tuple(files.values())
+    )
+    said = (f"{each.name}\0{each.size}\0{each.crc32c}\0" for each in manifest.files)
+    data = "".join(said).encode("utf-8", "surrogatepass")
+    return dataclasses.replace(
+        place,
+        condition=Condition.FOREIGN,
+        manifest=manifest,
+        token=f"plain-{checksum.of_bytes(data):08x}-{manifest.bytes}",
+    )
+
+
+def _unfinished(where: str) -> Exception:
+    return errors.CheckpointError(
+        f"{where!r} has no marker: it is a save, a copy, an upload or a deletion that "
+        "did not come to its end. Use another checkpoint; a to_directory() that was "
+        "killed goes on if it is called again."
+    )
+
+
+def _nothing(where: str) -> Exception:
+    return errors.CheckpointError(
+        f"There is no checkpoint at {where!r}; expected a commit's directory, "
+        "TensorFlow's prefix, or a directory with files. Check the name, and whether "
+        "it was deleted since."
+    )

@@ -1,0 +1,184 @@
+"""Shards of workers that have another disk than the chief, by way of the object store.
+
+Where the checkpoint directory is not shared, a worker puts its shard of a save below
+`shards/<attempt>/` before it says that it is done, a manifest of its files last; the
+chief takes them from there into its staging directory, so that the commit holds all of
+them, like one on shared storage. They are small: what differs between workers.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import layout, retention
+from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.directory.manifest import (
+    FileEntry,
+    Manifest,
+    from_json,
+    to_json,
+)
+from tfpreempt.checkpoint.mirror.download import download
+from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.storage import checksum, failure, reading
+from tfpreempt.storage.files import Files, remove_if_empty
+from tfpreempt.storage.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "shards"
+_MAX_MANIFEST_BYTES = 16 << 20
+_SECONDS = 20.0  # for one request, however often it is tried again
+
+
+class ShardExchange:
+    """One worker's side of it.
+
+    Args:
+        store: the store.
+        worker: index of this worker.
+        apart: the workers that do not see the chief's directory.
+        files: the file operations.
+    """
+
+    def __init__(
+        self, store: ObjectStore, worker: int, apart: Collection[int], files: Files
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._apart = frozenset(apart)
+        self._files = files
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this worker does not see the chief's directory."""
+        return self._worker in self._apart
+
+    def send(self, staged: Staged) -> None:
+        """Moves this worker's shard into the store; does nothing on the others.
+
+        Raises:
+            CheckpointError: the store, or the disk. Here nothing is left of it.
+        """
+        if not self.is_apart:
+            return
+        try:
+            with failure.translated("send this worker's part", staged.staging):
+                self._send(staged)
+        finally:
+            self._drop(staged.staging)
+
+    def _send(self, staged: Staged) -> None:
+        folder = os.path.join(staged.staging, layout.worker_name(self._worker))
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        place = self._place(staged.attempt, self._worker)
+        entries = []
+        for name in names:
+            path = os.path.join(folder, name)
+            size, crc32c = checksum.of_file(path)
+            entries.append(FileEntry(name=name, size=size, crc32c=crc32c))
+            with reading.open_file(path) as file:
+                self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
+        manifest = Manifest(
+            step=staged.step,
+            sequence=1,
+            world_size=self._worker + 1,
+            workers=(self._worker,),
+            files=tuple(entries),
+        )
+        name, data = f"{place}/{layout.MANIFEST}", io.BytesIO(to_json(manifest))
+        self._store.put_if_absent(name, data, timeout=_SECONDS)
+
+    def _drop(self, directory: str) -> None:
+        """The chief commits elsewhere, and clears up only there."""
+        try:
+            retention.delete_staging(self._files, directory)
+            remove_if_empty(self._files, os.path.dirname(directory))
+        except OSError as error:
+            _log.warning(
+                "tfpreempt: %s could not be removed; it only takes up room: %s",
+                directory,
+                error,
+            )
+
+    def collect(
+        self,
+        staged: Staged,
+        workers: Iterable[int],
+        because: str,
+        left: Callable[[], float],
+    ) -> list[int]:
+        """Takes the others' shards into the staging directory; on the chief.
+
+        Args:
+            staged: the save.
+            workers: those that say that they have staged.
+            because: of the commit.
+            left: seconds until the commit must be made; half of them are for this.
+
+        Returns:
+            The workers whose shards are there now; what fails is logged.
+
+        Raises:
+            SaveError: one is missing, and nobody has to leave: then the last commit,
+                which is whole, is worth more than a newer one without that part.
+        """
+        missing = []
+        present = []
+        for worker in workers:
+            if worker in self._apart:
+                try:
+                    self._take(staged, worker, min(_SECONDS, max(0.1, left() / 2)))
+                except (errors.CheckpointError, OSError) as error:
+                    _log.error(
+                        "tfpreempt: worker %d's part of this save did not come by way "
+                        "of %s: %s",
+                        worker,
+                        self._store.uri,
+                        error,
+                    )
+                    missing.append(worker)
+                    continue
+            present.append(worker)
+        if missing and because in ("periodic", "save"):
+            raise errors.SaveError(
+                f"the part of worker(s) {sorted(missing)} did not come by way of "
+                f"{self._store.uri}; this save is dropped, the last commit stands. "
+                "Look at the store, and at the logs of those workers."
+            )
+        return present
+
+    def clear(self, attempt: str) -> None:
+        """Removes the shards of one save, once it is over."""
+        for name in list(self._store.list(f"{FOLDER}/{attempt}/")):
+            self._store.delete(name)
+
+    def _take(self, staged: Staged, worker: int, seconds: float) -> None:
+        place, target = self._place(staged.attempt, worker), io.BytesIO()
+        name = f"{place}/{layout.MANIFEST}"
+        self._store.get(name, target, length=_MAX_MANIFEST_BYTES, timeout=seconds)
+        manifest = from_json(target.getvalue(), f"{self._store.uri}/{name}")
+        shard = Entry(
+            store=self._store, name=place, kind=Kind.REMOTE, manifest=manifest
+        )
+        folder = os.path.join(staged.staging, layout.worker_name(worker))
+        try:
+            download(shard, folder, timeout=seconds, files=self._files)
+        except errors.CheckpointError:
+            retention.delete_staging(self._files, folder)  # half of it is no part
+            raise
+
+    @staticmethod
+    def _place(attempt: str, worker: int) -> str:
+        return f"{FOLDER}/{attempt}/{layout.worker_name(worker)}"
+
+
+def clear_others(store: ObjectStore, token: str) -> None:
+    """Removes what earlier starts left; this one's saves begin with its token."""
+    for name in list(store.list(f"{FOLDER}/")):
+        if not name.startswith(f"{FOLDER}/{token}-"):
+            store.delete(name)

@@ -1,0 +1,341 @@
+"""The directory and the object store of a run, from its arguments and environment.
+
+If `checkpoint_dir` is a URL, the run trains in a scratch directory. The mirror at the
+URL is the truth, and the scratch directory is a cache of the mirror:
+
+- A commit that the mirror lacks is used if the mirror is as the scratch directory last
+  saw it: the process died before the upload was complete.
+- Otherwise the scratch directory is emptied: the run was continued on another machine,
+  or the user deleted commits from the mirror.
+
+    .tfpreempt-mirror    the newest commit of the mirror, as the directory last saw it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, layout, retention
+from tfpreempt.checkpoint.directory.cache import private_directory
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.head import NONE, committed, newest
+from tfpreempt.checkpoint.directory.manifest import Parent
+from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
+from tfpreempt.storage import failure, paths, reading
+from tfpreempt.storage.files import LocalFiles, write_durably
+from tfpreempt.storage.filesystem import FsspecStore
+from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.opening import check_apart, is_store, open_store, split
+
+_log = logging.getLogger(__name__)
+
+_SEEN = ".tfpreempt-mirror"
+_MAX_BYTES = 4096
+_JOURNAL = "journal"
+_SCHEMES = ("gs", "s3")
+_KEPT = 1  # commits beside those that are still to be uploaded
+_LEAST_FREE = 16 << 20  # bytes
+
+
+def check_url(url: str) -> str:
+    """Returns a URL that can be a checkpoint directory, without "/" at the end.
+
+    Raises:
+        ConfigurationError: no object store of tfpreempt serves the URL.
+    """
+    paths.check_no_user_info(url)
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        path = "/" + rest.strip("/")
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={url!r}: pass the path itself, {path!r}."
+        )
+    if scheme not in _SCHEMES:
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={paths.without_secrets(url)!r}: {scheme}:// is not "
+            "supported; expected a local directory, gs://bucket/run or "
+            "s3://bucket/run. Mount the storage and pass the path, or copy the "
+            "checkpoints to a directory or bucket that is supported."
+        )
+    scheme, bucket, prefix = split(url)
+    if prefix and (reason := paths.why_unsafe(rest.rstrip("/"))):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={url!r}: what follows {scheme}:// {reason}; expected a "
+            f"bucket and a folder, such as {scheme}://bucket/run."
+        )
+    if not prefix:
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={url!r} is a whole bucket; expected a bucket and a "
+            f"folder, such as {scheme}://{bucket}/run."
+        )
+    return f"{scheme}://{bucket}/{prefix}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scratch:
+    """The scratch directory of one URL.
+
+    Args:
+        url: from `check_url`.
+        directory: of this machine, which exists, and which this user alone can enter.
+    """
+
+    url: str
+    directory: str
+
+    @classmethod
+    def of(cls, url: str) -> Scratch:
+        """Returns the scratch directory of a URL; makes the directory if need be.
+
+        Raises:
+            ConfigurationError: no object store serves the URL, or the scratch directory
+                cannot be made or trusted.
+        """
+        url = check_url(url)
+        directory = scratch_directory(url)
+        private_directory(os.path.dirname(directory), VARIABLE)
+        return cls(url, private_directory(directory, VARIABLE))
+
+    def max_to_keep(self, given: int | None) -> int | None:
+        """Returns how many commits stay in the scratch directory.
+
+        Args:
+            given: how many stay in the mirror; None: all.
+        """
+        is_more = given is None or (type(given) is int and given > _KEPT)
+        return _KEPT if is_more else given  # Directory validates the rest
+
+    def settle(self, store: ObjectStore, files: LocalFiles) -> bool:
+        """Empties the scratch directory if other programs have changed the mirror.
+
+        Called while no other process commits in the scratch directory or the mirror.
+
+        Args:
+            store: the mirror.
+            files: the file operations.
+
+        Returns:
+            Whether neither the mirror nor the scratch directory has a commit.
+
+        Raises:
+            CheckpointError: the mirror cannot be read.
+            SaveError: the disk.
+        """
+        copies = [
+            each
+            for each in catalog.copies(store)
+            if store.stat(each.control(layout.MARKER)) is not None
+        ]
+        now, seen = newest(copies), self._seen()
+        with failure.translated("read the scratch directory", self.directory):
+            local = committed(catalog.scan(self.directory))
+            is_ours = now.token == seen.token or any(
+                # The process died before it noted what it had uploaded.
+                each.token == now.token and (each.sequence or 0) > seen.sequence
+                for each in local
+            )
+            if not (local and is_ours):
+                there = {each.token for each in copies}
+                self._empty(files, [e for e in local if e.token not in there])
+                if now == NONE and not is_ours:
+                    self._empty_journal(files)
+                local = []
+            self._note(files, now)
+        return now == NONE and not local
+
+    def note_copied(self, commit: Entry) -> None:
+        """Notes that the mirror has a commit; the newest one counts.
+
+        Never raises: `settle` knows the commit of the scratch directory again.
+        """
+        seen, mine = self._seen(), newest([commit])
+        if mine.sequence < seen.sequence:
+            return
+        try:
+            self._note(LocalFiles(self.directory), mine)
+        except OSError as error:
+            _log.info("tfpreempt: %s cannot be written: %s", _SEEN, error)
+
+    def check_room(self, bytes_of_state: int) -> None:
+        """Refuses a scratch directory that has no room for two commits.
+
+        Args:
+            bytes_of_state: bytes of the state that is to be saved, as far as known.
+
+        Raises:
+            ConfigurationError: says how much is missing, and what to do.
+        """
+        found = committed(catalog.scan(self.directory))
+        largest = max([bytes_of_state, *(each.size or 0 for each in found)])
+        need = 2 * largest - sum(each.size or 0 for each in found)
+        need = max(need, _LEAST_FREE)
+        free = shutil.disk_usage(self.directory).free
+        if free < need:
+            raise errors.ConfigurationError(
+                f"The scratch directory {self.directory!r} of checkpoint_dir="
+                f"{self.url!r} has {free:,} bytes free; expected {need:,} or more for "
+                f"two commits of {largest:,} bytes. Free space, or set {VARIABLE} to a "
+                "directory with room."
+            )
+
+    def _seen(self) -> Parent:
+        """Returns the newest commit of the mirror at the last look."""
+        try:
+            data = reading.read(os.path.join(self.directory, _SEEN), _MAX_BYTES)
+            record = json.loads(data)
+            return Parent(token=str(record["token"]), sequence=int(record["sequence"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return NONE
+
+    def _note(self, files: LocalFiles, newest_copy: Parent) -> None:
+        data = json.dumps(dataclasses.asdict(newest_copy)).encode()
+        write_durably(files, os.path.join(self.directory, _SEEN), data)
+
+    def _empty(self, files: LocalFiles, lost: list[Entry]) -> None:
+        """Deletes all checkpoints; lease, journal and unfinished downloads stay.
+
+        Args:
+            files: the file operations.
+            lost: commits that are nowhere else.
+        """
+        if lost:
+            steps = ", ".join(str(each.step) for each in lost)
+            _log.warning(
+                "tfpreempt: %s was changed by another program, and counts: the commits "
+                "of step(s) %s, which are only in the scratch directory %s, are "
+                "deleted there",
+                self.url,
+                steps,
+                self.directory,
+            )
+        for name in reading.names(self.directory):
+            if not name.startswith(".") and name != _JOURNAL:
+                _delete(files, os.path.join(self.directory, name))
+
+    def _empty_journal(self, files: LocalFiles) -> None:
+        """Deletes what workers have recorded of a run that the user has deleted."""
+        journal = os.path.join(self.directory, _JOURNAL)
+        for name in reading.names(journal):
+            if name.startswith("worker-"):
+                _delete(files, os.path.join(journal, name))
+
+
+def _delete(files: LocalFiles, path: str) -> None:
+    if reading.is_real_dir(path):
+        retention.delete_staging(files, path)
+    else:
+        files.remove(path)
+
+
+REMOTE_VARIABLE = "TFPREEMPT_REMOTE_CHECKPOINT_DIR"
+DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a run commits, and where its commits are copied to.
+
+    Attributes:
+        directory: of this machine; as the user gave it, or the scratch directory.
+        store: the mirror; None where there is none.
+        scratch: None where `checkpoint_dir` is no URL.
+    """
+
+    directory: Any
+    store: ObjectStore | None = None
+    scratch: Scratch | None = None
+
+    def max_to_keep(self, given: int | None) -> int | None:
+        """Returns how many commits stay in the directory.
+
+        Args:
+            given: how many stay in the mirror, or in the directory without a mirror.
+        """
+        return given if self.scratch is None else self.scratch.max_to_keep(given)
+
+
+def choose_places(given: Any, checkpoint_dir: Any) -> Places:
+    """Returns where a run commits, and where its commits are copied to.
+
+    Args:
+        given: `remote_checkpoint_dir`; None asks the environment, where the supervisor
+            names the place of its own checkpoint directory, and of those below it.
+        checkpoint_dir: as the user gave it. A URL becomes the mirror of a scratch
+            directory.
+
+    Raises:
+        ConfigurationError: a place cannot be one.
+    """
+    place, directory = given, os.fsdecode(checkpoint_dir or "")
+    if given is None and directory and (named := os.environ.get(REMOTE_VARIABLE)):
+        place = _below(named, directory)
+    for each in (place, directory):
+        if isinstance(each, str):
+            paths.check_no_user_info(each)
+    has_mirror = place is not None and place != ""
+    if is_url(directory):
+        if has_mirror:
+            raise errors.ConfigurationError(
+                f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
+                f"{place!r}; commits of a local directory can be copied, those of a "
+                "URL are in object storage already. Leave one of the two out."
+            )
+        scratch = Scratch.of(directory)
+        return Places(
+            directory=scratch.directory, store=open_store(scratch.url), scratch=scratch
+        )
+    if not has_mirror:
+        return Places(directory=checkpoint_dir)
+    if not is_store(place) and not isinstance(place, str | os.PathLike):
+        raise errors.ConfigurationError(
+            f"remote_checkpoint_dir is {place!r}; expected a URI such as "
+            '"gs://bucket/run", or an ObjectStore of tfpreempt'
+        )
+    if isinstance(place, FsspecStore):
+        raise errors.ConfigurationError(
+            f"remote_checkpoint_dir is the file system {place.uri!r}; expected a URI "
+            'such as "gs://bucket/run", s3:// or file://. A file system of fsspec or '
+            "pyarrow promises no exclusive create, so two runs could mix their commits "
+            "there. Mount it and pass file:///path, or copy single checkpoints by "
+            "tfpreempt.Checkpoint(path, filesystem)."
+        )
+    store: ObjectStore = place if is_store(place) else open_store(place)
+    if directory and isinstance(store, LocalStore):
+        check_apart(store.uri, directory)
+    return Places(directory=checkpoint_dir, store=store)
+
+
+def _below(place: str, checkpoint_dir: str) -> str | None:
+    """The place for a directory's copies in the one that the environment names.
+
+    Args:
+        place: for the copies of the supervisor's directory.
+        checkpoint_dir: a handler's, the same or below it.
+
+    Returns:
+        None, with a warning, for a directory elsewhere.
+    """
+    root = os.environ.get(DIRECTORY_VARIABLE, "")
+    if not root or is_url(root):
+        return place
+    below = os.path.relpath(os.path.abspath(checkpoint_dir), os.path.abspath(root))
+    if below == os.curdir:
+        return place
+    if below.split(os.sep)[0] == os.pardir:
+        _log.warning(
+            "tfpreempt: %s=%s is for what lies in %s; the checkpoints in %s are not "
+            "copied there. Pass remote_checkpoint_dir= to have them copied.",
+            REMOTE_VARIABLE,
+            place,
+            root,
+            checkpoint_dir,
+        )
+        return None
+    return f"{place.rstrip('/')}/{below.replace(os.sep, '/')}"

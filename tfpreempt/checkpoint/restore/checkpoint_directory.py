@@ -1,0 +1,463 @@
+"""One checkpoint directory: which commits exist, who may add one, which ones stay.
+
+On every worker. The chief holds the lease of the directory and publishes; the others
+find what the chief chose. Here is also the restore of a commit, on each worker.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import io
+import logging
+import os
+from collections.abc import Callable, Iterable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import (
+    catalog,
+    flat_commit,
+    layout,
+    retention,
+    storage_identity,
+)
+from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.head import Head, committed, this_process
+from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror import import_commit
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.restore import restore as restoring
+from tfpreempt.checkpoint.restore.handle import Checkpoint
+from tfpreempt.checkpoint.restore.reshard import (
+    check_rules,
+    has_part_of,
+    is_resized,
+    read_own,
+)
+from tfpreempt.checkpoint.state.contents import Contents
+from tfpreempt.checkpoint.state.state import (
+    REGISTRY,
+    State,
+    StateRegistry,
+    check_state_file,
+    read_state,
+    try_states,
+)
+from tfpreempt.core import events
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.restarts import num_restarts
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import Files
+from tfpreempt.storage.interface import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+LEFT_BEHIND = "tfpreempt: %s could not be removed; it only takes up room: %s"
+_UNFINISHED = 8  # saves of which late shares are looked for
+_heads: dict[tuple[str, str], Head] = {}  # where this process committed, by directory
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Directory:
+    """One worker's view of a checkpoint directory.
+
+    Args:
+        path: the checkpoint directory, the chief's for all workers.
+        cluster: the workers, and the index of this worker.
+        files: the file operations; under the lease, if there is one.
+        contents: the part of a checkpoint that TensorFlow or a save_fn writes.
+        random_state: this worker's random generators; None if they are not saved.
+        registry: the named States that are saved.
+        max_to_keep: number of own commits to keep; None keeps all.
+        needs_prefix: whether a commit of named States alone is nothing to restore.
+        mirror: on the chief, the copy of the directory in an object store.
+        lease: the lease of the directory; None without one.
+        clock: for measured times.
+        exchange: transfers the parts of workers that do not see the chief's directory;
+            None if all workers see it.
+
+    Attributes:
+        damaged: tokens of the commits that `newest` passed over; they are not counted
+            as kept.
+        highest_sequence: of a commit that `newest` looked at, or that a save made: it
+            is known even if the disk does not return the commit for a moment.
+        unfinished: staging directories of the newest saves that are over, and of which
+            other workers may still write shares.
+        identity: tells whether the path leads to the same storage as at the start.
+        restart: number of restarts before this process; read now, because a save must
+            not fail on it.
+    """
+
+    path: str
+    cluster: Cluster
+    files: Files
+    contents: Contents = dataclasses.field(default_factory=Contents)
+    random_state: State | None = None
+    registry: StateRegistry = REGISTRY
+    max_to_keep: int | None = 2
+    needs_prefix: bool = False
+    mirror: Mirror | None = None
+    lease: Lease | None = None
+    clock: Clock = dataclasses.field(default_factory=SystemClock)
+    exchange: ShardExchange | None = None
+    damaged: set[str] = dataclasses.field(default_factory=set, init=False)
+    highest_sequence: int = dataclasses.field(default=0, init=False)
+    unfinished: collections.deque[str] = dataclasses.field(init=False)
+    identity: DirectoryIdentity = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        keep = self.max_to_keep
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise errors.ConfigurationError(
+                f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
+            )
+        with failure.translated("look at the checkpoints", self.path):
+            self.identity = DirectoryIdentity(self.path)
+        self.unfinished = collections.deque(maxlen=_UNFINISHED)
+        self.restart = num_restarts()
+
+    # --- the start -------------------------------------------------------------------
+
+    def start(self, *, is_sole: bool = True) -> None:
+        """Removes saves that never committed; before the first save of this process.
+
+        A failure is logged: leftovers cost space, never correctness.
+
+        Args:
+            is_sole: see `retention.clean`.
+        """
+        try:
+            for path in retention.clean(
+                self.files, self.path, self.clock, is_sole=is_sole
+            ):
+                _log.info("Removed %s, left by a save that never committed", path)
+        except OSError as error:
+            _log.warning(
+                "tfpreempt: what unfinished saves left in %s could not be removed; it "
+                "only takes up room: %s",
+                self.path,
+                error,
+            )
+        try:
+            flat_commit.settle(self.files, self.path)
+            storage_identity.write_token(self.files, self.path)
+            self.identity = DirectoryIdentity(self.path)
+        except OSError as error:
+            _log.warning(
+                "tfpreempt: the checkpoint directory %s could not be prepared; the "
+                "next save tries again: %s",
+                self.path,
+                error,
+            )
+
+    def check_others(self, found: Iterable[Entry]) -> None:
+        """Refuses to go on where another run committed while this one let go.
+
+        Args:
+            found: what is in the directory now.
+
+        Raises:
+            LeaseLostError: it did; this process's steps are not to be mixed with its.
+        """
+        if self.lease is not None:
+            self.lease.head.follow(committed(found), self.lease)
+
+    def check_nothing_came(self) -> None:
+        """Refuses to begin where another run committed after this process had done so.
+
+        Between two handlers of one program nobody holds the lease of the directory.
+        What the program keeps outside of its checkpoints is of a step that is not the
+        other run's. Main thread of the chief.
+
+        Raises:
+            DirectoryInUseError: it did.
+            SaveError: the disk.
+        """
+        head = _heads.get((this_process(), os.path.realpath(self.path)))
+        if head is None:
+            return
+        with failure.translated("read the last commit", self.path):
+            found = catalog.scan(self.path)
+        if head.has_moved(committed(found)):
+            raise errors.DirectoryInUseError(
+                f"another program has committed in {self.path!r} since this "
+                "process closed its handler there; to go on from that in this process "
+                "would mix two runs. Start this program again (in a notebook: restart "
+                "the kernel) once that one has ended, or give it a directory of its own"
+            )
+
+    def remember_head(self) -> None:
+        """Remembers, for later handlers of this process, that it has committed here."""
+        if self.lease is not None:
+            _heads[this_process(), os.path.realpath(self.path)] = self.lease.head
+
+    # --- saving ----------------------------------------------------------------------
+
+    def try_states(self) -> None:
+        """Warns of named States that this worker could not save; main thread."""
+        states, is_chief = self.registry.in_order(), self.cluster.is_chief
+        try_states(each for each in states if each.per_worker or is_chief)
+
+    def delete_parts(self, staging: str) -> None:
+        """Deletes the shares that workers wrote of a save that is over."""
+        try:
+            retention.delete_staging(self.files, staging + layout.PARTS_SUFFIX)
+            retention.remove_empty_staging(self.files, self.path)
+        except (OSError, errors.CheckpointError) as error:
+            _log.warning(LEFT_BEHIND, staging + layout.PARTS_SUFFIX, error)
+
+    # --- finding and restoring -------------------------------------------------------
+
+    def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
+        """The newest that verifies; on the chief. See `restore.newest_verified`."""
+        return restoring.newest_verified(
+            self.path, *on_skip, needs_prefix=self.needs_prefix, check=self.check
+        )
+
+    def fetch_newer(
+        self,
+        store: ObjectStore,
+        local: Entry | None,
+        on_skip: Callable[[str], None],
+        on_lost: Callable[[str], None],
+    ) -> bool:
+        """Brings a newer commit from an object store; see `fetch.newest_first`."""
+        return import_commit.newest_first(
+            self.files,
+            store,
+            local,
+            self.path,
+            on_skip,
+            on_lost,
+            max_to_keep=self.max_to_keep,
+            needs_prefix=self.needs_prefix,
+        )
+
+    def fetch(self, store: ObjectStore, token: str) -> Entry | None:
+        """The commit that the chief chose, on a disk of this worker's own.
+
+        Args:
+            store: has it, if it is not here, or not whole.
+            token: says which.
+
+        Returns:
+            The commit; None if the store does not have it either.
+        """
+        found = self.find(token)
+        try:
+            if found is not None:
+                restoring.verify(found)
+                return found
+        except errors.CheckpointDamagedError as error:
+            _log.warning("tfpreempt: %s; it is fetched again", error)
+        commit = import_commit.find(store, token)
+        if commit is None:
+            return None
+        keep = self.max_to_keep  # nobody else deletes any on this disk
+        import_commit.bring(self.files, commit, self.path, max_to_keep=keep)
+        return self.find(token)
+
+    def find(self, token: str) -> Entry | None:
+        """The checkpoint that the chief chose and verified, as this worker sees it."""
+        found = restoring.find_candidates(self.path, lambda problem: None)
+        return next((each for each in found if each.token == token), None)
+
+    def restore(
+        self, candidate: Entry, *, named_states: bool = True
+    ) -> events.Restored:
+        """Restores everything but the random generators; on every worker, main thread.
+
+        Args:
+            candidate: the same on all workers, verified by the chief.
+            named_states: False where `load_named_states` was called before.
+
+        Returns:
+            What was restored; step 0 where a foreign writer didn't say.
+
+        Raises:
+            CheckpointDamagedError: of one without a manifest, which shows some damage
+                only now.
+            CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+                Or another number of workers wrote it, and a State has no rule for that.
+            ConfigurationError: the workers of now cannot share the data equally.
+        """
+        cluster, manifest = self.cluster, candidate.manifest
+        resized = is_resized(candidate, cluster)
+        if resized:
+            check_rules(candidate, self.registry.in_order(), cluster)
+            self.contents.check_shares()
+        if candidate.prefix is not None:
+            # TensorFlow's own files have the positions of the chief's iterators.
+            is_mine = manifest is None or (cluster.is_chief and not resized)
+            try:
+                self.contents.restore(candidate.prefix, with_data=is_mine)
+            except errors.CheckpointDamagedError as error:
+                raise errors.CheckpointDamagedError(
+                    f"{str(error).rstrip('.')}. Put the files back from a copy; or, to "
+                    f"go on from an older checkpoint, move {candidate.path!r} away"
+                ) from error
+        if manifest is not None:
+            for state in self.contents.states:
+                read_own(candidate, state, cluster)
+            restoring.warn_about_workers(candidate, cluster)
+            if named_states:
+                self.load_named_states(candidate)
+        self.contents.restored(candidate)
+        return events.Restored(
+            path=candidate.path,
+            step=candidate.step or 0,
+            sequence=candidate.sequence or 0,
+            world_size=manifest.world_size if manifest else 0,
+        )
+
+    def load_random_state(self, candidate: Entry) -> bool:
+        """Restores this worker's random generators; at the first `run()`, main thread.
+
+        Returns:
+            Whether the checkpoint had them for this worker.
+        """
+        state, is_ours = self.random_state, candidate.manifest is not None
+        return (
+            state is not None and is_ours and read_own(candidate, state, self.cluster)
+        )
+
+    def random_bytes(self) -> bytes:
+        """This worker's random generators as a save would hold them."""
+        buffer = io.BytesIO()
+        if self.random_state is not None:
+            self.random_state.save(buffer)
+        return buffer.getvalue()
+
+    def load_named_states(self, candidate: Entry) -> None:
+        """Loads the registered States; on every worker, main thread."""
+        shared = os.path.join(candidate.shards, layout.STATES)
+        cluster = self.cluster
+        has_own = has_part_of(candidate, cluster)
+        for state in self.registry.in_order():
+            if not state.per_worker:
+                is_there = read_state(shared, state)
+            elif has_own:
+                is_there = read_own(candidate, state, cluster)
+            else:
+                continue  # a warning says so
+            if not is_there:
+                _log.warning(
+                    "tfpreempt: %s has no State %r; it stays as the program made it",
+                    candidate.path,
+                    state.name,
+                )
+
+    def check(self, candidate: Entry) -> None:
+        """Verifies it, and tries, for all workers, what `restore` will read.
+
+        Nothing is assigned; what is damaged is remembered.
+
+        Raises:
+            CheckpointDamagedError: something of it cannot be read.
+        """
+        self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
+        try:
+            restoring.verify(candidate)
+            if candidate.prefix is not None:
+                self.contents.check(candidate.prefix)
+            manifest = candidate.manifest
+            states = {
+                state.name + layout.STATE_SUFFIX: state
+                for state in self.registry.in_order()
+            }
+            for entry in manifest.files if manifest is not None else ():
+                path = candidate.file(entry.name)
+                folder, name = os.path.split(path)
+                if os.path.dirname(folder) == candidate.shards:
+                    check_state_file(path, states.get(name))
+        except errors.CheckpointDamagedError:
+            self.damaged.add(candidate.token)
+            raise
+
+    # --- deleting and mirroring ------------------------------------------------------
+
+    def delete(self, checkpoint: Checkpoint) -> None:
+        """Deletes a commit, in the directory and in the mirror; on the chief.
+
+        Raises:
+            ConfigurationError: the commit is not ours to delete.
+            CheckpointDamagedError: the commit cannot be read.
+            CheckpointError: the disk or the store.
+        """
+        entry = self._commit_at(checkpoint.path)
+        if entry is not None and entry.kind is Kind.FLAT:
+            raise errors.ConfigurationError(
+                f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
+                "says what goes, or to a save_fn; delete it by their own means"
+            )
+        holder, _, name = checkpoint.path.rstrip("/").rpartition("/")
+        may_be_own = holder == self.path and layout.COMMIT.fullmatch(name) is not None
+        is_known = entry is not None or may_be_own
+        if self.mirror is not None:
+            is_known = self.mirror.delete(checkpoint.path, entry) or is_known
+        if not is_known:
+            raise errors.ConfigurationError(
+                f"{checkpoint!r} is not of this handler's directory, {self.path!r}, "
+                "nor of its remote_checkpoint_dir; nothing was deleted"
+            )
+        if entry is None:
+            _log.warning(
+                "tfpreempt: %r is not (any more) in this directory, so there was "
+                "nothing to delete",
+                checkpoint,
+            )
+            return
+        with failure.translated(f"delete {entry.path!r}", self.path):
+            self.identity.check()
+            retention.delete(self.files, entry)
+
+    def _commit_at(self, path: str) -> Entry | None:
+        """Returns the commit here that a path, or a remote folder's URI, means."""
+        name = path.rstrip("/").rpartition("/")[2]
+        with failure.translated("look at the checkpoints", self.path):
+            found = catalog.scan(self.path)
+        for entry in found:
+            is_twin = name == catalog.folder_name(entry.step or 0, entry.token)
+            is_meant = is_twin or os.path.abspath(path) == os.path.abspath(entry.path)
+            if entry.is_committed and is_meant:
+                return entry
+            if entry.condition is Condition.DAMAGED and is_meant:
+                raise errors.CheckpointDamagedError(
+                    f"{entry.path!r} cannot be read, so nothing was deleted: "
+                    f"{entry.problems[0].rstrip('.')}; check the directory and the "
+                    "disk, or remove it by hand"
+                )
+        return None
+
+    def read_back(self, path: str) -> Entry | None:
+        """Returns a commit that was just published; None, logged, if the disk fails."""
+        try:
+            return catalog.at(path)
+        except (OSError, errors.CheckpointError) as error:
+            _log.warning(
+                "tfpreempt: %s is committed, but cannot be read back, so it is not "
+                "mirrored: %s",
+                path,
+                error,
+            )
+            return None
+
+    @property
+    def mirror_status(self) -> MirrorStatus | None:
+        """How far the mirror is; None without one. Any thread."""
+        return None if self.mirror is None else self.mirror.status
+
+    def wait_for_mirror(self, timeout: float | None) -> bool:
+        """Waits until all is mirrored; returns whether the newest commit is."""
+        return self.mirror is None or self.mirror.wait(timeout)
+
+    def release(self) -> None:
+        """Lets other programs use the directory; a save takes the lease again."""
+        if self.lease is not None:
+            self.lease.release()
+        if self.mirror is not None:
+            self.mirror.release()

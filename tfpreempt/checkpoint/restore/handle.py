@@ -1,0 +1,396 @@
+"""Checkpoint: a reference to one checkpoint, on this machine or in object storage."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import cache, catalog, layout, user_metadata
+from tfpreempt.checkpoint.directory.cache import close_with, key_of, private_directory
+from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.directory.file_locks import locked
+from tfpreempt.checkpoint.mirror import resolve
+from tfpreempt.checkpoint.mirror.download import download
+from tfpreempt.checkpoint.restore.restore import find_candidates, verify
+from tfpreempt.core.arguments import check_timeout
+from tfpreempt.core.scratch import is_url
+from tfpreempt.storage import paths
+from tfpreempt.storage.files import LocalFiles, write_durably
+from tfpreempt.storage.filesystem import is_local as is_local_filesystem
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.opening import (
+    local_path,
+    open_store,
+    split,
+)
+
+_PATIENCE = 24 * 3600.0  # who copies gives up by itself when no byte comes
+_NOTE_SECONDS = 30.0
+
+
+class Checkpoint:
+    """A reference to one checkpoint; reads and writes nothing before it is asked to.
+
+    Args:
+        path: a commit's directory, the prefix of a flat checkpoint, any directory with
+            files; or the same as file://, gs:// or s3://; with a `filesystem`, a path
+            in it. A local path may begin with ~ for the home directory.
+        filesystem: one of our object stores, or a file system of pyarrow or fsspec.
+        prefix: what `tf.train.Checkpoint.restore` takes, where that is known already.
+        step: the step that it carries, where that is known already.
+
+    Raises:
+        ConfigurationError: a URI together with a `filesystem`, a `filesystem` that is
+            none, or a path that cannot be one.
+    """
+
+    __slots__ = ("_filesystem", "_local", "_path", "_prefix", "_step")
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        filesystem: Any = None,
+        *,
+        prefix: str | None = None,
+        step: int | None = None,
+    ) -> None:
+        text = _check_path(path)
+        if filesystem is None and not text:
+            raise errors.ConfigurationError(
+                "A checkpoint's place is a path or a URI; got an empty one."
+            )
+        if filesystem is not None and is_url(text):
+            raise errors.ConfigurationError(
+                f"Got the URI {paths.without_secrets(text)!r} together with "
+                f"filesystem={filesystem!r}; expected one of them. Leave filesystem "
+                "out, or give the path in it."
+            )
+        if isinstance(filesystem, str | os.PathLike):
+            raise errors.ConfigurationError(
+                f"Got filesystem={filesystem!r}; expected a file system object of "
+                "pyarrow or fsspec. For a URI pass it whole: Checkpoint('gs://...')."
+            )
+        self._filesystem = filesystem
+        is_local = filesystem is None or is_local_filesystem(filesystem)
+        self._local = local_path(os.path.expanduser(text)) if is_local else None
+        if filesystem is None and self._local is None:
+            split(text)  # refuses what can be opened nowhere; makes no request
+        self._path = self._local or text.rstrip("/")
+        self._prefix = prefix
+        self._step = step
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """A handle of a local directory, whoever wrote it.
+
+        Raises:
+            ConfigurationError: it is no local path.
+        """
+        handle = cls(path)
+        if handle._local is None:
+            raise errors.ConfigurationError(
+                f"from_directory() takes a directory of this machine; got {path!r}. "
+                f"Use Checkpoint({path!r})."
+            )
+        return handle
+
+    @property
+    def path(self) -> str:
+        """The commit's directory in the own form, the prefix in the flat form; a URI,
+        or a path in the `filesystem`, where it is remote."""
+        return self._path
+
+    @property
+    def filesystem(self) -> Any:
+        """The `filesystem` that it was made with, or None."""
+        return self._filesystem
+
+    @property
+    def prefix(self) -> str | None:
+        """What `tf.train.Checkpoint.restore` takes; None where the commit holds named
+        States only, or is remote: use `restore()` there. May read the manifest."""
+        if self._prefix is None and self._local is not None:
+            self._prefix = resolve.tensorflow_prefix(resolve.at_path(self._local))
+        return self._prefix
+
+    @property
+    def step(self) -> int | None:
+        """The step that it carries; None if its writer didn't say. May read the
+        manifest, once."""
+        if self._step is None:
+            found = self._find()
+            self._step = found.step if found.is_committed else None
+        return self._step
+
+    def to_directory(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> str:
+        """Copies all files into a directory, and verifies them.
+
+        Of several processes of this node that name one directory, one copies, and the
+        others wait. What a call that was killed left in the directory is used. Files of
+        others there stay; one that has a name of the checkpoint's is refused.
+
+        Args:
+            path: the directory, made if need be; ~ is the home directory. By default
+                a temporary one, the same for all of this user's processes, which is
+                yours to delete when the last process has read it.
+            timeout: seconds for all of it; None: as long as bytes keep coming.
+
+        Returns:
+            The directory.
+
+        Raises:
+            CheckpointDamagedError: a file is missing or has another checksum.
+            CheckpointError: there is no checkpoint, no room, or no answer in time; or
+                a file that is in the way. Nothing was written over.
+        """
+        check_timeout(timeout)
+        began = time.monotonic()
+        found = self._find(with_sums=True)
+        if path is None:
+            key = key_of(found.path, found.token)[:16]
+            name = f"tfpreempt-checkpoint-{os.getuid()}-{key}"
+            name = os.path.join(tempfile.gettempdir(), name)
+            target = private_directory(name, "TMPDIR")
+        else:
+            target = _check_target(path)
+        is_ours = path is None or not os.path.lexists(target)
+        patience = _PATIENCE if timeout is None else timeout
+        with locked(target, "copy a checkpoint", seconds=patience, makes=True):
+            if path is None:  # another process may have removed what was checked
+                private_directory(target, "TMPDIR")
+            left = None if timeout is None else began + timeout - time.monotonic()
+            try:
+                _fill(found, target, left and max(0.0, left))
+            except BaseException:
+                if is_ours:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(target)  # unless there is something in it
+                raise
+            if notes := user_metadata.read(found):
+                user_metadata.write(catalog.unread(LocalStore(target)), notes)
+        return target
+
+    @contextlib.contextmanager
+    def as_directory(self, *, timeout: float | None = None) -> Iterator[str]:
+        """A context in which its files are in a local directory, to be read only.
+
+        A local checkpoint's own directory, never copied (for a flat one the directory
+        that holds it). A remote one is downloaded once for all processes of this node
+        that ask for it; the copy goes when the last one leaves.
+
+        Args:
+            timeout: seconds for a download, or to wait for another process's; None: as
+                long as bytes keep coming.
+
+        Raises:
+            CheckpointDamagedError: a file is missing or has another checksum.
+            CheckpointError: there is no checkpoint, no room, or no answer in time.
+        """
+        check_timeout(timeout)
+        found = self._find(with_sums=self._local is None)
+        if self._local is not None:
+            yield found.store.uri
+            return
+        fill = functools.partial(_fill, found, timeout=timeout)
+        with cache.reading(
+            key_of(found.path, found.token), fill, timeout=timeout
+        ) as path:
+            yield path
+
+    def restore(self, tf_checkpoint: Any) -> Any:
+        """Restores a `tf.train.Checkpoint` from it, after all files were verified.
+
+        A remote one is downloaded first, and kept for as long as variables that are
+        made later may be read from it.
+
+        Args:
+            tf_checkpoint: the object; its `restore` is called.
+
+        Returns:
+            What its `restore` returns, such as to call `assert_consumed()` on.
+
+        Raises:
+            ConfigurationError: the object is none; or the path has one of [, *, ? and
+                \\, and TensorFlow finds nothing there.
+            CheckpointError: it holds no tf.train.Checkpoint, or cannot be read.
+        """
+        _check_restorable(tf_checkpoint)
+        if self._local is not None:
+            found = resolve.at_path(self._local)
+            if found.is_committed:
+                verify(found)
+            return tf_checkpoint.restore(_checked_prefix(found))
+        with contextlib.ExitStack() as copy:
+            directory = copy.enter_context(self.as_directory())
+            prefix = _checked_prefix(resolve.at_path(directory))
+            status = tf_checkpoint.restore(prefix)
+            # What reads variables that a model makes later is held by the status, and
+            # by every such variable's promise.
+            close_with(getattr(status, "_checkpoint", None), copy.pop_all().close)
+        return status
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What was noted about it; empty if nothing was.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or the note cannot be read.
+        """
+        return user_metadata.read(self._find())
+
+    def set_metadata(self, values: Mapping[str, Any]) -> None:
+        """Notes a JSON object beside the manifest, in place of what was noted.
+
+        Raises:
+            ConfigurationError: JSON cannot hold it.
+            CheckpointError: there is no checkpoint, or it cannot be written to.
+        """
+        user_metadata.encoded(values)
+        with self._noting() as found:
+            user_metadata.write(found, values)
+
+    def update_metadata(self, values: Mapping[str, Any]) -> None:
+        """Adds to what was noted; between processes of one machine nothing is lost.
+
+        Raises:
+            ConfigurationError: JSON cannot hold it.
+            CheckpointError: there is no checkpoint, or it cannot be written to.
+        """
+        user_metadata.encoded(values)
+        with self._noting() as found:
+            user_metadata.write(found, {**user_metadata.read(found), **values})
+
+    def __fspath__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} is a reference, not a path. Use `with checkpoint.as_directory() "
+            "as path`, or `.path` for where it is, or `.prefix` for "
+            "tf.train.Checkpoint.restore()."
+        )
+
+    def __truediv__(self, other: object) -> NoReturn:
+        self.__fspath__()
+
+    __add__ = __truediv__
+
+    def __repr__(self) -> str:
+        """Reads nothing: a step that isn't known yet isn't shown."""
+        step = "" if self._step is None else f", step={self._step}"
+        where = "local" if self._local is not None else "remote"
+        if self._filesystem is not None:
+            kind = type(self._filesystem).__name__
+            where += f" in {getattr(self._filesystem, 'uri', kind)}"
+        return f"Checkpoint({self._path!r}{step}, {where})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        if self._local is not None or other._local is not None:
+            return self._local == other._local
+        return bool(self._path == other._path and self._filesystem == other._filesystem)
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    def _find(self, *, with_sums: bool = False) -> Entry:
+        if self._local is not None:
+            return resolve.at_path(self._local, with_sums=with_sums)
+        store = open_store(self._path or "/", self._filesystem)
+        return resolve.in_store(store, with_sums=with_sums)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[Entry]:
+        """The checkpoint, whose metadata no other of this machine changes meanwhile."""
+        found = self._find()
+        if found.kind is Kind.FOREIGN:
+            raise errors.CheckpointError(
+                f"{self!r} was written without tfpreempt, as flat files: there is no "
+                "directory of its own for metadata. Copy it with to_directory() first."
+            )
+        holder = os.path.join(found.store.uri, found.holder)
+        alone = locked(holder, "write metadata", seconds=_NOTE_SECONDS)
+        with contextlib.nullcontext() if self._local is None else alone:
+            yield found
+
+
+def latest(directory: str) -> Checkpoint | None:
+    """The newest checkpoint in a directory; None if it has none.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    for found in find_candidates(directory):
+        return Checkpoint(found.path, prefix=found.prefix, step=found.step)
+    return None
+
+
+def _check_restorable(given: Any) -> None:
+    """Refuses what has no checkpoint's `restore`, before anything is read."""
+    # A CheckpointManager has none; a class has one, but not yet an object for it.
+    if callable(getattr(given, "restore", None)) and not isinstance(given, type):
+        return
+    advice = "make one of what is to be restored: tf.train.Checkpoint(model=model)"
+    if hasattr(given, "checkpoint") and hasattr(given, "latest_checkpoint"):
+        advice = "pass its .checkpoint"
+    raise errors.ConfigurationError(
+        f"restore() got {given!r}; expected a tf.train.Checkpoint: {advice}."
+    )
+
+
+def _checked_prefix(found: Entry) -> str:
+    """TensorFlow's prefix of a local checkpoint, under which it finds the files."""
+    prefix = resolve.tensorflow_prefix(found)
+    if prefix is None:
+        raise errors.CheckpointError(
+            f"{found.path} holds no tf.train.Checkpoint, or more than one; expected "
+            "one `.index` file. Name one of many by its prefix; named States are "
+            "loaded by load_state()."
+        )
+    paths.check_restorable(prefix)
+    return prefix
+
+
+def _fill(found: Entry, target: str, timeout: float | None) -> None:
+    """Copies a checkpoint into a directory; of a commit the marker comes last."""
+    download(found, target, timeout=timeout, progress=True)
+    if found.is_committed:
+        path = os.path.join(target, layout.MARKER)
+        write_durably(LocalFiles(target), path, found.marker)
+
+
+def _check_path(path: object) -> str:
+    if isinstance(path, Checkpoint) or not isinstance(path, str | os.PathLike):
+        raise errors.ConfigurationError(
+            f"A checkpoint's place is a path or a URI (str or os.PathLike); got "
+            f"{path!r}."
+        )
+    text = os.fsdecode(os.fspath(path))
+    paths.check_no_user_info(text)
+    if "\0" in text:
+        raise errors.ConfigurationError(f"No path has a NUL in it; got {text!r}.")
+    return text
+
+
+def _check_target(path: object) -> str:
+    """The directory to copy into; only its own links are followed."""
+    local = local_path(os.path.expanduser(_check_path(path)))
+    if local is None:
+        raise errors.ConfigurationError(
+            f"to_directory() writes into a directory of this machine; got {path!r}."
+        )
+    target = os.path.realpath(local)
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise errors.CheckpointError(
+            f"{target!r} is no directory; expected one to copy into, or nothing. "
+            "Remove it or choose another directory; nothing was written."
+        )
+    return target

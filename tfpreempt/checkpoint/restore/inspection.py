@@ -1,0 +1,263 @@
+"""What `tfpreempt inspect` and `tfpreempt verify` show: the catalog, and what it hides.
+
+Shown is also what a restart passes over: damaged commits, saves that are under way or
+died, links that lead elsewhere. Nothing is changed, and nothing that lies there is
+trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, flat_commit, layout
+from tfpreempt.checkpoint.directory.catalog import Checked, Condition, Entry, Kind
+from tfpreempt.checkpoint.restore import external_checkpoints
+from tfpreempt.checkpoint.restore.verification import THREADS, faults
+from tfpreempt.checkpoint.state import bundle
+from tfpreempt.storage import opening, paths, reading
+
+_MAX_EXTRA = 5
+_MAX_NAMES = 1_000_000
+_SAVE = "no marker: this save is under way, or it died"
+_UPLOAD = "no marker: this upload is under way, or it died"
+_DELETED = "its checkpoint was deleted; what is left goes at the next commit"
+_NOT_OURS = "not ours: without a manifest only index and lengths can be checked"
+_LINK = "is a symbolic link; links aren't followed"
+
+
+def at(place: str) -> list[Entry]:
+    """The checkpoints at a place: all of a run, or the one that it names.
+
+    Args:
+        place: a run's directory, a commit's directory, a flat prefix, or the URI of a
+            mirror or of one folder of it.
+
+    Raises:
+        ConfigurationError: there is nothing of the kind.
+        CheckpointError: it cannot be listed or read.
+    """
+    path = opening.local_path(place)
+    if path is not None:
+        return _at_path(path, place)
+    store = opening.open_store(place)
+    one = catalog.read(catalog.unread(store))
+    if one.manifest is None and not one.problems:
+        if one.kind is not Kind.REMOTE:
+            return [_told(each) for each in catalog.contents(store)]
+        if next(iter(store.list()), None) is None:
+            raise _nothing(place)
+    return [_told(one)]
+
+
+def check(
+    entry: Entry,
+    *,
+    every_byte: bool,
+    threads: int = THREADS,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Entry:
+    """The same, its files checked.
+
+    Args:
+        entry: what is to be checked; what isn't committed is returned as it is.
+        every_byte: whether to read all bytes; the sizes otherwise.
+        threads: see `verification.faults`.
+        watch: likewise.
+
+    Raises:
+        CheckpointError: the store cannot be reached.
+    """
+    if entry.condition is Condition.FOREIGN:
+        return _check_foreign(entry)
+    if not entry.is_committed:
+        return entry
+    found = faults(entry, every_byte=every_byte, threads=threads, watch=watch)
+    # Retention may have taken it meanwhile: the marker is what goes first.
+    if found and catalog.control_file(entry, layout.MARKER) == (None, None):
+        return dataclasses.replace(
+            entry,
+            condition=Condition.NOT_COMMITTED,
+            remarks=(*entry.remarks, "it was deleted while it was looked at"),
+        )
+    return dataclasses.replace(
+        entry,
+        condition=Condition.DAMAGED if found else Condition.COMMITTED,
+        checked=Checked.EVERY_BYTE if every_byte else Checked.SIZES,
+        problems=tuple(found.values()),
+        remarks=(*entry.remarks, *(_extra_files(entry) if every_byte else ())),
+    )
+
+
+# --- what there is -------------------------------------------------------------------
+
+
+def _at_path(path: str, place: str) -> list[Entry]:
+    above, name = os.path.split(path)
+    is_sidecar = name.endswith(layout.SIDECAR_SUFFIX)
+    if os.path.isdir(path):
+        if not _has_control(path) and catalog.kind_of(name) is not Kind.REMOTE:
+            if not os.path.isdir(layout.sidecar(path)):
+                return _in_directory(path)
+        elif not is_sidecar:
+            return [_told(catalog.read(catalog.unread(catalog.reader(path))))]
+    elif name == layout.PAYLOAD and _has_control(above):
+        return _at_path(above, place)  # TensorFlow's prefix in a directory of our own
+    name = name.removesuffix(external_checkpoints.INDEX).removesuffix(
+        layout.SIDECAR_SUFFIX
+    )
+    named = _in_directory(above) if os.path.isdir(above) else []
+    if found := [each for each in named if each.name == name]:
+        return found
+    raise _nothing(place)
+
+
+def _in_directory(directory: str) -> list[Entry]:
+    """All that looks like a checkpoint, or was to become one, in a directory.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    try:
+        ours = [_told(_unless_deleted(entry)) for entry in catalog.scan(directory)]
+        flats = {entry.name for entry in ours if entry.kind is Kind.FLAT}
+        listed = [
+            _described(entry) if entry.kind is Kind.FOREIGN else entry
+            for entry in external_checkpoints.among(directory, ours)
+            if entry.kind is not Kind.FOREIGN
+            or entry.remarks
+            or entry.name not in flats
+        ]
+        return [*listed, *_odd(directory), *_staged(directory)]
+    except OSError as error:
+        raise errors.CheckpointError(
+            f"The directory {directory!r} cannot be read: {error}. Check the path and "
+            "its permissions."
+        ) from error
+
+
+def _told(entry: Entry) -> Entry:
+    """What has no marker says so."""
+    if entry.condition is not Condition.NOT_COMMITTED or entry.remarks == (_DELETED,):
+        return entry
+    remark = _UPLOAD if entry.kind is Kind.REMOTE else _SAVE
+    return dataclasses.replace(entry, remarks=(remark, *entry.remarks))
+
+
+def _unless_deleted(entry: Entry) -> Entry:
+    """A flat commit whose manager deleted it is none any more."""
+    there = (entry.path, entry.path + external_checkpoints.INDEX)
+    is_flat = entry.kind is Kind.FLAT and entry.is_committed
+    if not is_flat or any(map(os.path.lexists, there)):
+        return entry
+    return dataclasses.replace(
+        entry, condition=Condition.NOT_COMMITTED, remarks=(_DELETED,)
+    )
+
+
+def _described(entry: Entry) -> Entry:
+    """One of somebody else's, with its size."""
+    remarks = ("; ".join((*entry.remarks, _NOT_OURS)),)
+    size = _size_of(flat_commit.payload_files(entry.path))
+    return dataclasses.replace(entry, size=size, remarks=remarks)
+
+
+def _odd(directory: str) -> Iterator[Entry]:
+    """What has the name of a commit and is not looked into."""
+    store = catalog.reader(directory)
+    for name in sorted(os.listdir(directory)):
+        if catalog.kind_of(name) is None:
+            continue
+        entry = catalog.unread(store, name)
+        path = os.path.join(directory, name)
+        if os.path.islink(path):
+            yield catalog.damaged(entry, f"{name!r} {_LINK}")
+        elif os.path.isdir(path) and (reason := paths.why_unsafe(name)):
+            yield catalog.damaged(entry, f"its name {reason}")
+
+
+def _staged(directory: str) -> Iterator[Entry]:
+    """What saves are writing, or left when they died."""
+    root = os.path.join(directory, layout.STAGING)
+    if os.path.islink(root):
+        return
+    store = catalog.reader(directory)
+    _, names, _ = next(reading.walk(root), ("", [], []))
+    for name in names:
+        path, others = os.path.join(root, name), set(names) - {name}
+        if os.path.islink(path) or name.removesuffix(layout.PARTS_SUFFIX) in others:
+            continue
+        entry = Entry(store=store, name=f"{layout.STAGING}/{name}", kind=Kind.STAGING)
+        is_safe = paths.why_unsafe(entry.name) is None
+        manifest = catalog.read(entry).manifest if is_safe else None
+        if manifest is not None:
+            entry = catalog.with_manifest(entry, manifest)
+        try:
+            modified = os.lstat(path).st_mtime
+        except FileNotFoundError:
+            continue  # the save is over meanwhile
+        size = _size_of(
+            os.path.join(folder, each)
+            for folder in (path, path + layout.PARTS_SUFFIX)
+            for each in reading.tree(folder)
+        )
+        yield dataclasses.replace(entry, time=modified, size=size, remarks=(_SAVE,))
+
+
+def _size_of(files: Iterable[str]) -> int:
+    total = 0
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # a save or a deletion goes on
+            total += os.lstat(path).st_size
+    return total
+
+
+def _nothing(place: str) -> errors.ConfigurationError:
+    return errors.ConfigurationError(
+        f"There is no checkpoint at {place!r}. Name a run's directory, a commit's "
+        "directory (run/5), a flat prefix (run/ckpt-5), or a URI such as "
+        "gs://bucket/run."
+    )
+
+
+def _has_control(path: str) -> bool:
+    names = (layout.MARKER, layout.MANIFEST)
+    return any(os.path.lexists(os.path.join(path, name)) for name in names)
+
+
+# --- is it whole ---------------------------------------------------------------------
+
+
+def _extra_files(entry: Entry) -> tuple[str, ...]:
+    """A remark about files that the manifest doesn't name."""
+    assert entry.manifest is not None
+    known = {entry.object(file.name) for file in entry.manifest.files}
+    control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)
+    known.update(entry.control(name) for name in control)
+    names = itertools.islice(entry.store.list(entry.control("")), _MAX_NAMES)
+    extra = [name for name in names if name not in known]
+    if not extra:
+        return ()
+    shown = ", ".join(map(ascii, extra[:_MAX_EXTRA]))
+    more = f" and {len(extra) - _MAX_EXTRA} more" if len(extra) > _MAX_EXTRA else ""
+    return (f"not in the manifest: {shown}{more}",)
+
+
+def _check_foreign(entry: Entry) -> Entry:
+    entry = dataclasses.replace(entry, checked=Checked.LENGTHS)
+    try:
+        for path in (
+            entry.path + external_checkpoints.INDEX,
+            *flat_commit.payload_files(entry.path),
+        ):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                return catalog.damaged(entry, f"{path!r} {_LINK}")
+        bundle.check(entry.path)
+    except (errors.CheckpointDamagedError, OSError) as error:
+        return catalog.damaged(entry, str(error))
+    return entry

@@ -1,0 +1,196 @@
+"""Opens the checkpoint directory for what a user gave, of whatever framework."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.state.contents import Contents, Staged
+from tfpreempt.checkpoint.state.random_state import RandomState
+from tfpreempt.checkpoint.state.state import REGISTRY, StateRegistry
+from tfpreempt.core import frameworks
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.cluster import LOCAL, Cluster
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import Files, LocalFiles
+
+
+class Checkpoints(Protocol):
+    """The questions to the adapter of a framework, which is a module."""
+
+    def name_if_untested(self) -> None:
+        """Logs once that tfpreempt was not tested with this version."""
+        ...
+
+    def is_checkpoint(self, given: Any) -> bool:
+        """Returns whether an object is a checkpoint, or manager, of the framework."""
+        ...
+
+    def check_directory(
+        self, given: Any, checkpoint_dir: str | os.PathLike[str] | None
+    ) -> None:
+        """Checks that a checkpoint has a directory.
+
+        Raises:
+            ConfigurationError: the checkpoint has none.
+        """
+        ...
+
+    def attach_counter(self, given: Any) -> Any:
+        """Returns the variable of the checkpoint that counts steps."""
+        ...
+
+    def own_place(self, given: Any) -> tuple[str | None, str]:
+        """Returns the directory that a manager has, or None for a checkpoint; and the
+        beginning of the names of the files there."""
+        ...
+
+    def make_contents(
+        self,
+        given: Any,
+        *,
+        save_fn: Callable[..., Any] | None,
+        cluster: Cluster,
+        io_device: str | None,
+        files: Files,
+        is_shared: bool,
+        is_second: bool,
+    ) -> Contents:
+        """Returns the contents of a checkpoint; see `open_directory` for the
+        arguments."""
+        ...
+
+    def saving(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which a save_fn saves, as TensorFlow's handler does."""
+        ...
+
+
+def adapter_of(given: Any) -> Checkpoints:
+    """Returns the adapter of the framework that a checkpoint or manager is of.
+
+    Raises:
+        ConfigurationError: no framework of the program knows the object.
+    """
+    known: list[Checkpoints] = frameworks.adapters("checkpoints")
+    for adapter in known:
+        if adapter.is_checkpoint(given):
+            return adapter
+    raise errors.ConfigurationError(
+        f"checkpoint_or_checkpoint_manager: got {type(given).__name__}: {given!r}; "
+        "expected a tf.train.Checkpoint with checkpoint_dir, a "
+        "tf.train.CheckpointManager, or None for named States alone"
+    )
+
+
+class _FunctionContents(Contents):
+    """A save_fn of a program without a checkpoint, called on every worker."""
+
+    can_be_async = False  # save_fn may do anything
+
+    def __init__(self, save_fn: Callable[..., Any], cluster: Cluster) -> None:
+        self._save_fn = save_fn
+        self._cluster = cluster
+
+    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+        known: list[Checkpoints] = frameworks.adapters("checkpoints")
+        with contextlib.ExitStack() as saving:
+            for adapter in known:
+                saving.enter_context(adapter.saving())
+            path = self._save_fn(*args, **kwargs)
+        save.create_staging()  # last: save_fn may need all workers
+        save.take_path(path)
+
+    def needs_peers(self) -> bool:
+        return self._cluster.world > 1  # save_fn may do anything
+
+
+def open_directory(
+    checkpoint_or_manager: Any,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    *,
+    cluster: Cluster = LOCAL,
+    max_to_keep: int | None = 2,
+    save_fn: Callable[..., Any] | None = None,
+    chief_directory: str | None = None,
+    io_device: str | None = None,
+    mirror: Mirror | None = None,
+    is_shared: bool = True,
+    registry: StateRegistry = REGISTRY,
+    files: Files | None = None,
+    lease: Lease | None = None,
+    clock: Clock | None = None,
+    is_second: bool = False,
+) -> Directory:
+    """Returns the checkpoint directory of what the user gave.
+
+    Args:
+        checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
+            None for named States alone.
+        checkpoint_dir: where a Checkpoint is saved; a manager has its own.
+        cluster: the workers; the chief writes the contents, but for the shares of
+            others, and commits.
+        max_to_keep: own commits to keep, None for all; a manager keeps its own number.
+        save_fn: called on every worker in place of the save.
+        chief_directory: the chief's directory, where a non-chief manager has another.
+        io_device: where TensorFlow's files are written and read; None: where the
+            variables are, which may be another machine.
+        mirror: on the chief, the copy of the directory in an object store.
+        is_shared: whether all workers see the directory, so that each can write a
+            share of what all hold.
+        registry: the named States that go along.
+        files: the file operations.
+        lease: of the directory, under which the chief commits; None without one.
+        clock: for measured times.
+        is_second: whether this Checkpoint is saved in another directory too: the saves
+            there alone are counted by `save_counter`, and the checks are not repeated.
+            The second directory keeps the memory of its asynchronous saves.
+
+    Raises:
+        ConfigurationError: an argument cannot work; says what to do.
+        UnsupportedVersionError: this TensorFlow lacks a name that a manager rests on.
+    """
+    given = checkpoint_or_manager
+    framework = None if given is None else adapter_of(given)
+    own, files_begin = None, None
+    if framework is not None:
+        own, files_begin = framework.own_place(given)
+    path = failure.check_directory(
+        chief_directory or own or checkpoint_dir,
+        name=files_begin,
+    )
+    files = files or LocalFiles(path)
+    if lease is not None:
+        files = FencedFiles(files, lease)
+    contents = Contents()
+    if framework is not None:
+        contents = framework.make_contents(
+            given,
+            save_fn=save_fn,
+            cluster=cluster,
+            io_device=io_device,
+            files=files,
+            is_shared=is_shared,
+            is_second=is_second,
+        )
+    elif save_fn is not None:
+        contents = _FunctionContents(save_fn, cluster)
+    return Directory(
+        path=path,
+        cluster=cluster,
+        files=files,
+        contents=contents,
+        random_state=RandomState(),
+        registry=registry,
+        max_to_keep=max_to_keep,
+        needs_prefix=given is not None and save_fn is None,
+        mirror=mirror,
+        lease=lease,
+        clock=clock or SystemClock(),
+    )

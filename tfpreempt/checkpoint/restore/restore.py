@@ -1,0 +1,171 @@
+"""Which checkpoint to restore: the newest that is committed and verified."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
+from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.restore import external_checkpoints
+from tfpreempt.checkpoint.restore.verification import faults
+from tfpreempt.checkpoint.state import bundle
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.progress import ByteBar
+from tfpreempt.storage.failure import ADVICE
+
+_log = logging.getLogger(__name__)
+_THREADS = 4
+MUCH = 2 << 30  # bytes that take so long to check that it is said
+
+
+def _warn(problem: str) -> None:
+    _log.warning("Passing over a checkpoint: %s", problem)
+
+
+def find_candidates(
+    directory: str,
+    on_skip: Callable[[str], None] = _warn,
+    on_lost: Callable[[str], None] | None = None,
+) -> list[Entry]:
+    """All that might be restored from a directory, newest first; nothing is verified.
+
+    Args:
+        directory: the checkpoint directory; it need not exist.
+        on_skip: called with a description of each that is passed over.
+        on_lost: the same of a damaged commit of ours; by default `on_skip`.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    try:
+        listed = external_checkpoints.among(directory, catalog.scan(directory))
+    except OSError as error:
+        advice = ADVICE.get(error.errno or 0, "check the path and its permissions")
+        raise errors.CheckpointError(
+            f"The checkpoint directory {directory!r} cannot be read: {error}; {advice}."
+        ) from error
+    found = []
+    for entry in listed:
+        if entry.kind is Kind.REMOTE:
+            continue  # a mirror's, copied here; a mirror is fetched from
+        if entry.is_committed or entry.condition is Condition.FOREIGN:
+            found.append(entry)
+        elif entry.condition is Condition.DAMAGED:
+            (on_lost or on_skip)(entry.problems[0])
+        elif entry.kind is Kind.FLAT and entry.remarks:
+            on_skip(f"{entry.path!r} is {entry.remarks[0]}")
+    return found
+
+
+def verify(entry: Entry) -> None:
+    """Checks that every file is there with its size and checksum.
+
+    Raises:
+        CheckpointDamagedError: names the file, what it has and what it should have.
+    """
+    if entry.manifest is None:
+        if entry.prefix is not None:
+            bundle.check(entry.prefix)
+        return
+    if (size := entry.size or 0) < MUCH:
+        found = faults(entry, every_byte=True, threads=_THREADS)
+    else:
+        _log.warning(
+            "tfpreempt: reading %.1f GiB of %s, to see whether they are whole",
+            size / (1 << 30),
+            entry.path,
+        )
+        with ByteBar(f"checking step {entry.step}", size) as bar:
+            found = faults(entry, every_byte=True, threads=_THREADS, watch=bar.show)
+    if found:
+        name, text = next(iter(found.items()))
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise errors.CheckpointDamagedError(
+            f"{entry.file(name)!r} of checkpoint {entry.path!r} is damaged: {text}"
+            f"{more}"
+        )
+
+
+def newest_verified(
+    directory: str,
+    on_skip: Callable[[str], None] = _warn,
+    on_lost: Callable[[str], None] | None = None,
+    *,
+    wants: Callable[[Entry], bool] = lambda entry: True,
+    needs_prefix: bool = False,
+    check: Callable[[Entry], None] = verify,
+) -> Entry | None:
+    """The newest checkpoint that is whole; None if the directory has none.
+
+    Args:
+        directory: the checkpoint directory; it need not exist.
+        on_skip: called with a description of each that is passed over, which names the
+            damaged file; the default logs a warning.
+        on_lost: the same of a damaged commit of ours, or of what TensorFlow's state
+            file names; by default `on_skip`.
+        wants: whether to look at one at all.
+        needs_prefix: passes over commits that hold named States only.
+        check: raises CheckpointDamagedError for what is not whole, or no use.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    lost = on_lost or on_skip
+    for entry in filter(wants, find_candidates(directory, on_skip, lost)):
+        if needs_prefix and entry.prefix is None:
+            on_skip(
+                f"{entry.path!r} (step {entry.step}) has no TensorFlow "
+                "checkpoint, only named States: restoring it would leave the weights "
+                "as they are"
+            )
+            continue
+        try:
+            check(entry)
+        except errors.CheckpointDamagedError as error:
+            # Others' files may only look like a checkpoint, unless one says they are.
+            is_one = entry.manifest is not None or checkpoint_state.is_listed(
+                directory, entry.name
+            )
+            (lost if is_one else on_skip)(str(error))
+        else:
+            return entry
+    return None
+
+
+def shard_of(entry: Entry, cluster: Cluster) -> str | None:
+    """The directory with what a worker saved; None if it saved nothing."""
+    manifest, worker = entry.manifest, cluster.worker
+    if manifest is None or manifest.world_size != cluster.world:
+        return None
+    if worker not in manifest.workers:
+        return None
+    return os.path.join(entry.shards, layout.worker_name(worker))
+
+
+def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
+    """Says what of a commit of ours this worker does not get back as it was."""
+    manifest = entry.manifest
+    assert manifest is not None
+    if manifest.world_size != cluster.world:
+        _log.warning(
+            "tfpreempt: %s was written by %d worker(s), now there are %d. Weights and "
+            "step are as saved. So is the place in tfpreempt.data, and in other data "
+            "whose global batches all workers share, if a strategy read them then as "
+            "now. Any other dataset iterator begins anew. Random generators and values "
+            "of single replicas are dealt among the workers that there are now (see "
+            "docs/elastic.md of tfpreempt).",
+            entry.path,
+            manifest.world_size,
+            cluster.world,
+        )
+    elif cluster.worker not in manifest.workers:
+        _log.warning(
+            "%s has no part of worker %d (it was lost when the checkpoint was "
+            "committed): its data position, random generators and per-replica "
+            "parts are not restored.",
+            entry.path,
+            cluster.worker,
+        )

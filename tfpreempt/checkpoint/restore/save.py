@@ -1,0 +1,333 @@
+"""One worker's part of one save, in four phases.
+
+    capture   every worker, main thread   what TensorFlow writes itself; the States
+    write     every worker, any thread    the large tensors; then all is synced
+    publish   the chief, any thread       manifest, rename, marker, retention
+    discard   the chief, any thread       removes what is staged; never raises
+
+The chief publishes once all workers have written their parts. The marker is the commit:
+a save that fails before the marker commits nothing, and removes what it staged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, flat_commit, layout, retention
+from tfpreempt.checkpoint.directory import commit as committing
+from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.head import committed, newest, this_process
+from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
+from tfpreempt.checkpoint.restore.checkpoint_directory import LEFT_BEHIND, Directory
+from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.checkpoint.state.state import sync_states, write_states
+from tfpreempt.core import events
+from tfpreempt.storage import failure, reading
+
+_log = logging.getLogger(__name__)
+
+
+class Save(Staged):
+    """One worker's part of a save: captured, written, published or discarded.
+
+    Args:
+        directory: the checkpoint directory to save in.
+        step: the step that is saved; equal on all workers.
+        attempt: the name of the save: equal on all workers, and never used again.
+        permit: of an asynchronous save. With None nothing is copied, and no tensor may
+            change before `write` was called.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        step: int,
+        attempt: str,
+        permit: Permit | None = None,
+    ) -> None:
+        super().__init__(
+            step=step,
+            attempt=attempt,
+            staging=layout.staging_directory(directory.path, attempt),
+            started_at=directory.clock.monotonic(),
+            permit=permit,
+            number=step,
+        )
+        self.directory = directory
+        worker = layout.worker_name(directory.cluster.worker)
+        self._own_folder = os.path.join(self.staging, worker)
+        self._intent: flat_commit.Intent | None = (
+            None  # a write that fails leaves a part
+        )
+
+    # --- the phases ------------------------------------------------------------------
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        """Captures this worker's part as it is now; on every worker, main thread.
+
+        What is small is written already, and not synced; so are the States.
+
+        Args:
+            *args: for CheckpointManager.save, or the save_fn.
+            **kwargs: for CheckpointManager.save, or the save_fn.
+
+        Raises:
+            SaveError: the disk; says what to do.
+        """
+        directory = self.directory
+        states = directory.registry.in_order()
+        with self._discarded_on_failure("save"):
+            try:
+                directory.contents.capture(self, *args, **kwargs)
+            finally:  # the peers wait for this worker there, also if it failed
+                sync_states(states)
+            directory.identity.check()
+            if directory.cluster.is_chief:
+                replicated = [state for state in states if not state.per_worker]
+                folder = os.path.join(self.staging, layout.STATES)
+                write_states(folder, replicated, directory.path)
+            own = [*directory.contents.states]
+            if directory.random_state is not None:
+                own.append(directory.random_state)
+            own += [state for state in states if state.per_worker]
+            write_states(self._own_folder, own, directory.path)
+        self.capture_seconds = directory.clock.monotonic() - self.started_at
+
+    def write(self) -> None:
+        """Writes what was captured: from here on it is durable. Any thread.
+
+        Raises:
+            SaveError: the disk; says what to do.
+        """
+        directory = self.directory
+        began = directory.clock.monotonic()
+        with self._discarded_on_failure("save"):
+            directory.contents.write(self)
+            # The chief can't sync what another machine still has in its cache.
+            names = (
+                [] if directory.cluster.is_chief else reading.names(self._own_folder)
+            )
+            for name in names:
+                directory.files.sync_file(os.path.join(self._own_folder, name))
+            if names:
+                directory.files.sync_dir(self._own_folder)
+            if directory.exchange is not None:
+                directory.exchange.send(self)
+        if self.is_dealt:
+            self.share_seconds = directory.clock.monotonic() - began
+
+    def publish(
+        self,
+        because: str,
+        workers: Sequence[int],
+        parent: Parent | None = None,
+        left: Callable[[], float] = lambda: math.inf,
+    ) -> events.Commit | None:
+        """Makes the save the newest commit; on the chief, any thread.
+
+        Args:
+            because: "preemption", "periodic", "save" and so on.
+            workers: indices of the workers that are known to have written their parts;
+                parts of other workers are left out.
+            parent: for a snapshot, the newest commit of the checkpoint directory.
+            left: returns the seconds that a notice leaves for the commit.
+
+        Returns:
+            The commit; None if a save_fn left nothing to commit.
+
+        Raises:
+            SaveError: nothing was committed, and nothing older was touched.
+        """
+        directory = self.directory
+        if not directory.cluster.is_chief:
+            worker = directory.cluster.worker
+            raise errors.UsageError(
+                f"Worker {worker} cannot commit; only worker 0 can."
+            )
+        if self.is_empty:
+            _log.warning(
+                "Nothing to commit at step %d: save_fn returned None (return the path "
+                "that it wrote), or the manager's checkpoint_interval said no.",
+                self.step,
+            )
+            self.discard()
+            return None
+        with self._discarded_on_failure("commit"):
+            if directory.exchange is not None:
+                workers = directory.exchange.collect(self, workers, because, left)
+            if directory.lease is not None:
+                directory.lease.check()  # another owner has removed what was staged
+            directory.identity.check()
+            if self.permit is not None:
+                self.permit.check()
+            present = self._keep_parts_of(workers)
+            if self.is_dealt:
+                directory.contents.complete(self, workers)
+            path, manifest = self._commit(because, present, parent)
+        took = directory.clock.monotonic() - self.started_at
+        self._clear_up(is_over=len(set(workers)) == directory.cluster.world)
+        if directory.mirror is not None and (made := directory.read_back(path)):
+            directory.mirror.add(made)
+        return events.Commit(
+            step=manifest.step,
+            path=path,
+            sequence=manifest.sequence,
+            world_size=manifest.world_size,
+            save_seconds=took,
+            bytes=manifest.bytes,
+            because=manifest.because,
+            blocked_seconds=self.capture_seconds if self.is_async else took,
+        )
+
+    def discard(self) -> None:
+        """Removes a save that will not be committed; on the chief. Never raises."""
+        directory = self.directory
+        try:
+            retention.delete_staging(directory.files, self.staging)
+            self._clear_up(is_over=False)
+            intent, self._intent = self._intent, None
+            if intent is None and self.prefix is not None:
+                intent = flat_commit.intent_of(self.attempt, self.prefix)
+            if intent is not None and directory.identity.is_same():
+                flat_commit.abandon(directory.files, intent)
+        except (OSError, errors.CheckpointError) as error:
+            _log.warning(LEFT_BEHIND, self.staging, error)
+
+    # --- details ---------------------------------------------------------------------
+
+    def create_staging(self, prefix: str | None = None) -> None:
+        directory = self.directory
+        directory.identity.check()
+        if directory.cluster.is_chief:
+            for over in directory.unfinished:
+                if over != self.staging:
+                    directory.delete_parts(over)
+            directory.files.make_dirs(self.staging)
+        if prefix is not None:
+            self._intent = flat_commit.intent_of(self.attempt, prefix)
+            flat_commit.declare(directory.files, self._intent)
+
+    @contextlib.contextmanager
+    def _discarded_on_failure(self, doing: str) -> Iterator[None]:
+        """A save that fails must not fill the disk, nor pass for another save."""
+        directory = self.directory
+        try:
+            with failure.translated(f"{doing} step {self.step}", directory.path):
+                yield
+        except Exception:
+            if directory.cluster.is_chief:
+                self.discard()
+            with contextlib.suppress(OSError):
+                directory.identity.check()  # if this raises, it is the reason
+            raise
+
+    def _clear_up(self, *, is_over: bool) -> None:
+        """Removes what is left of the save, whether it was committed or not.
+
+        Args:
+            is_over: whether no worker writes a share of the save any more.
+        """
+        directory = self.directory
+        directory.delete_parts(self.staging)
+        is_shared = directory.cluster.world > 1 and not directory.cluster.saves_all
+        if is_shared and not is_over:
+            directory.unfinished.append(self.staging)
+        if directory.exchange is not None and directory.mirror is not None:
+            clear = functools.partial(directory.exchange.clear, self.attempt)
+            directory.mirror.task(clear)
+
+    def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
+        """Removes the parts of other workers.
+
+        Returns:
+            The workers whose parts are there.
+        """
+        directory = self.directory
+        complete = {layout.worker_name(worker): worker for worker in workers}
+        names = reading.names(self.staging)
+        for name in names:
+            if name.startswith(layout.WORKER) and name not in complete:
+                retention.delete_staging(
+                    directory.files, os.path.join(self.staging, name)
+                )
+        if directory.random_state is None:
+            return list(workers)  # then a worker may have had nothing to save
+        missing = sorted(complete[name] for name in complete.keys() - set(names))
+        if missing:
+            _log.warning(
+                "tfpreempt: workers %s wrote their parts of this save, and worker 0 "
+                "does not see them in %s, so the commit is without them. Mount one "
+                "storage for all workers",
+                missing,
+                self.staging,
+            )
+        return [worker for worker in workers if worker not in missing]
+
+    def _commit(
+        self, because: str, workers: Sequence[int], parent: Parent | None
+    ) -> tuple[str, Manifest]:
+        """Commits what is staged, in its form; then deletes what is not kept."""
+        directory = self.directory
+        found = catalog.scan(directory.path)
+        directory.check_others(found)
+        # What cannot be read for a moment ranks above the others, if it is newer.
+        unread = sum(each.sequence is None for each in found)
+        taken = catalog.highest_sequence(found) + unread
+        taken = max(taken, directory.highest_sequence)
+        mirror = directory.mirror
+        if mirror is not None:
+            taken = max(taken, mirror.highest_sequence)
+        draft = Manifest(
+            step=self.step,
+            sequence=taken + 1,
+            world_size=directory.cluster.world,
+            workers=tuple(sorted(set(workers))),
+            files=(),
+            because=because,
+            versions=committing.versions(),
+            parent=parent or newest(committed(found)),
+            metadata={
+                "restart": directory.restart,
+                "attempt": self.attempt,
+                "process": this_process(),
+            },
+        )
+        is_flat = self.prefix is not None
+        publish = flat_commit.publish if is_flat else committing.publish
+        files = directory.files
+        path, manifest = publish(files, directory.clock, directory.path, self, draft)
+        directory.highest_sequence = manifest.sequence
+        directory.remember_head()
+        with committing.tidying(directory.path):
+            if is_flat:
+                if directory.lease is not None:
+                    directory.lease.check()  # a manager's deletions pass no fence
+                directory.contents.committed()
+                flat_commit.sweep(files, os.path.dirname(path))
+                for entry in retention.plan(found, 1)[1]:  # our own form: fetched once
+                    retention.delete(files, entry)
+            else:
+                new = Entry(  # as `scan` would find it; nothing has to be read back
+                    store=catalog.reader(directory.path),
+                    name=os.path.basename(path),
+                    kind=Kind.OWN,
+                    condition=Condition.COMMITTED,
+                    manifest=manifest,
+                )
+                committing.finish(
+                    files,
+                    directory.path,
+                    [new, *found],
+                    directory.max_to_keep,
+                    directory.damaged,
+                    lambda each: mirror is not None and mirror.is_pinned(each),
+                )
+        return path, manifest

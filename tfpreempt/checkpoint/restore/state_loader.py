@@ -1,0 +1,193 @@
+"""Finds what a single State was: in the newest commit, or in a file of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, layout, retention
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.restore import restore as restoring
+from tfpreempt.checkpoint.restore.reshard import has_part_of, read_own
+from tfpreempt.checkpoint.state import state_file
+from tfpreempt.checkpoint.state.state import State, naming, read_state
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.restarts import read_restarts
+from tfpreempt.storage import reading
+
+_log = logging.getLogger(__name__)
+_SECONDS = 30.0  # that the chief may take to commit
+
+
+@dataclasses.dataclass(eq=False)
+class StateLoader:
+    """Loads States one by one; verifies a commit once, not once for each State.
+
+    Args:
+        directory: the checkpoint directory; it need not exist.
+        cluster: who the workers are.
+        agreed: the commit that all workers restored; None if there is none.
+        after: the highest sequence when the workers agreed: what is higher is newer
+            than the agreed one, and what isn't was refused.
+        clock: for the deadline of a wait for the chief.
+    """
+
+    directory: str
+    cluster: Cluster
+    _: dataclasses.KW_ONLY
+    agreed: Entry | None = None
+    after: int = 0
+    clock: Clock = dataclasses.field(default_factory=SystemClock)
+    _pending: str = dataclasses.field(default="", init=False)
+    # What is wrong with a commit, by path and token: what is fetched in place of a
+    # damaged one has its token.
+    _checked: dict[tuple[str, str], str] = dataclasses.field(
+        default_factory=dict, init=False
+    )
+    # Problems, and tokens of commits, that were said.
+    _told: set[str] = dataclasses.field(default_factory=set, init=False)
+
+    def expect(self, staged: str) -> None:
+        """The chief is about to commit this staging directory; `load` waits for it.
+
+        Otherwise a worker that is quicker than the chief would load the commit before.
+        """
+        self._pending = staged
+
+    def load(self, state: State) -> bool:
+        """Loads a State from wherever it was saved last.
+
+        Returns:
+            Whether there was something.
+
+        Raises:
+            CheckpointDamagedError: something was saved, and none of it is whole; or the
+                State cannot read its own bytes.
+        """
+        self._await_pending()
+        problems: list[str] = []
+        commit = self._newest(problems)
+        own = None  # a file of its own: its rank, and the bytes
+        try:
+            path = state_file.path_of(self.directory, self.cluster.worker, state)
+            own = state_file.read(path)
+        except errors.CheckpointDamagedError as error:
+            problems.append(str(error))
+        if problems and commit is None and own is None and self.after == 0:
+            raise errors.CheckpointDamagedError(
+                f"nothing that was saved in {self.directory} is whole "
+                f"({'; '.join(text.rstrip('.') for text in problems)}). Put the files "
+                "back from a copy; or, to begin anew, move them away"
+            )
+        for problem in problems:
+            if problem not in self._told:
+                self._told.add(problem)
+                _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
+        sequence = 0 if commit is None else commit.sequence or 0
+        is_newer = own is not None and own[0] >= sequence
+        if commit is not None and not is_newer and self._load_from(commit, state):
+            return True
+        if own is not None:
+            with naming(state, "load"):
+                state.load(own[1])
+            return True
+        if commit is not None:
+            self._warn_of_missing(commit, state)
+        return False
+
+    def _await_pending(self) -> None:
+        """Until what was staged is committed, or was dropped."""
+        if not self._pending:
+            return
+        end = self.clock.monotonic() + _SECONDS
+        pause = threading.Event()
+        while reading.is_dir(self._pending) or any(
+            map(retention.is_uncommitted, catalog.scan(self.directory))
+        ):
+            if self.clock.monotonic() > end:
+                _log.warning(
+                    "tfpreempt: %s was not committed within %g s; what is loaded may "
+                    "be older than on other workers",
+                    self._pending,
+                    _SECONDS,
+                )
+                break
+            pause.wait(0.01)
+        self._pending = ""
+
+    def newest(self) -> Entry | None:
+        """The newest commit that is whole; `load` tells what is wrong with others.
+
+        Raises:
+            CheckpointError: the directory cannot be read.
+        """
+        found = self._newest([])
+        # What is damaged may be fetched again, to the same place.
+        self._checked = {key: text for key, text in self._checked.items() if not text}
+        return found
+
+    def _newest(self, problems: list[str]) -> Entry | None:
+        """The newest whole commit; else the one that all workers restored."""
+        if not reading.is_dir(self.directory):
+            return None
+        found = restoring.newest_verified(
+            self.directory,
+            lambda problem: None,  # somebody else's: it has no States
+            problems.append,
+            wants=lambda each: (
+                each.manifest is not None and (each.sequence or 0) > self.after
+            ),
+            check=self._check,
+        )
+        agreed = self.agreed
+        is_ours = agreed is not None and agreed.manifest is not None
+        return agreed if found is None and is_ours else found
+
+    def _check(self, found: Entry) -> None:
+        key = (found.path, found.token)
+        if key not in self._checked:
+            try:
+                restoring.verify(found)
+                self._checked[key] = ""
+            except errors.CheckpointDamagedError as error:
+                self._checked[key] = str(error)
+        if problem := self._checked[key]:
+            raise errors.CheckpointDamagedError(problem)
+
+    def _load_from(self, commit: Entry, state: State) -> bool:
+        self._tell_of_lost_restarts(commit)
+        if state.per_worker:
+            return read_own(commit, state, self.cluster)
+        return read_state(os.path.join(commit.shards, layout.STATES), state)
+
+    def _warn_of_missing(self, commit: Entry, state: State) -> None:
+        if state.per_worker and not has_part_of(commit, self.cluster):
+            restoring.warn_about_workers(commit, self.cluster)
+            return
+        _log.warning(
+            "tfpreempt: %s has no State %r; the State stays as the program made it",
+            commit.path,
+            state.name,
+        )
+
+    def _tell_of_lost_restarts(self, commit: Entry) -> None:
+        """Restarts that left nothing: their work is lost, which someone should know."""
+        if commit.token in self._told or commit.manifest is None:
+            return
+        self._told.add(commit.token)
+        restart = read_restarts()
+        wrote = commit.manifest.metadata.get("restart")
+        if restart is None or type(wrote) is not int or restart - wrote <= 1:
+            return
+        _log.warning(
+            "tfpreempt: this is restart %d, and the newest whole commit, %s, was "
+            "written by %s: what was trained after it is lost, and trained again. See "
+            "the logs of the starts between for why they committed nothing",
+            restart,
+            commit.path,
+            f"restart {wrote}" if wrote else "the first start",
+        )

@@ -1,0 +1,105 @@
+"""Are the files of a commit what its manifest says? Sizes first, then every byte.
+
+Bytes are read in ranges by many threads, large files too: the checksums of the ranges
+are combined. A thread holds one piece of a range at a time. A file that has another
+size is never read, so a manifest that claims terabytes costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.manifest import FileEntry
+from tfpreempt.core.threads import map_in_threads
+from tfpreempt.storage import checksum
+from tfpreempt.storage.interface import ObjectMissingError
+
+THREADS = 8
+_RANGE = 64 << 20
+
+
+def faults(
+    commit: Entry,
+    *,
+    every_byte: bool,
+    threads: int = THREADS,
+    watch: Callable[[int], None] = lambda done: None,
+) -> dict[str, str]:
+    """What is wrong with the files of a commit: a text for each, by its name.
+
+    Args:
+        commit: the commit; its manifest was read.
+        every_byte: whether to read all bytes; otherwise the sizes, and the checksums
+            that a cloud keeps.
+        threads: how many read at the same time.
+        watch: called about ten times a second on the thread that waits, with the bytes
+            that were read so far; what it raises ends the work.
+
+    Raises:
+        CheckpointError: the store cannot be reached.
+    """
+    files = commit.manifest.files if commit.manifest else ()
+    sums: list[checksum.Sum] = []  # of the ranges; each grows while it is read
+
+    def tell() -> None:
+        watch(sum(each.size for each in sums))
+
+    def look(file: FileEntry) -> str | None:
+        try:
+            known = commit.store.stat(commit.object(file.name))
+        except errors.CheckpointDamagedError as error:
+            return str(error)
+        if known is None:
+            return _compare(commit, file, None, 0)
+        crc = file.crc32c if known.crc32c is None else known.crc32c
+        return _compare(commit, file, known.size, crc)
+
+    def read(part: tuple[FileEntry, int]) -> checksum.Sum | str:
+        file, offset = part
+        sums.append(summed := checksum.Sum())
+        length = min(_RANGE, file.size - offset)
+        name = commit.object(file.name)
+        try:
+            commit.store.get(name, summed, offset=offset, length=length)
+        except (ObjectMissingError, errors.CheckpointDamagedError) as error:
+            return str(error)
+        return summed
+
+    in_threads = functools.partial(
+        map_in_threads, threads=threads, name="tfpreempt-verify", watch=tell
+    )
+    found = dict(zip(files, in_threads(look, files), strict=True))
+    ranges = [
+        (file, offset)
+        for file in files
+        if every_byte and found[file] is None
+        for offset in range(0, file.size or 1, _RANGE)
+    ]
+    whole = {file: (0, 0) for file, _ in ranges}  # size and checksum, so far
+    for (file, _), part in zip(ranges, in_threads(read, ranges), strict=True):
+        if isinstance(part, str):
+            found[file] = found[file] or part
+        else:
+            size, crc = whole[file]
+            if size:  # most files are of one range
+                crc = checksum.joined(crc, part.crc32c, part.size)
+            whole[file] = size + part.size, crc if size else part.crc32c
+    tell()
+    for file, (size, crc) in whole.items():
+        found[file] = found[file] or _compare(commit, file, size, crc)
+    return {file.name: text for file, text in found.items() if text is not None}
+
+
+def _compare(commit: Entry, file: FileEntry, size: int | None, crc: int) -> str | None:
+    if size is None:
+        text = "is missing"
+    elif size != file.size:
+        text = f"has {size} bytes; the manifest says {file.size}"
+    elif crc != file.crc32c:
+        text = f"has crc32c {crc:08x}; the manifest says {file.crc32c:08x}"
+    else:
+        return None
+    return f"{commit.object(file.name)!r} {text}."

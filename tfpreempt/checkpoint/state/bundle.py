@@ -1,0 +1,230 @@
+"""The index of a TensorFlow checkpoint, read and written without TensorFlow.
+
+A V2 checkpoint is a table (`<prefix>.index`) of BundleEntryProto values, which name the
+data file and the range of each tensor (tensorflow/core/util/tensor_bundle). A
+checkpoint without a manifest is complete if its table is intact and each data file is
+as long as its last tensor needs.
+
+The format of the table is LevelDB's (tensorflow/tsl `lib/io/table_builder.cc`,
+`block_builder.cc` and `format.cc`): blocks of entries in the order of their keys, then
+a block with the position of each of them, then a footer with the position of that
+block. TensorFlow compresses no block and appends a masked crc32c to each, so damage
+shows. tfpreempt writes every key in full, which every reader of the format accepts; a
+table that is read may leave out the prefix that a key shares with the key before it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO
+
+from tfpreempt import errors
+from tfpreempt.storage import checksum, reading
+
+_MAX_INDEX_BYTES = 1 << 30
+
+
+def check(prefix: str) -> None:
+    """Checks the index and the lengths of the data files.
+
+    Raises:
+        CheckpointDamagedError: something is missing, cut short or unreadable.
+    """
+    try:
+        check_size(prefix)
+        with reading.open_file(prefix + ".index") as file:
+            data = read(file)
+        shards, ends = _read(data)
+        _check_data(prefix, shards, ends)
+    except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
+        raise errors.CheckpointDamagedError(
+            f"The checkpoint {prefix!r} is not complete: {error}"
+        ) from error
+
+
+def check_size(prefix: str) -> None:
+    """Refuses an index that is too large to be read.
+
+    Raises:
+        OSError: it is too large, or the storage does not answer.
+    """
+    if reading.stat(prefix + ".index").size > _MAX_INDEX_BYTES:
+        raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
+
+
+def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
+    for shard in range(shards):
+        path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
+        size, needed = reading.stat(path).size, ends.get(shard, 0)
+        if size < needed:
+            raise ValueError(f"{path!r} has {size} bytes, {needed} are needed")
+    if any(shard >= shards for shard in ends):
+        raise ValueError("a tensor lies in a data file that the header doesn't count")
+
+
+def _read(data: bytes) -> tuple[int, dict[int, int]]:
+    """Number of data files, and how long each must be at least."""
+    shards = 1
+    ends: dict[int, int] = {}
+    for key, value in entries(data):
+        fields = _fields(value)
+        if key == b"":
+            shards = fields.get(1, 1)
+        elif fields.get(5):
+            shard = fields.get(3, 0)
+            end = fields.get(4, 0) + fields[5]
+            ends[shard] = max(ends.get(shard, 0), end)
+    if not 1 <= shards <= 100_000:
+        raise ValueError(f"the header counts {shards} data files")
+    return shards, ends
+
+
+def _fields(message: bytes) -> dict[int, int]:
+    """The number fields of a protocol buffer message; others are skipped."""
+    found: dict[int, int] = {}
+    file = io.BytesIO(message)
+    while file.tell() < len(message):
+        number, kind = divmod(varint(file), 8)
+        if kind == 0:
+            found[number] = varint(file)
+        elif kind in (1, 2, 5):
+            file.seek({1: 8, 5: 4}.get(kind) or varint(file), os.SEEK_CUR)
+        else:
+            raise ValueError("an entry of the index is not a protocol buffer")
+    return found
+
+
+_MAGIC_BYTES = struct.pack("<Q", 0xDB4775248B80FB57)
+_FOOTER_BYTES = 48
+_BLOCK_BYTES = 1 << 18
+_IS_PLAIN = b"\0"  # behind a block: it is not compressed
+
+
+def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of a table, in order.
+
+    Raises:
+        ValueError: it is cut short or damaged. So are an IndexError, OverflowError and
+            struct.error.
+    """
+    if len(data) < _FOOTER_BYTES:
+        raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
+    if not data.endswith(_MAGIC_BYTES):
+        raise ValueError("the index doesn't end with a table's magic number")
+    footer = io.BytesIO(data[-_FOOTER_BYTES:])
+    varint(footer), varint(footer)  # where the metaindex is
+    for _, handle in _block(data, footer):
+        yield from _block(data, io.BytesIO(handle))
+
+
+def read(file: IO[bytes]) -> bytes:
+    """Reads a table, the end first: a sparse file must not fill the memory.
+
+    Raises:
+        OSError: as the storage says.
+        ValueError: the file does not end as a table does.
+    """
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - len(_MAGIC_BYTES)))
+    if file.read() != _MAGIC_BYTES:
+        raise ValueError("the index doesn't end with a table's magic number")
+    file.seek(0)
+    return file.read()
+
+
+def to_bytes(values: Mapping[bytes, bytes]) -> bytes:
+    """A table of these keys and values."""
+    table = bytearray()
+    index = [
+        (block[-1][0], _add_block(table, block))
+        for block in _in_blocks(sorted(values.items()))
+    ]
+    footer = _add_block(table, [])  # the metaindex, of which there is nothing
+    footer += _add_block(table, index)
+    table += footer.ljust(_FOOTER_BYTES - len(_MAGIC_BYTES), b"\0") + _MAGIC_BYTES
+    return bytes(table)
+
+
+def masked(crc: int) -> int:
+    """A crc32c as TensorFlow stores it, next to the bytes that it is of."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def varint(file: IO[bytes]) -> int:
+    """Reads a number as protocol buffers write it, seven bits in each byte.
+
+    Raises:
+        IndexError: the file ends.
+        ValueError: it has more than 64 bits.
+    """
+    result = shift = 0
+    while shift <= 63:
+        byte = file.read(1)[0]
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result
+        shift += 7
+    raise ValueError("a number in the index is too long")
+
+
+def _varint_bytes(number: int) -> bytes:
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the block at a handle."""
+    offset, size = varint(handle), varint(handle)
+    end = offset + size
+    if end + 5 > len(data):
+        raise ValueError("the index is cut short")
+    if data[end : end + 1] != _IS_PLAIN:
+        raise ValueError("the index is compressed, which TensorFlow never does")
+    crc = masked(checksum.of_bytes(data[offset : end + 1]))
+    if crc != struct.unpack_from("<I", data, end + 1)[0]:
+        raise ValueError("a block of the index has another checksum")
+    restarts = struct.unpack_from("<I", data, end - 4)[0]
+    key, block = b"", io.BytesIO(data[offset:end])
+    while block.tell() < size - 4 * (restarts + 1):
+        shared, fresh, length = varint(block), varint(block), varint(block)
+        key = key[:shared] + block.read(fresh)
+        yield key, block.read(length)
+
+
+def _in_blocks(
+    values: Iterable[tuple[bytes, bytes]],
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    block: list[tuple[bytes, bytes]] = []
+    size = 0
+    for key, value in values:
+        block.append((key, value))
+        size += len(key) + len(value)
+        if size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _add_block(table: bytearray, values: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Adds a block at the end; returns its handle: where it is, and how long."""
+    block = bytearray()
+    restarts = []  # where a key is in full: everywhere
+    for key, value in values:
+        restarts.append(len(block))
+        block += _varint_bytes(0) + _varint_bytes(len(key)) + _varint_bytes(len(value))
+        block += key + value
+    restarts = restarts or [0]
+    block += struct.pack(f"<{len(restarts)}II", *restarts, len(restarts))
+    handle = _varint_bytes(len(table)) + _varint_bytes(len(block))
+    block += _IS_PLAIN
+    table += block + struct.pack("<I", masked(checksum.of_bytes(bytes(block))))
+    return handle

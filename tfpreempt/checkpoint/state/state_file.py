@@ -1,0 +1,97 @@
+"""One State in a file of its own, outside of any commit.
+
+The file begins with a checksum of all that follows, and with the highest sequence of
+any commit there was, which tells whether the file or a commit is newer without
+comparing clocks. One rename makes it visible whole.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from typing import IO
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.state.state import State, naming
+from tfpreempt.storage import checksum, reading
+from tfpreempt.storage.files import Files, write_durably
+
+_MAGIC = b"tfploose"
+_HEADER = struct.Struct("<8sI")  # magic, and the crc32c of all that follows
+_RANK = struct.Struct("<Q")  # the highest sequence; the State's own bytes follow
+
+
+def path_of(directory: str, worker: int, state: State) -> str:
+    """Where a State's own file is."""
+    folder = layout.worker_name(worker) if state.per_worker else layout.STATES
+    return os.path.join(
+        directory, folder, layout.check_state_name(state.name) + layout.STATE_SUFFIX
+    )
+
+
+def write(files: Files, directory: str, worker: int, state: State) -> str:
+    """Writes a State's own file, whole or not at all, and durably.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory, which exists.
+        worker: index of this worker.
+        state: what to save.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        OSError: as the file system says; anything that the State's own `save` raises.
+    """
+    buffer = io.BytesIO()
+    with naming(state, "save"):
+        state.save(buffer)
+    body = (
+        _RANK.pack(catalog.highest_sequence(catalog.scan(directory)))
+        + buffer.getvalue()
+    )
+    path = path_of(directory, worker, state)
+    files.make_dirs(os.path.dirname(path))
+    write_durably(files, path, _HEADER.pack(_MAGIC, checksum.of_bytes(body)) + body)
+    files.sync_dir(directory)  # the folder may be new
+    return path
+
+
+def read(path: str) -> tuple[int, IO[bytes]] | None:
+    """Reads and checks what `write` wrote.
+
+    Returns:
+        The highest sequence there was when it was written, and the State's own bytes;
+        None if there is no such file.
+
+    Raises:
+        CheckpointDamagedError: the file is something else, has other bytes, or cannot
+            be read.
+    """
+    try:
+        with reading.open_file(path) as file:
+            head = file.read(_HEADER.size)
+            if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+                raise errors.CheckpointDamagedError(
+                    f"{path!r} is not a State that tfpreempt saved; expected a file "
+                    f"that begins with {_MAGIC!r}. Remove the file. (Its bytes are not "
+                    "shown: the file may be a link to a file with secrets.)"
+                )
+            body = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, MemoryError) as error:  # a sparse file may be of any size
+        raise errors.CheckpointDamagedError(
+            f"The State in {path!r} cannot be read: {error!r}"
+        ) from error
+    crc, expected = checksum.of_bytes(body), _HEADER.unpack(head)[1]
+    if crc != expected or len(body) < _RANK.size:
+        raise errors.CheckpointDamagedError(
+            f"The State in {path!r} has crc32c {crc:08x} in {len(body)} bytes; its "
+            f"head says {expected:08x}."
+        )
+    (sequence,) = _RANK.unpack_from(body)
+    return sequence, io.BytesIO(body[_RANK.size :])

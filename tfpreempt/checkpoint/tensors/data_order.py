@@ -1,0 +1,194 @@
+"""Fingerprints of the order of training data, stored with each position.
+
+A position says how much of the data was read, and not in which order. A resumed run
+whose order differs trains on some samples twice and on others never, and nothing else
+shows it. So each commit stores fingerprints (crc32c), and a restore compares them:
+
+- "permutation": of the indices in their order, where the order is known: arrays, a
+  PyDataset and the pipelines of `tfpreempt.data`. A difference is an error.
+- "seeds": of the shuffles of a tf.data pipeline. The interrupted epoch is continued
+  from the iterator's state, but later epochs are shuffled by the seeds.
+- "element": of the last batch that was trained, where batches are read again.
+
+A kind of fingerprint that the commit or this run lacks is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.encoding import readable
+from tfpreempt.checkpoint.state.state import State
+from tfpreempt.checkpoint.tensors.iterator_state import iterators
+from tfpreempt.checkpoint.tensors.shuffle_seeds import parts
+from tfpreempt.core import seams
+from tfpreempt.storage import checksum
+
+log = logging.getLogger(__name__)
+
+Order = Mapping[str, int]
+
+_PERMUTATION = "_tfpreempt_permutation"
+_FEW = 1024  # the first indices of an order, or numbers of a batch, are compared
+_WARNINGS = {
+    "seeds": (
+        "the shuffles of the training data have other seeds or buffers than in the "
+        "interrupted run. This epoch is continued in its order, but epochs after it "
+        "come in another order than in an undisturbed run. Use the seeds and buffers "
+        "of the interrupted run"
+    ),
+    "element": (
+        "the training data were read again up to the position of the checkpoint, and "
+        "the last batch is not the batch that was trained there. The data come in "
+        "another order than in the interrupted run, so some samples are trained twice "
+        "and others not at all. Seed everything random in the data, or use a "
+        "keras.utils.PyDataset or tfpreempt.data, which need not be read again"
+    ),
+}
+
+
+def of_indices(indices: Any) -> int:
+    """Returns the fingerprint of indices in their order."""
+    return checksum.extended(0, np.ascontiguousarray(indices, dtype="<i8"))
+
+
+def of_batch(batch: Any) -> int:
+    """Returns the fingerprint of the first numbers of each array in a batch."""
+    crc = 0
+    for part in tf.nest.flatten(batch):
+        if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
+            crc = checksum.extended(crc, np.ascontiguousarray(part.flat[:_FEW]))
+    return crc
+
+
+def with_permutation(dataset: tf.data.Dataset, indices: Any) -> tf.data.Dataset:
+    """Returns the dataset, marked with the fingerprint of an epoch's indices.
+
+    Args:
+        dataset: the pipeline; the mark gives its order without reading the pipeline.
+        indices: the first indices of the first epoch.
+    """
+    setattr(dataset, _PERMUTATION, of_indices(indices))
+    return dataset
+
+
+def first_positions(size: int) -> range:
+    """Returns the positions in an epoch whose indices the fingerprint is made of."""
+    return range(min(size, _FEW))
+
+
+def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
+    """Returns the fingerprints of tf.data pipelines; reads none of their elements.
+
+    Args:
+        datasets: the pipelines.
+        has_seeds: whether "seeds" is wanted.
+    """
+    found: dict[str, int] = {}
+    nodes = list(parts(*datasets))
+    marks = [mark for node in nodes if (mark := vars(node).get(_PERMUTATION))]
+    if marks:
+        found["permutation"] = of_indices(marks)
+    seeds = [
+        int(number)
+        for node in nodes
+        if has_seeds and isinstance(node, seams.shuffle_op._ShuffleDataset)
+        for number in (node._seed, node._seed2, node._buffer_size)
+    ]
+    if seeds:
+        found["seeds"] = of_indices(seeds)
+    return found
+
+
+def check(saved: Order, here: Order, where: str) -> None:
+    """Compares the order of the interrupted run with the order of this run.
+
+    Logs a warning where the position is inexact, or only later epochs differ.
+
+    Args:
+        saved: fingerprints of the commit.
+        here: fingerprints of this run.
+        where: names the data, for the error.
+
+    Raises:
+        CheckpointMismatchError: the data come in another order.
+    """
+    differing = [kind for kind in here if saved.get(kind, here[kind]) != here[kind]]
+    if "permutation" in differing:
+        raise errors.CheckpointMismatchError(
+            f"{where} come in another order than in the interrupted run: the indices "
+            f"have the fingerprint {here['permutation']:08x} here, and "
+            f"{saved['permutation']:08x} in the checkpoint. A resumed run would train "
+            "on some samples twice and on others not at all. Use the seed, the number "
+            "of samples, the batch size and the versions of Keras and TensorFlow of "
+            "the interrupted run, or another checkpoint directory."
+        )
+    for kind in differing:
+        log.warning("tfpreempt: %s.", _WARNINGS[kind])
+
+
+def parse(saved: Any) -> Order:
+    """Returns the fingerprints that a commit holds.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    is_order = isinstance(saved, Mapping) and all(
+        isinstance(kind, str) and type(crc) is int for kind, crc in saved.items()
+    )
+    if not is_order:
+        raise ValueError(f"it has no fingerprints of data: {str(saved)[:200]}")
+    return dict(saved)
+
+
+class OrderState(State):
+    """The fingerprints of a worker's `tfpreempt.data` iterators in a Checkpoint.
+
+    Shuffles of other pipelines are left out: a loop may make a dataset for each epoch,
+    with other seeds, and restore the state of one into another.
+    """
+
+    _is_reserved = True
+
+    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
+        super().__init__("tfpreempt.data_order", per_worker=True, registry=None)
+        self._checkpoint = checkpoint
+
+    def is_wanted(self) -> bool:
+        return bool(self._orders())
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        fileobj.write(json.dumps(self._orders()).encode())
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        with readable(self):
+            saved = {
+                path: parse(order) for path, order in json.loads(fileobj.read()).items()
+            }
+        for path, order in self._orders().items():
+            check(saved.get(path, {}), order, f"The data of the iterator {path!r}")
+
+    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+        """Compares with the chief's, whose position is taken over."""
+        if files[0] is not None:
+            self.load(files[0])
+
+    def _orders(self) -> dict[str, Order]:
+        return {
+            path: order
+            for path, iterator in iterators(self._checkpoint)
+            if (order := of_iterator(iterator))
+        }
+
+
+def of_iterator(iterator: Any) -> Order:
+    """Returns the fingerprints of the `tfpreempt.data` pipeline of an iterator."""
+    dataset: Iterable[Any] | None = iterator._dataset
+    return {} if dataset is None else of_pipeline(dataset, has_seeds=False)

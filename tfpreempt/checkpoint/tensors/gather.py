@@ -1,0 +1,374 @@
+"""The gather of a save: all workers read the values, and large tensors are taken out.
+
+An ON_READ variable is reduced across all workers when the variable is read, so a save
+needs every worker at the same time, in the same order. The order is equal by
+construction: all workers call the same `_gather_serialized_tensors` of the checkpoint's
+saver, and directly after that call the same loop turns every value that may need peers
+into a plain tensor. The chief then writes those tensors; the others stop there.
+TensorFlow itself would evaluate the same callables while it writes, in an order that
+depends on devices.
+
+Between the gather and TensorFlow's write, large dense values are taken away, because
+threads of tfpreempt write them. TensorFlow writes the rest: strings, variants, slices
+of a partitioned variable, objects that save themselves, values on other machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.partitioning import DenseTensor
+from tfpreempt.checkpoint.tensors.variables import distributed, is_on_read
+from tfpreempt.core import seams
+from tfpreempt.core.threads import map_in_threads
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(eq=False)
+class Read:
+    """One read of all values that a checkpoint saves.
+
+    Attributes:
+        extract: given the values, by owner and name, returns the values that TensorFlow
+            is to write; None: all of them.
+    """
+
+    extract: Callable[[Any], Any] | None = None
+
+
+@contextlib.contextmanager
+def reading(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[Read]:
+    """Makes the checkpoint's saver evaluate the values of peers as soon as it gathers.
+
+    The saver gathers once, whatever happens: at the end, or when the body fails, unless
+    the body has written the checkpoint already.
+
+    Args:
+        checkpoint: is saved.
+        are_others: whether there are other workers, which may wait for this worker.
+
+    Yields:
+        The read; `extract` is called within the body's write of the checkpoint.
+
+    Raises:
+        CollectiveReadError: other workers wait, and this worker cannot gather.
+    """
+    saver = checkpoint._saver
+    gather = saver._gather_serialized_tensors
+    read = Read()
+    calls: list[None] = []
+
+    def gather_and_evaluate(object_graph_tensor: Any = None) -> Any:
+        calls.append(None)
+        try:
+            tensors, *others = gather(object_graph_tensor)
+            tensors = _evaluate(tensors)
+        except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
+            if not are_others:
+                raise
+            raise errors.CollectiveReadError(
+                "this worker could not take part in the read that needs all workers: "
+                f"{type(error).__name__}: {error}. The others wait in it, so all "
+                "workers must start again; the last commit stands. Give this worker "
+                "more memory, or save less."
+            ) from error
+        return tensors if read.extract is None else read.extract(tensors), *others
+
+    saver._gather_serialized_tensors = gather_and_evaluate
+    try:
+        yield read
+        if not calls:
+            saver._gather_serialized_tensors()
+    except Exception:
+        # The peers are in the collective read, or about to enter it, and would wait.
+        try:
+            if not calls:
+                saver._gather_serialized_tensors()
+        except errors.CollectiveReadError:
+            raise  # more important than the error of the body: the peers wait
+        except Exception as error:  # noqa: BLE001  (the body's error counts)
+            _log.warning(
+                "tfpreempt: the read that all workers take part in failed too, beside "
+                "the error that is raised: %s",
+                error,
+            )
+        raise
+    finally:
+        del saver._gather_serialized_tensors  # uncovers the class's own
+
+
+def _evaluate(tensors: Any) -> Any:
+    """Replaces every value that may need peers by a tensor, in the given order."""
+    evaluated = seams.object_identity.ObjectIdentityDictionary()
+    for owner, values in tensors.items():
+        evaluated[owner] = {
+            key: (
+                {spec: _value(owner, value) for spec, value in slices.items()}
+                if isinstance(slices, dict)
+                else _value(owner, slices)
+            )
+            for key, slices in values.items()
+        }
+    return evaluated
+
+
+def _value(owner: Any, value: Any) -> Any:
+    if not _may_need_peers(owner, value):
+        return value
+    is_spec = isinstance(value, seams.saveable_object.SaveSpec)
+    with tf.device(value.device if is_spec else None):
+        tensor = value.tensor if is_spec else value
+        if tensor is None:  # TensorFlow writes the object, and no value of it
+            return value
+        return tf.convert_to_tensor(tensor)
+
+
+def _may_need_peers(owner: Any, value: Any) -> bool:
+    """Known to be local: tensors, plain variables, mirrored ones. All else may not."""
+    if tf.is_tensor(value) and not isinstance(value, tf.Variable):
+        return False
+    # In this order: a variable that is asked for what it has not got reads its value.
+    variable = distributed(value)
+    if variable is None:
+        variable = distributed(getattr(owner, "obj", owner))
+    if variable is not None:
+        return is_on_read(variable)
+    is_lazy = isinstance(value, seams.saveable_object.SaveSpec) and callable(
+        value._tensor
+    )
+    return is_lazy and not isinstance(getattr(owner, "obj", owner), tf.Variable)
+
+
+# Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
+_CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
+
+IsReplicated = Callable[[Any], bool]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+NONE_SPARE: Mapping[str, Bytes] = types.MappingProxyType({})
+"""No memory to be used again."""
+
+_COPIED_AT_ONCE = 1 << 24  # bytes: so that one large tensor keeps all threads busy
+
+
+@dataclasses.dataclass(eq=False)
+class LargeTensors:
+    """The large tensors of one save, which TensorFlow does not write.
+
+    Args:
+        small_bytes: a tensor with fewer bytes is written by TensorFlow.
+        worth_bytes: if all large tensors have fewer bytes, TensorFlow writes them too.
+        replication: returns what says whether all workers hold the same of a variable;
+            called where something is taken. None: the workers hold nothing alike.
+
+    Attributes:
+        found: the tensors that were taken.
+    """
+
+    small_bytes: int
+    worth_bytes: int
+    replication: Callable[[], IsReplicated] | None = None
+    found: list[DenseTensor] = dataclasses.field(default_factory=list)
+
+    def extract(self, tensors: Any) -> Any:
+        """Takes the large tensors out of the values that a checkpoint's saver gathered.
+
+        Args:
+            tensors: by owner and name.
+
+        Returns:
+            The rest.
+        """
+        here = _here()
+        tensors = _read(tensors, here)
+        large = list(_large(tensors, here, self.small_bytes))
+        if sum(_size(value) for *_, value in large) >= self.worth_bytes:
+            replication = self.replication
+            is_replicated = replication() if replication is not None else None
+            for owner, name, value in large:
+                del tensors[owner][name]
+                is_held = is_replicated is not None and is_replicated(_object(owner))
+                self.found.append(_in_memory(name, value, is_held))
+        return tensors
+
+
+def replicated(
+    checkpoint: tf.train.Checkpoint,
+    *,
+    small_bytes: int,
+    worth_bytes: int,
+    is_replicated: IsReplicated,
+    wanted: Callable[[Sequence[DenseTensor]], Collection[str]],
+) -> list[DenseTensor]:
+    """The tensors that the chief extracts, and that this worker holds as well.
+
+    Only those that it wants are copied from a GPU; of the others the bytes are none.
+
+    Args:
+        checkpoint: gathers, and writes nothing.
+        small_bytes: see `LargeTensors`.
+        worth_bytes: if these tensors have fewer bytes, none is read.
+        is_replicated: whether all workers hold the same of a variable.
+        wanted: the names of those that this worker wants, by all of them.
+    """
+    tensors, *_ = checkpoint._saver._gather_serialized_tensors()
+    held = seams.object_identity.ObjectIdentityDictionary()
+    most = 0.0  # bytes that there can be
+    for owner, values in tensors.items():
+        if is_replicated(_object(owner)):
+            held[owner] = values
+            most += _most(distributed(_object(owner)))
+    if most < worth_bytes:
+        return []
+    here = _here()
+    large = [
+        (name, value) for _, name, value in _large(_read(held, here), here, small_bytes)
+    ]
+    unread = [_unread(name, value, True) for name, value in large]
+    names = wanted(unread)
+    return [
+        _in_memory(name, value, True) if name in names else each
+        for (name, value), each in zip(large, unread, strict=True)
+    ]
+
+
+def copied(
+    tensors: Sequence[DenseTensor],
+    threads: int,
+    spare: Mapping[str, Bytes] = NONE_SPARE,
+) -> list[DenseTensor]:
+    """The same in memory of their own, which nothing else writes into.
+
+    A tensor that was read from a variable may be the variable's memory. What TensorFlow
+    assigns then goes elsewhere; what writes in place, or into an array of NumPy's that
+    the tensor was made of, does not. What came from a GPU is a copy already.
+
+    Args:
+        tensors: none of which is changed meanwhile.
+        threads: how many copy.
+        spare: memory that nobody needs any more, by the names of tensors; it is used
+            where it has the size. What is new has to be cleared by the kernel first,
+            which takes longer than to copy.
+    """
+    copies = [
+        dataclasses.replace(each, data=_memory(each, spare), is_shared=False)
+        if each.is_shared
+        else each
+        for each in tensors
+    ]
+    pieces = [
+        (copy.data[start:][:_COPIED_AT_ONCE], each.data[start:][:_COPIED_AT_ONCE])
+        for copy, each in zip(copies, tensors, strict=True)
+        if each.is_shared
+        for start in range(0, each.data.nbytes, _COPIED_AT_ONCE)
+    ]
+    map_in_threads(
+        lambda piece: np.copyto(*piece), pieces, threads=threads, name="tfpreempt-copy"
+    )
+    return copies
+
+
+def _memory(tensor: DenseTensor, spare: Mapping[str, Bytes]) -> Bytes:
+    found = spare.get(tensor.name)
+    if found is None or found.nbytes != tensor.data.nbytes:
+        return np.empty_like(tensor.data)
+    return found
+
+
+def _object(owner: Any) -> Any:
+    """Whose tensors they are; TensorFlow wraps what has the older way to be saved.
+
+    A distributed variable that is asked for what it has not got reads its value.
+    """
+    return owner if distributed(owner) is not None else getattr(owner, "obj", owner)
+
+
+def _here() -> tuple[str, ...]:
+    """What the devices of this process begin with."""
+    host = seams.eager_context.context().host_address_space()
+    return f"{host}/device:CPU:", f"{host}/device:GPU:"
+
+
+def _large(
+    tensors: Any, here: tuple[str, ...], small_bytes: int
+) -> Iterator[tuple[Any, str, tf.Tensor]]:
+    """Owner, name and tensor of those that are dense, and not small."""
+    for owner, values in tensors.items():
+        for name, value in values.items():
+            if _is_dense(value, here) and _size(value) >= small_bytes:
+                yield owner, name, value
+
+
+def _read(tensors: Any, here: tuple[str, ...]) -> Any:
+    """The same with tensors in place of what would be read while it is written.
+
+    What lies on another machine, or on a device of another kind, is left as it is, and
+    so is a variable that has no value yet.
+    """
+    read = seams.object_identity.ObjectIdentityDictionary()
+    for owner, values in tensors.items():
+        read[owner] = {name: _host_value(value, here) for name, value in values.items()}
+    return read
+
+
+def _host_value(value: Any, here: tuple[str, ...]) -> Any:
+    is_spec = isinstance(value, seams.saveable_object.SaveSpec)
+    is_variable = isinstance(value, tf.Variable)  # Keras 3 gives those of a strategy
+    if not (is_spec or is_variable) or not str(value.device).startswith(here):
+        return value
+    if is_spec and value.slice_spec:
+        return value
+    with tf.device(value.device):
+        tensor = value.tensor if is_spec else tf.convert_to_tensor(value)
+    return value if tensor is None else tensor
+
+
+def _is_dense(value: Any, here: tuple[str, ...]) -> bool:
+    """Whether it is its memory, and that is here."""
+    if not isinstance(value, tf.Tensor) or not value.device.startswith(here):
+        return False
+    kind = value.dtype
+    return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
+
+
+def _size(tensor: Any) -> int:
+    """Bytes of a tensor, or of a variable whose shape is known."""
+    return int(tensor.shape.num_elements() * tensor.dtype.size)
+
+
+def _most(variable: Any) -> float:
+    """Bytes that a variable can have; with an open dimension they may be many."""
+    return math.inf if variable.shape.num_elements() is None else _size(variable)
+
+
+def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
+    """A tensor's bytes: copied from a GPU, the same memory otherwise."""
+    return dataclasses.replace(
+        _unread(name, tensor, is_replicated),
+        data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
+    )
+
+
+def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
+    """A tensor without its bytes: they are as many, but one 0 that repeats itself."""
+    return DenseTensor(
+        name=name,
+        dtype=tensor.dtype.as_datatype_enum,
+        shape=tuple(tensor.shape),
+        data=np.broadcast_to(np.uint8(0), (_size(tensor),)),
+        can_be_cut=tensor.dtype in _CUT,
+        is_shared="device:CPU:" in tensor.backing_device,
+        is_replicated=is_replicated,
+    )

@@ -1,0 +1,260 @@
+"""Adapters of TensorFlow: its random generators, and the values that a step changes.
+
+The random generators of TensorFlow and Keras are saved, restored and seeded for
+`state/random_state.py`. Their records are JSON and raw bytes only, no pickles, and are
+restored bit for bit. The values of objects are for `state/unsaved_state_check.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt.checkpoint.state.encoding import decode, encode
+from tfpreempt.checkpoint.tensors.iterator_state import (
+    KEEP_SERVICE_OUT,
+    reads_data_service,
+)
+from tfpreempt.checkpoint.tensors.shuffle_seeds import parts
+from tfpreempt.checkpoint.tensors.variables import (
+    attach,
+    local_parts,
+    out_of_scope,
+    walk,
+)
+from tfpreempt.core import seams
+
+_log = logging.getLogger(__name__)
+_KERAS_GENERATOR = "global_seed_generator"  # a constant of its own since Keras 3.13
+
+
+def record() -> dict[str, Any]:
+    """Returns the states of TensorFlow's and Keras' generators, JSON-able.
+
+    Returns:
+        The values by the keys of TensorFlow in `random_state.py`; None for a generator
+        that the program has not made.
+    """
+    eager = seams.eager_context.context()
+    rng = getattr(eager, "_rng", None)
+    seed = eager._seed
+    of_keras, keras = None, sys.modules.get(seams.MODULES["keras_seeds"])
+    if keras is not None:  # what its ops without a seed draw from, once one has drawn
+        of_keras = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
+    states = () if of_keras is None else local_parts(of_keras.state)
+    return {
+        "tf_seed": None if seed is None else int(np.array(seed)),
+        "tf_rng": None if rng is None else encode(rng.getstate()),
+        "tf_generator": generator_record(seams.stateful_random_ops.global_generator),
+        "keras_seed": [state.numpy().tolist() for state in states] or None,
+    }
+
+
+def load(saved: Any) -> None:
+    """Sets TensorFlow's and Keras' generators to what `record` returned."""
+    if saved["tf_seed"] is not None and saved["tf_rng"] is not None:
+        eager = seams.eager_context.context()
+        eager._set_global_seed(saved["tf_seed"])
+        eager._rng.setstate(decode(saved["tf_rng"]))
+    if saved["tf_generator"] is not None:
+        _load_generator(saved["tf_generator"])
+    if saved.get("keras_seed") is not None:  # older commits have none
+        _load_keras_record(saved["keras_seed"])
+
+
+def reseed(seed: int) -> None:
+    """Lets eager ops, and the global `tf.random.Generator`, draw others than before.
+
+    The global seed itself stays: all workers have the same. So does the seed of Keras,
+    whose layers draw the same on all replicas.
+    """
+    eager = seams.eager_context.context()
+    if getattr(eager, "_rng", None) is not None:
+        eager._rng.seed(seed)
+    if (generator := seams.stateful_random_ops.global_generator) is not None:
+        generator.reset_from_seed(seed % 2**63)
+
+
+def is_seeded() -> bool:
+    """Whether the program has set a global seed (`tf.random.set_seed`)."""
+    return seams.eager_context.global_seed() is not None
+
+
+def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
+    """Names the layers of tf_keras that keep random state where nobody can read it."""
+    # A variable that is asked for what it has not got reads its value to look there,
+    # which for an ON_READ one is a collective that no other worker takes part in.
+    lost = [
+        path
+        for path, obj in walk(checkpoint)
+        if getattr(
+            inspect.getattr_static(obj, "_random_generator", None), "_rng_type", None
+        )
+        == "legacy_stateful"
+    ]
+    if lost:
+        _log.warning(
+            "tfpreempt: the layers %s of tf_keras draw random numbers from ops whose "
+            "state cannot be saved: after a restart they draw others than an "
+            "undisturbed run. Call tf_keras.backend.experimental."
+            "enable_tf_random_generator() before the model is made.",
+            ", ".join(lost),
+        )
+
+
+def _load_keras_record(seeds: Any) -> None:
+    if (keras := sys.modules.get(seams.MODULES["keras_seeds"])) is None:
+        return  # this program has not imported Keras
+    state = keras.global_state
+    if state.get_global_attribute(_KERAS_GENERATOR) is None:
+        # The saved program had one. Made with a seed, it draws none from Python's.
+        make = functools.partial(keras.SeedGenerator, 0)
+        state.set_global_attribute(_KERAS_GENERATOR, out_of_scope(make))
+    _assign(state.get_global_attribute(_KERAS_GENERATOR), seeds)
+
+
+def generator_record(generator: Any) -> Any:
+    """The state of a `tf.random.Generator`, JSON-able; None for None."""
+    if generator is None:
+        return None
+    components = local_parts(generator.state)
+    return {
+        "algorithm": int(generator.algorithm),
+        "states": [encode(component.numpy()) for component in components],
+    }
+
+
+def _load_generator(record: Any) -> None:
+    if (generator := seams.stateful_random_ops.global_generator) is not None:
+        load_generator_record(generator, record)
+        return
+    # The saved program had one, so this one will ask for it.
+    state, algorithm = decode(record["states"][0]), record["algorithm"]
+    make = functools.partial(tf.random.Generator.from_state, state, alg=algorithm)
+    tf.random.set_global_generator(out_of_scope(make))
+
+
+def load_generator_record(generator: Any, record: Any) -> None:
+    """Sets a `tf.random.Generator` to what `generator_record` gave."""
+    _assign(generator, [decode(state) for state in record["states"]])
+
+
+def _assign(generator: Any, states: list[Any]) -> None:
+    """Of other numbers of replicas than here all get what the first one had."""
+    parts = local_parts(generator.state)
+    if len(parts) != len(states):
+        states = [states[0]] * len(parts)
+    for part, state in zip(parts, states, strict=True):
+        part.assign(state)
+
+
+SAVED_WHOLE = (tf.train.experimental.PythonState, tf.train.Checkpoint)
+REPLACED = (tf.Tensor,)
+ADVICE = (
+    "Put variables, models, optimizers and metrics into the tf.train.Checkpoint; a "
+    "metric of Keras 3 is no object for it: make it an attribute of a model that is "
+    "there (model.mean = mean). Numbers, lists and arrays go into a named State "
+    "(tfpreempt.states), or numbers into a tf.Variable."
+)
+_MAKE_OURS = (
+    "TensorFlow cannot save a distributed iterator; make it with "
+    "tfpreempt.data.distribute(dataset, strategy), which gives the same batches, and "
+    "put it into the "
+)
+
+
+def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the objects and variables that a save of a Checkpoint writes, and those
+    objects among them of which the save writes the attributes."""
+    if checkpoint is None:
+        return [], []
+    found = [each for _, each in (*attach(checkpoint).own, *walk(checkpoint))]
+    parts_of = [part for each in found for part in local_parts(each)]
+    states = [
+        each for each in found if isinstance(each, tf.train.experimental.PythonState)
+    ]
+    return [*found, *parts_of], states
+
+
+def variables(value: Any) -> Sequence[Any]:
+    """Returns the local tf.Variables of a variable, model, optimizer, metric or
+    generator; none for another object."""
+    if found := local_parts(value):
+        return found
+    if isinstance(value, type):
+        return []
+    if hasattr(type(value), "variables"):
+        try:
+            all_of_it = value.variables
+            many = all_of_it() if callable(all_of_it) else all_of_it
+        except ValueError:  # a layer that is not built
+            return []
+        return [part for each in many for part in local_parts(each)]
+    if isinstance(value, tf.random.Generator):
+        return local_parts(value.state)
+    return local_parts(getattr(value, "__dict__", {}).get("state"))
+
+
+def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
+    """Returns about `size` elements of a variable or tensor; None of other things."""
+    if not isinstance(thing, tf.Variable | tf.Tensor):
+        return None
+    flat = tf.reshape(thing, [-1])
+    elements: np.ndarray[Any, Any] = flat[:: max(1, len(flat) // size)].numpy()
+    return elements
+
+
+def restarts(iterator: Any) -> bool:
+    """Returns whether an object is a dataset iterator that a restarted run reads from
+    the beginning, unless a commit holds its position."""
+    found = _datasets(iterator)
+    if not found or None in found:
+        return False
+    return not any(map(_begins_late, parts(*found)))
+
+
+def advice_on_iterators(unread: Mapping[str, Any]) -> str:
+    """Returns what happens to iterators that no commit holds, and what to do.
+
+    Args:
+        unread: iterators for which `restarts` is true, by name.
+    """
+    if all(reads_data_service(*_datasets(each)) for each in unread.values()):
+        return f"{KEEP_SERVICE_OUT}."
+    is_theirs = any(map(_is_of_tensorflow, unread.values()))
+    return (
+        "A restarted run reads them from the beginning. "
+        + (_MAKE_OURS if is_theirs else "Put the iterator into the ")
+        + "tf.train.Checkpoint, or let it begin behind what was read: "
+        "iter(dataset.skip(handler.total_run_calls))."
+    )
+
+
+def _datasets(iterator: Any) -> list[Any]:
+    """Returns the datasets below a dataset iterator; none for another object."""
+    if isinstance(iterator, tf.distribute.DistributedIterator):
+        return [
+            getattr(each, "iterator", each)._dataset for each in iterator._iterators
+        ]
+    if isinstance(iterator, tf.data.Iterator | tf.data.NumpyIterator):
+        return [getattr(iterator, "_iterator", iterator)._dataset]
+    return []
+
+
+def _begins_late(dataset: Any) -> bool:
+    """Whether a part of a pipeline leaves out what comes first: the steps before."""
+    kind = type(dataset).__name__
+    return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
+
+
+def _is_of_tensorflow(iterator: Any) -> bool:
+    """Whether TensorFlow made it for a strategy, so that nobody can save it."""
+    is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
+    return is_distributed and not isinstance(iterator, seams.trackable_base.Trackable)

@@ -1,0 +1,333 @@
+"""Restores a tf.train.Checkpoint: differences are found before a value is assigned.
+
+The structure of the checkpoint is compared with the objects first, without I/O.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.tensors.bundle_reader import reading_in_threads
+from tfpreempt.checkpoint.tensors.iterator_state import other_places, positions_kept
+from tfpreempt.checkpoint.tensors.variables import (
+    NAME,
+    attach,
+    plain_message,
+    variable_shape,
+    walk,
+)
+from tfpreempt.core import seams
+
+_SHOWN = 20
+VALUE = "VARIABLE_VALUE"  # the attribute under which a variable saves its value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a variable is, here or in a checkpoint.
+
+    Attributes:
+        shape: None in it for a side of no fixed length.
+        dtype: the type's name.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+def problem(here: Kind, saved: Kind | None) -> str | None:
+    """What does not fit, for people; None if it fits."""
+    if saved is None:
+        return (
+            f"the model has it with shape {here.shape} and type "
+            f"{here.dtype}, the checkpoint has no such value"
+        )
+    if saved.dtype != here.dtype:
+        return f"the model has type {here.dtype}, the checkpoint {saved.dtype}"
+    if len(here.shape) != len(saved.shape) or any(
+        now not in (None, then)
+        for now, then in zip(here.shape, saved.shape, strict=True)
+    ):
+        return f"the model has shape {here.shape}, the checkpoint {saved.shape}"
+    return None
+
+
+def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exception:
+    """The error that refuses a checkpoint of another model; it names what doesn't fit.
+
+    Args:
+        prefix: the checkpoint, for the message.
+        problems: what of each existing variable does not fit.
+        unused: names in the checkpoint that no existing object has; they may belong to
+            layers that are built later, so alone they are no mismatch.
+    """
+    more = f"\nIn the checkpoint but not in the model: {listed(unused)}"
+    return errors.CheckpointMismatchError(
+        f"The checkpoint {prefix!r} was written by another model; nothing was "
+        f"restored. What doesn't match ({len(problems)}):\n  "
+        + "\n  ".join(problems[:_SHOWN])
+        + (f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")
+        + (more if unused else "")
+        + "\nUse the model that wrote it, or another checkpoint directory."
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def match(view: Any, graph: Any) -> dict[int, int]:
+    """Which saved node TensorFlow would restore each living object from.
+
+    Args:
+        view: the ObjectGraphView of the living checkpoint.
+        graph: the TrackableObjectGraph of the saved one.
+
+    Returns:
+        Node number by id() of the object.
+    """
+    matched: dict[int, int] = {}
+    objects: dict[int, Any] = {0: view.root}
+    todo = [0]
+    while todo:
+        node_id = todo.pop(0)
+        obj = objects[node_id]
+        matched.setdefault(id(obj), node_id)
+        children = {child.name: child.ref for child in view.list_children(obj)}
+        for edge in graph.nodes[node_id].children:
+            if edge.local_name in children and edge.node_id not in objects:
+                objects[edge.node_id] = children[edge.local_name]
+                todo.append(edge.node_id)
+    return matched
+
+
+def unused(graph: Any, nodes: Collection[int]) -> list[str]:
+    """The names of variables that only the checkpoint has.
+
+    Args:
+        graph: the TrackableObjectGraph of the saved one.
+        nodes: those that living objects are restored from.
+    """
+    matched = set(nodes)
+    for index in nodes:  # optimizers make slots when they first need them
+        matched.update(
+            s.slot_variable_node_id for s in graph.nodes[index].slot_variables
+        )
+    return [
+        attribute.checkpoint_key.split("/.ATTRIBUTES/")[0]
+        for index, node in enumerate(graph.nodes)
+        for attribute in node.attributes
+        if index not in matched and attribute.name == VALUE
+    ]
+
+
+def called(variable: Any) -> str:
+    """The name that Keras gives a variable: layer and weight; empty for others."""
+    is_of_keras = hasattr(type(variable), "path")
+    name = variable.path if is_of_keras else getattr(variable, "name", "")
+    return str(name).partition(":")[0] if "/" in str(name) else ""
+
+
+def saved_key(graph: Any, node_id: int | None) -> str | None:
+    """The key of a node's value in the checkpoint; None if it has none."""
+    if node_id is None:
+        return None
+    for attribute in graph.nodes[node_id].attributes:
+        if attribute.name == VALUE:
+            return str(attribute.checkpoint_key)
+    return None
+
+
+_log = logging.getLogger(__name__)
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
+_OPTIONAL = {"checkpointed_runs", "save_counter"}
+
+
+def check(prefix: str) -> None:
+    """Reads what `restore` reads first, and assigns nothing.
+
+    Args:
+        prefix: TensorFlow's files.
+
+    Raises:
+        CheckpointDamagedError: TensorFlow cannot read them.
+    """
+    try:
+        reader = tf.compat.v1.train.NewCheckpointReader(prefix)
+        if reader.has_tensor(_OBJECT_GRAPH):
+            seams.checkpoint.object_metadata(prefix)
+    except (tf.errors.OpError, RuntimeError, ValueError, DecodeError) as error:
+        raise errors.CheckpointDamagedError(
+            f"TensorFlow cannot read {prefix!r}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def restore(
+    checkpoint: tf.train.Checkpoint, prefix: str, options: Any, with_data: bool
+) -> Callable[[], Sequence[str]]:
+    """Compares the structure, then restores.
+
+    Args:
+        checkpoint: whose objects are restored; those made later, when they are made.
+        prefix: TensorFlow's files.
+        options: tf.train.CheckpointOptions, or None.
+        with_data: whether the dataset iterators in the files are this worker's; those
+            whose place is the same on all workers are restored anyway.
+
+    Returns:
+        Tells the names of variables that nothing has yet, such as those that an
+        optimizer makes in the first step.
+
+    Raises:
+        CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+        CheckpointDamagedError: TensorFlow cannot read it.
+    """
+    attach(checkpoint)
+    checkpoint.sync()
+    unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
+    try:
+        _check_structure(checkpoint, prefix)
+        with unmoved, reading_in_threads(prefix):
+            status = checkpoint.restore(prefix, options=options)
+    except tf.errors.OpError as error:
+        raise errors.CheckpointDamagedError(
+            f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
+        ) from error
+    status.expect_partial()
+    return follow_later_restores(status, prefix)
+
+
+def _left(coordinator: Any) -> Sequence[str]:
+    matched = list(coordinator.object_by_proto_id)
+    return _unused(coordinator.object_graph_proto, matched)
+
+
+def _unused(graph: Any, nodes: Collection[int]) -> Sequence[str]:
+    return sorted(set(unused(graph, nodes)) - _OPTIONAL)
+
+
+def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> None:
+    try:
+        graph = seams.checkpoint.object_metadata(prefix)
+    except ValueError:
+        return  # name-based, from TensorFlow 1: nothing to compare by
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain
+    shapes = reader.get_variable_to_shape_map()
+    dtypes = reader.get_variable_to_dtype_map()
+    nodes = match(checkpoint._saver._graph_view, graph)
+    problems, new = [], []
+    for path, variable in walk(checkpoint):
+        if (shape := variable_shape(variable)) is None:
+            continue
+        here = Kind(shape=shape, dtype=tf.as_dtype(variable.dtype).name)
+        key, saved = saved_key(graph, nodes.get(id(variable))), None
+        if key in dtypes:
+            saved = Kind(shape=tuple(shapes[key]), dtype=dtypes[key].name)
+        elif path.startswith(f"{NAME}/"):
+            new.append(path)
+            continue
+        elif path in _OPTIONAL:
+            continue
+        if difference := problem(here, saved):
+            name = called(variable)
+            label = f"{name} ({path})" if name else path
+            problems.append(f"{label}: {difference}")
+    if problems:
+        raise mismatch(prefix, problems, _unused(graph, nodes.values()))
+    if new:
+        _log.warning(
+            "%s does not have %s, which lie in lists, dicts or objects of the program; "
+            "they stay as the program made them.",
+            prefix,
+            listed(sorted(new)),
+        )
+    if begun := other_places(checkpoint, graph, nodes):
+        _log.warning(
+            "%s has the place in the data of %s for other workers or replicas, which "
+            "shared these data in another way: they begin anew.",
+            prefix,
+            listed(begun),
+        )
+
+
+class _Bound(weakref.WeakValueDictionary[int, Any]):
+    """The objects of a restored checkpoint by node, as TensorFlow matches them.
+
+    A Keras 3 model without a `build` of its own is traced to make its variables, and
+    they have no value yet when they are matched; to restore one then fails, which
+    Keras takes for its own trouble and goes on with a fresh value. So such a variable
+    gets the saved value as its first.
+
+    Args:
+        coordinator: of the restore, whose objects these are.
+        prefix: the checkpoint.
+    """
+
+    def __init__(self, coordinator: Any, prefix: str) -> None:
+        super().__init__(coordinator.object_by_proto_id)
+        self._uid = coordinator.restore_uid
+        self._graph = coordinator.object_graph_proto
+        self._prefix = prefix
+
+    def __setitem__(self, node: int, matched: Any) -> None:
+        key = saved_key(self._graph, node)
+        is_of_keras = hasattr(type(matched), "_deferred_initialize")
+        if key is not None and is_of_keras and matched._value is None:
+            matched._initializer = functools.partial(self._read, key)
+            matched._update_uid = self._uid  # there is nothing left to restore
+        super().__setitem__(node, matched)
+
+    def _read(self, key: str, shape: Any, dtype: Any) -> Any:
+        reader = tf.compat.v1.train.NewCheckpointReader(self._prefix)
+        value = tf.constant(reader.get_tensor(key))
+        if (tuple(value.shape), value.dtype) != (tuple(shape), tf.as_dtype(dtype)):
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint: "
+                f"{key} has shape {value.shape} and type {value.dtype.name} there, and "
+                f"{shape} and {dtype} here"
+            )
+        return value
+
+
+def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str]]:
+    """Layers that are built later are restored then; a mismatch gets a clear error.
+
+    So are the variables that Keras makes while it traces a model.
+
+    Args:
+        status: of the restore.
+        prefix: the checkpoint.
+
+    Returns:
+        See `restore`.
+    """
+    coordinator = status._checkpoint
+    if not hasattr(coordinator, "object_graph_proto"):
+        return tuple  # name-based, from TensorFlow 1: all of it was restored
+    inner = coordinator.restore_saveables
+
+    def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(saveables, *args, **kwargs)
+        except (ValueError, tf.errors.OpError) as error:
+            names = ", ".join(sorted(map(str, saveables)))
+            raise errors.CheckpointMismatchError(
+                f"A layer that was built after the restore doesn't fit the checkpoint "
+                f"{prefix!r}: {names}: {error}"
+            ) from error
+
+    coordinator.restore_saveables = restore_saveables
+    coordinator.object_by_proto_id = _Bound(coordinator, prefix)
+    return functools.partial(_left, coordinator)

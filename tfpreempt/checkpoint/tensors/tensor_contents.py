@@ -1,0 +1,592 @@
+"""What TensorFlow does in a save.
+
+On every worker the save reads what needs all workers (`collective_read`); the chief
+then writes, in one of three forms: a directory of our own, the user's own
+CheckpointManager, or whatever a save_fn does. Into a directory of our own the others
+write a share each of what all hold, where that is large (`worker_parts`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import checkpoint_state, layout
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.state.contents import Contents, Staged
+from tfpreempt.checkpoint.tensors import bundle_writer, gather, reader
+from tfpreempt.checkpoint.tensors.data_order import OrderState
+from tfpreempt.checkpoint.tensors.gather import LargeTensors, Read, reading
+from tfpreempt.checkpoint.tensors.iterator_state import (
+    IteratorState,
+    check_position,
+    iterators,
+    keep_all_seeds,
+    shared_iterators,
+)
+from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState
+from tfpreempt.checkpoint.tensors.program_values import warn_of_kernels
+from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
+from tfpreempt.checkpoint.tensors.variables import (
+    attach,
+    distributed,
+    held_bytes,
+    is_on_read,
+    is_replicated,
+    out_of_scope,
+    plain_message,
+    walk,
+)
+from tfpreempt.core import seams
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.storage import failure
+from tfpreempt.storage.files import Files
+
+_log = logging.getLogger(__name__)
+
+
+COUNTER = "checkpointed_runs"
+"""The name under which TensorFlow's own handler saves the number of runs."""
+
+
+class DirectoryRequiredError(
+    errors.ConfigurationError,
+    tf.errors.InvalidArgumentError,  # type: ignore[misc]  # TensorFlow is untyped
+):
+    """A checkpoint was passed without a directory."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+def name_if_untested() -> None:
+    """Logs once that tfpreempt was not tested with this version of TensorFlow."""
+    seams.name_if_unseen("tensorflow")
+
+
+def is_checkpoint(given: Any) -> bool:
+    """Returns whether an object is a Checkpoint or CheckpointManager of TensorFlow."""
+    return isinstance(given, tf.train.Checkpoint | tf.train.CheckpointManager)
+
+
+def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> None:
+    """Checks that a Checkpoint has a directory; a CheckpointManager has its own.
+
+    Raises:
+        DirectoryRequiredError: a Checkpoint has none.
+    """
+    if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
+        raise DirectoryRequiredError(
+            "checkpoint_or_checkpoint_manager is a tf.train.Checkpoint and "
+            f"checkpoint_dir is {checkpoint_dir!r}; pass the directory too, or a "
+            "tf.train.CheckpointManager, which has one"
+        )
+
+
+def attach_counter(given: Any) -> Any:
+    """Attaches the variables that a save counts by to the user's checkpoint.
+
+    Args:
+        given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
+
+    Returns:
+        The variable that counts runs, int64.
+    """
+    checkpoint = getattr(given, "checkpoint", given)
+
+    def make() -> Any:
+        _ = checkpoint.save_counter  # made as it is asked for
+        if hasattr(checkpoint, COUNTER):
+            return None
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
+
+    if (counter := out_of_scope(make)) is not None:
+        setattr(checkpoint, COUNTER, counter)
+    return getattr(checkpoint, COUNTER)
+
+
+def own_place(given: Any) -> tuple[str | None, str]:
+    """Returns the directory of a CheckpointManager, or None for a Checkpoint; and the
+    beginning of the names of TensorFlow's files there.
+
+    Raises:
+        UnsupportedVersionError: this TensorFlow lacks a name that a manager rests on.
+    """
+    if not isinstance(given, tf.train.CheckpointManager):
+        return None, layout.PAYLOAD
+    seams.require("manager")
+    return given.directory, os.path.basename(given._prefix)
+
+
+def make_contents(
+    given: Any,
+    *,
+    save_fn: Callable[..., Any] | None,
+    cluster: Cluster,
+    io_device: str | None,
+    files: Files,
+    is_shared: bool,
+    is_second: bool,
+) -> Contents:
+    """Returns the form of contents of a Checkpoint or CheckpointManager.
+
+    Args:
+        given: the Checkpoint or CheckpointManager.
+        save_fn: see `open_directory`.
+        cluster: see `open_directory`.
+        io_device: see `open_directory`.
+        files: the file operations, under the lease if there is one.
+        is_shared: see `open_directory`.
+        is_second: see `open_directory`.
+
+    Raises:
+        ConfigurationError: the position of an iterator cannot be saved.
+        UsageError: eager execution is off.
+    """
+    is_managed = isinstance(given, tf.train.CheckpointManager)
+    checkpoint = given.checkpoint if is_managed else given
+    if not is_second:
+        if save_fn is None or not cluster.is_chief:
+            for path, iterator in iterators(checkpoint):
+                check_position(iterator, f"The iterator {path!r} of the Checkpoint")
+        if tf.executing_eagerly():
+            warn_of_kernels(checkpoint)
+    if save_fn is not None:
+        return _FunctionContents(checkpoint, save_fn, cluster, io_device)
+    if is_managed:
+        return _ManagerContents(checkpoint, given, cluster, io_device, files)
+    parts = None
+    if is_shared and cluster.world > 1 and not cluster.saves_all:
+        parts = WorkerParts(worker=cluster.worker, world=cluster.world, files=files)
+    return _OwnContents(
+        checkpoint,
+        None,
+        cluster,
+        io_device,
+        files,
+        worker_parts=parts,
+        counts_saves=not is_second,
+        keeps_copies=is_second,
+    )
+
+
+def saving() -> contextlib.AbstractContextManager[None]:
+    """Returns the context in which TensorFlow's own handler saves."""
+    context: contextlib.AbstractContextManager[None]
+    context = seams.checkpoint_context.preemption_save_context()
+    return context
+
+
+@dataclasses.dataclass(eq=False)
+class _Tracked(Contents):
+    """What all forms do with one tf.train.Checkpoint.
+
+    Args:
+        checkpoint: the user's checkpoint.
+        by: the CheckpointManager or save_fn that saves it; None without one.
+        cluster: the workers; the chief writes.
+        io_device: see `open_directory`.
+    """
+
+    checkpoint: Any
+    by: Any
+    cluster: Cluster
+    io_device: str | None
+
+    def __post_init__(self) -> None:
+        options = tf.train.CheckpointOptions(experimental_io_device=self.io_device)
+        self._options = None if self.io_device is None else options
+        # What was restored, and who tells what nothing has of it yet; until it is said.
+        self._restored: tuple[str, Callable[[], Sequence[str]]] | None = None
+        if not tf.executing_eagerly():
+            raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
+        self.states = [OrderState(self.checkpoint), PerReplicaState(self.checkpoint)]
+        if not self.cluster.is_chief:
+            self.states.append(IteratorState(self.checkpoint))
+
+    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+        attach(self.checkpoint)
+        keep_all_seeds(self.checkpoint)
+        with (
+            _writing(f"step {save.step}"),
+            reading(self.checkpoint, are_others=self.cluster.world > 1) as read,
+        ):
+            arguments = _save_arguments(args, kwargs) if args or kwargs else {}
+            self._capture(save, arguments, read)
+
+    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
+        raise NotImplementedError
+
+    def needs_peers(self) -> bool:
+        if self.cluster.world == 1:
+            return False
+        attach(self.checkpoint)
+        return any(
+            is_on_read(obj)
+            and distributed(obj).aggregation  # type: ignore[union-attr]
+            != tf.VariableAggregation.ONLY_FIRST_REPLICA
+            for _, obj in walk(self.checkpoint)
+        )
+
+    def take_part(self) -> None:
+        attach(self.checkpoint)
+        with reading(self.checkpoint, are_others=self.cluster.world > 1):
+            pass
+
+    def held_bytes(self) -> int:
+        return held_bytes(self.checkpoint)
+
+    def check(self, prefix: str) -> None:
+        reader.check(prefix)
+
+    def check_shares(self) -> None:
+        attach(self.checkpoint)
+        for iterator in shared_iterators(self.checkpoint):
+            iterator.check_shares()
+
+    def restore(self, prefix: str, *, with_data: bool = True) -> None:
+        keep_all_seeds(self.checkpoint)
+        left = reader.restore(self.checkpoint, prefix, self._options, with_data)
+        self._restored = prefix, left
+
+    def unrestored_variables(self) -> Sequence[str]:
+        return () if self._restored is None else self._restored[1]()
+
+    def warn_of_unrestored(self) -> None:
+        restored, self._restored = self._restored, None
+        if restored is not None and (left := restored[1]()):
+            _log.warning(
+                "%s has variables that nothing here has, so they were not restored "
+                "(%d): %s. If nothing that is made later takes them, the program has "
+                "changed since, and its saves are without them.",
+                restored[0],
+                len(left),
+                reader.listed(left),
+            )
+
+
+# --- the three forms -----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """As TensorFlow's own handler saves; its errors become SaveError.
+
+    TensorFlow's save calls `logging.info()`, which sets up a program's logging: a root
+    logger without handlers gets a handler there, and all later lines have another form
+    than the lines before. In the body it has the handler that Python uses in that case.
+    """
+    last = None if logging.root.handlers else logging.lastResort
+    if last is not None:
+        logging.root.addHandler(last)
+    try:
+        with saving():
+            yield
+    except tf.errors.OpError as error:
+        said = plain_message(error)
+        advice = failure.advice_on(said)
+        raise errors.SaveError(
+            f"Could not write {what}: {type(error).__name__}: {said}"
+            + (f"; {advice}" if advice else "")
+            + ". No older checkpoint was touched."
+        ) from error
+    finally:
+        if last is not None:
+            logging.root.removeHandler(last)
+
+
+def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `tf.train.CheckpointManager.save` by name, as far as given.
+
+    Raises:
+        ConfigurationError: it has no such arguments.
+    """
+    manager_save = inspect.signature(tf.train.CheckpointManager.save)
+    try:
+        given = manager_save.bind(None, *args, **kwargs).arguments
+    except TypeError as error:
+        raise errors.ConfigurationError(
+            "Arguments for the save are those of tf.train.CheckpointManager.save "
+            f"{manager_save}; got {args!r}, {kwargs!r}: {error}"
+        ) from error
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _whole_number(value: Any) -> int:
+    """A number, or the value of a variable or tensor."""
+    return int(value.numpy() if hasattr(value, "numpy") else value)
+
+
+@dataclasses.dataclass(eq=False)
+class _OwnContents(_Tracked):
+    """A tf.train.Checkpoint in a directory of our own per commit.
+
+    Args:
+        files: the file operations, for what TensorFlow does not write.
+        worker_parts: how the workers write a share each; None where the chief writes
+            all.
+        counts_saves: whether the checkpoint's `save_counter` counts its saves.
+        keeps_copies: whether the memory of asynchronous saves is kept for the next one,
+            which begins when that save is over.
+    """
+
+    files: Files
+    worker_parts: WorkerParts | None
+    counts_saves: bool
+    keeps_copies: bool
+    _spare: Mapping[str, gather.Bytes] = dataclasses.field(
+        default_factory=dict, init=False
+    )
+
+    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
+        checkpoint = self.checkpoint
+        checkpoint.sync()
+        if self.counts_saves:
+            checkpoint.save_counter.assign_add(1)
+        save.create_staging()
+        prefix = os.path.join(save.staging, layout.PAYLOAD)
+        options = arguments.get("options") or self._options
+        is_tensorflows = options is not None
+        if self.cluster.is_chief and is_tensorflows:
+            checkpoint.write(prefix, options=options)
+        elif self.cluster.is_chief:
+            self._capture_large(save, prefix, read)
+        elif not (is_tensorflows or save.is_async or self.worker_parts is None):
+            with _left_to_the_chief(save.step):
+                tensors = gather.replicated(
+                    checkpoint,
+                    small_bytes=bundle_writer.SMALL_BYTES,
+                    worth_bytes=self.worker_parts.worth_bytes,
+                    is_replicated=self._replication(),
+                    wanted=self.worker_parts.names_of_own,
+                )
+                if self.worker_parts.is_worth_it(tensors):
+                    save.tensors, save.is_dealt = tensors, True
+        if "checkpoint_number" in arguments:
+            save.number = _whole_number(arguments["checkpoint_number"])
+
+    def _capture_large(self, save: Staged, prefix: str, read: Read) -> None:
+        """Lets TensorFlow write all tensors but the large ones; see `write`."""
+        # While training continues no worker but the chief has a copy of all tensors.
+        parts = None if save.is_async else self.worker_parts
+        large = LargeTensors(
+            small_bytes=bundle_writer.SMALL_BYTES,
+            worth_bytes=bundle_writer.WORTH_BYTES,
+            replication=None if parts is None else self._replication,
+        )
+        read.extract = large.extract
+        self.checkpoint.write(prefix)
+        save.tensors = large.found
+        if save.is_async:
+            spare, self._spare = self._spare, {}
+            threads = bundle_writer.THREADS
+            save.tensors = gather.copied(large.found, threads, spare)
+            if self.keeps_copies:  # but not of a GPU's tensors, which is new each time
+                self._spare = {
+                    copy.name: copy.data
+                    for copy, each in zip(save.tensors, large.found, strict=True)
+                    if each.is_shared
+                }
+        save.is_dealt = bool(
+            parts is not None and save.tensors and parts.is_worth_it(save.tensors)
+        )
+
+    def _replication(self) -> gather.IsReplicated:
+        """What says whether all workers hold the same of a variable, and know it."""
+        world = self.worker_parts.world if self.worker_parts is not None else 1
+        [per_replica] = [s for s in self.states if isinstance(s, PerReplicaState)]
+        own = {id(distributed(variable)) for _, variable in per_replica.variables()}
+        return lambda each: (
+            is_replicated(each, world) and id(distributed(each)) not in own
+        )
+
+    def free_copies(self) -> None:
+        self._spare = {}
+
+    def write(self, save: Staged) -> None:
+        if save.is_dealt:
+            assert self.worker_parts is not None
+            if self.cluster.is_chief:
+                save.parts = self.worker_parts.write_own(save)
+                return
+            with _left_to_the_chief(save.step):
+                save.parts = self.worker_parts.write_own(save)
+            save.tensors = ()
+        elif save.tensors:
+            threads = bundle_writer.THREADS
+            if save.is_async:  # the others are for training
+                threads = max(1, threads // 2)
+            save.sums = bundle_writer.add(
+                self.files,
+                os.path.join(save.staging, layout.PAYLOAD),
+                save.tensors,
+                threads,
+                check=save.permit.check if save.permit else None,
+            )
+            save.tensors = ()
+
+    def complete(self, save: Staged, workers: Collection[int]) -> None:
+        assert self.worker_parts is not None
+        parts = [*save.parts, *self.worker_parts.others(save, workers)]
+        prefix = os.path.join(save.staging, layout.PAYLOAD)
+        save.sums = bundle_writer.merge(self.files, prefix, parts)
+        save.tensors, save.parts, save.is_dealt = (), (), False
+
+
+@contextlib.contextmanager
+def _left_to_the_chief(step: int) -> Iterator[None]:
+    """A worker's share that cannot be had costs nothing else of its part.
+
+    The chief finds no description of it, and writes it.
+    """
+    try:
+        yield
+    except errors.LeaseLostError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of TensorFlow, or no thread, say
+        _log.warning(
+            "tfpreempt: this worker's share of step %d cannot be written, so worker 0 "
+            "writes it; nothing is lost: %s: %s",
+            step,
+            type(error).__name__,
+            error,
+        )
+
+
+def _not_yet() -> None:
+    """Takes the place of a method of a CheckpointManager while it saves."""
+
+
+@dataclasses.dataclass(eq=False)
+class _ManagerContents(_Tracked):
+    """The user's own CheckpointManager: files stay flat, under its own names.
+
+    Args:
+        files: the file operations.
+    """
+
+    files: Files
+
+    can_be_async = False  # it is the user's, and deletes on the main thread
+
+    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
+        manager, checkpoint = self.by, self.checkpoint
+        manager.sync()
+        following = int(checkpoint.save_counter.numpy()) + 1
+        number = _whole_number(arguments.get("checkpoint_number", following))
+        prefix = os.path.abspath(f"{manager._prefix}-{number}")
+        save.create_staging(prefix if self.cluster.is_chief else None)
+        if self._options is not None:
+            arguments.setdefault("options", self._options)
+        if "check_interval" not in arguments:
+            # A preemption must not be lost to the manager's interval, nor to a save of
+            # the user's own at this step, which nobody synced.
+            arguments["check_interval"] = False
+            if manager.checkpoint_interval is not None:
+                manager._last_checkpoint_step = None
+        is_saved = True
+        if self.cluster.is_chief:
+            # It deletes nothing yet: until our marker the old one is needed.
+            kept, manager._max_to_keep = manager._max_to_keep, None
+            manager._record_state = _not_yet
+            try:
+                is_saved = manager.save(**arguments) is not None
+                manager.sync()
+            finally:
+                manager._max_to_keep = kept
+                del manager._record_state
+        else:  # what `manager.save` counts
+            self._count_step()
+            checkpoint.save_counter.assign_add(1)
+        save.prefix, save.is_empty = prefix, not is_saved
+
+    def committed(self) -> None:
+        if self.by.checkpoints:
+            self._forget_others()
+            self._record_state()
+            kept = len(self.by.checkpoints)
+            self.by._sweep()
+            if len(self.by.checkpoints) < kept:
+                self._record_state()
+
+    def _forget_others(self) -> None:
+        """Takes what lies elsewhere out of what the manager would delete.
+
+        The manager believes TensorFlow's `checkpoint` file, which other users may be
+        able to write, and the file can name checkpoints of any directory.
+        """
+        own = os.path.dirname(os.path.abspath(self.by._prefix))
+        for prefix in list(self.by._maybe_delete):
+            if os.path.dirname(os.path.abspath(prefix)) != own:
+                del self.by._maybe_delete[prefix]
+                _log.warning(
+                    "tfpreempt: the file %r in %s names the checkpoint %r; expected "
+                    "only checkpoints in %s. That checkpoint is kept, and the name is "
+                    "removed from the file. Find out who wrote the name.",
+                    layout.POINTER,
+                    self.by.directory,
+                    prefix,
+                    own,
+                )
+
+    def _record_state(self) -> None:
+        """What the manager does, who syncs nothing: after a loss of power its state may
+        be empty, and then no manager can be made in this directory any more.
+        """
+        manager = self.by
+
+        def relative(path: str) -> str:
+            return os.path.relpath(path, manager.directory)
+
+        state = checkpoint_state.Pointer(
+            latest=relative(manager.latest_checkpoint),
+            paths=tuple(map(relative, manager._maybe_delete)),
+            timestamps=tuple(manager._maybe_delete.values()),
+            last_preserved=manager._last_preserved_timestamp,
+        )
+        path = os.path.join(os.path.abspath(manager.directory), layout.POINTER)
+        self.files.publish(path, checkpoint_state.to_bytes(state))
+
+    def _count_step(self) -> None:
+        manager = self.by
+        if manager.checkpoint_interval is not None:
+            manager._last_checkpoint_step = _whole_number(manager._step_counter)
+
+    def restored(self, candidate: Entry) -> None:
+        """As `manager.restore_or_initialize` does, also for an older checkpoint."""
+        self._count_step()
+        manager = self.by
+        if not self.cluster.is_chief or candidate.prefix is None:
+            return
+        folder, name = os.path.split(candidate.prefix)
+        if folder != os.path.abspath(manager.directory):
+            return
+        prefix = os.path.join(manager.directory, name)  # as the manager writes it
+        manager._latest_checkpoint = prefix
+        if prefix not in manager._maybe_delete:
+            manager._maybe_delete[prefix] = os.path.getmtime(prefix + ".index")
+
+
+class _FunctionContents(_Tracked):
+    """A save_fn, called on every worker; the path it returns gets a manifest."""
+
+    can_be_async = False  # nobody knows what it does
+
+    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+        attach(self.checkpoint)
+        with saving():
+            path = self.by(*args, **kwargs)
+            self.checkpoint.sync()
+        save.create_staging()  # last: save_fn may need all workers
+        save.take_path(path)
+
+    def needs_peers(self) -> bool:
+        return self.cluster.world > 1  # save_fn may do anything

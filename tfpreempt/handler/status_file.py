@@ -1,0 +1,242 @@
+"""How far a worker is: told in a small file beside its journal, for who looks on.
+
+The journal has what happened, and nothing of a quiet step. This file has what is, and
+is written over: by a thread, every few seconds, so that a step does nothing for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.fields import is_number, is_time
+from tfpreempt.core.journal import open_file
+from tfpreempt.core.python import StrEnum
+from tfpreempt.core.threads import OwnedThread
+
+log = logging.getLogger(__name__)
+
+TOLD_EVERY = 5.0
+"""Seconds; a change of what it does, or a notice, is told within a second."""
+
+_LOOKS_EVERY = 1.0
+_WINDOW_SECONDS = 60.0  # that the pace is the mean of
+_MOST_BYTES = 1 << 16  # of a file that is read
+_KINDS: dict[str, tuple[type, ...]] = {
+    **{each.__name__: (each,) for each in (int, str, bool, MirrorStatus)},
+    "float": (int, float),
+    "None": (type(None),),
+    "Doing": (str,),
+}
+
+
+class Doing(StrEnum):
+    """What a worker is at, from its first boundary on."""
+
+    TRAINING = "training"
+    SAVING = "saving"  # and training waits for it
+    WAITING = "waiting"  # for the other workers, at a boundary
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """What a worker says of itself; times are wall seconds of its machine.
+
+    Attributes:
+        at: when it said so.
+        worker: its index.
+        world: how many workers there are.
+        host: its machine.
+        pid: its process.
+        doing: what it is at.
+        step: that it has made, over all restarts.
+        steps_per_second: of the last minute; None while it has made too few.
+        stepped_at: when it was first seen to be at this step.
+        noticed_at: when the notice came that is being served; None without one.
+        deadline: when the machine goes; None where nobody said.
+        upload: of the copy of its commits; None where it makes none.
+    """
+
+    at: float
+    worker: int
+    world: int
+    host: str
+    pid: int
+    doing: Doing
+    step: int
+    steps_per_second: float | None = None
+    stepped_at: float | None = None
+    noticed_at: float | None = None
+    deadline: float | None = None
+    upload: MirrorStatus | None = None
+
+
+def now_path(journal: Path, worker: int) -> Path:
+    """Where a worker tells it, in the directory of its journal."""
+    return journal / f"worker-{worker}.now"
+
+
+def read_now(path: Path) -> Now | None:
+    """What a worker said last; None where that is nothing that could be read.
+
+    A reader may come in the midst of a write: it finds neither the one nor the other.
+    """
+    try:
+        descriptor = open_file(path, os.O_RDONLY)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file, contextlib.suppress(OSError):
+        return _unpack(file.read(_MOST_BYTES))
+    return None
+
+
+class StepRate:
+    """Steps per second of the last minute, by looks at how far it is. One thread."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, int]] = collections.deque()
+
+    @property
+    def stepped_at(self) -> float:
+        """When the newest step was first seen."""
+        return self._seen[-1][0]
+
+    def see(self, now: float, step: int) -> float | None:
+        """Takes in how far it is.
+
+        A step that is under way makes the rate less once it takes longer than others.
+
+        Args:
+            now: monotonic seconds.
+            step: that it has made.
+
+        Returns:
+            The rate; None where too few steps were seen.
+        """
+        seen = self._seen
+        if not seen or step != seen[-1][1]:
+            seen.append((now, step))
+        while len(seen) > 2 and seen[1][0] <= now - _WINDOW_SECONDS:
+            seen.popleft()
+        (began, first), (ended, last) = seen[0], seen[-1]
+        if began == ended:
+            return None
+        return min((last - first) / (ended - began), (last - first + 1) / (now - began))
+
+
+class Telling:
+    """Writes it to a file from now on, until it is stopped.
+
+    Its thread ends then, or once there is nothing to tell of. The file is made at the
+    start and never later: who removes the directory meets no new file in it, and what
+    lies where a disk was mounted gets none. Nothing is renamed, so that who copies the
+    directory misses no file.
+
+    Args:
+        path: the file; it is written over.
+        clock: for the steps per second.
+        look: what is so now, but for what takes two looks; called by the thread. None
+            where there is nobody any more to tell of.
+    """
+
+    def __init__(
+        self, path: Path, clock: Clock, look: Callable[[], Now | None]
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._look = look
+        self._is_made = False
+        self._has_warned = False
+        self._thread = OwnedThread("tfpreempt-now", self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Nothing is told any more. Any thread; a disk that hangs holds up nobody."""
+        self._thread.stop_event.set()
+
+    def _run(self) -> None:
+        rate, told, due = StepRate(), None, -math.inf
+        while (now := self._look()) is not None:
+            seconds = self._clock.monotonic()
+            now = dataclasses.replace(
+                now,
+                steps_per_second=rate.see(seconds, now.step),
+                stepped_at=now.at - (seconds - rate.stepped_at),
+            )
+            what = now.doing, now.noticed_at is None, now.deadline is None
+            if seconds >= due or what != told:
+                told, due = what, seconds + TOLD_EVERY
+                self._write(now)
+            if self._thread.stop_event.wait(_LOOKS_EVERY):
+                return
+
+    def _write(self, now: Now) -> None:
+        data = _pack(now)
+        try:
+            flags = os.O_WRONLY | (0 if self._is_made else os.O_CREAT)
+            self._is_made = True  # or could not be, and is not made later
+            descriptor = open_file(self._path, flags)
+            try:
+                if os.pwrite(descriptor, data, 0) != len(data):
+                    raise OSError("it was written in part")
+                os.ftruncate(descriptor, len(data))
+            finally:
+                os.close(descriptor)  # of a network's disk, others see it from here on
+        except OSError as error:
+            if not self._has_warned and not self._thread.stop_event.is_set():
+                self._has_warned = True
+                log.warning(
+                    "Cannot tell in %s how far this worker is (%s). Training goes on; "
+                    "`tfpreempt status` shows what was told before. Make room or check "
+                    "the directory's permissions.",
+                    self._path,
+                    error,
+                )
+
+
+def _pack(now: Now) -> bytes:
+    text = json.dumps(dataclasses.asdict(now)).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _unpack(data: bytes) -> Now | None:
+    """None where it is torn, or of another version."""
+    given, _, text = data.rstrip(b"\n").partition(b" ")
+    if given != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        values: dict[str, Any] = json.loads(text)
+        upload = values.pop("upload")
+        values["doing"] = Doing(values["doing"])
+        values["upload"] = None if upload is None else MirrorStatus(**upload)
+        now = Now(**values)
+        is_sound = _is_sound(now) and (not upload or _is_sound(now.upload))
+        return now if is_sound and is_time(now.at) else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether the fields of a dataclass are what they are said to be, within bounds."""
+    for field in dataclasses.fields(value):
+        given = getattr(value, field.name)
+        names = str(field.type).split(" | ")
+        if not isinstance(
+            given, tuple(kind for name in names for kind in _KINDS[name])
+        ):
+            return False
+        is_figure = isinstance(given, int | float) and not isinstance(given, bool)
+        if is_figure and not is_number(given):
+            return False
+    return True
