@@ -48,7 +48,7 @@ def test_workers_of_a_cluster_are_refused_by_the_same_error(tmp_path: Path) -> N
         "    cluster_spec=lambda: spec, task_type='worker', task_id=0)\n"
         f"tfpreempt.PreemptionCheckpointHandler(resolver, None, {str(tmp_path)!r})\n"
     )
-    assert "TensorFlowMissingError: tfpreempt.coordination." in done.stderr
+    assert "TensorFlowMissingError: tfpreempt.handler.tensorflow_adapter" in done.stderr
 
 
 def test_who_connects_without_is_told_the_same() -> None:
