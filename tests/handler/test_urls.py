@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -18,7 +19,7 @@ from tests.checkpoint.fakes import Words
 from tests.contracts.storage_places import MotoServer
 from tests.fakes.gcs import GcsServer
 from tests.handler.program import Program
-from tfpreempt import errors
+from tfpreempt import PreemptionCheckpointHandler, TerminationConfig, errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.lease import lease_record as holders
 from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
@@ -250,6 +251,24 @@ def test_what_cannot_be_a_checkpoint_directory(url: str, said: str) -> None:
         pytest.raises(errors.ConfigurationError, match=said),
     ):
         Program(url).handler()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("secret", ["user:SECRET@", "?X-Amz-Signature=SECRET"])
+@pytest.mark.parametrize(
+    "more", [{"save_fn": lambda: None}, {}, {"mirror": "gs://b/c"}]
+)
+@pytest.mark.parametrize("scheme", ["s3", "file", "https"])
+def test_no_error_quotes_a_secret_of_the_url(
+    secret: str, more: dict[str, Any], scheme: str
+) -> None:
+    before, after = (secret, "") if "@" in secret else ("", secret)
+    config = TerminationConfig(save_fn=more.get("save_fn"))
+    with pytest.raises(errors.ConfigurationError) as refused:
+        PreemptionCheckpointHandler(
+            *(None, None, f"{scheme}://{before}bucket{after}", config),
+            remote_checkpoint_dir=more.get("mirror"),
+        )
+    assert "SECRET" not in str(refused.value)
 
 
 def test_a_manager_and_a_save_fn_are_refused(cloud: Cloud) -> None:

@@ -34,6 +34,7 @@ from tfpreempt.handler.snapshots import KEPT, Snapshots, directory_for
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.storage import paths
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ def _make_snapshots(
 def _check_layout(
     checkpoint: Any, checkpoint_dir: Any, config: TerminationConfig
 ) -> None:
-    """Refuses a URL for what does not write a directory of its own for each commit.
+    """Refuses a URL with a CheckpointManager or a save_fn.
 
     Raises:
         ConfigurationError: a CheckpointManager, or a save_fn, with a URL.
@@ -195,12 +196,12 @@ def _check_layout(
     if not (is_managed or config.save_fn) or not is_url(checkpoint_dir or ""):
         return
     given = "CheckpointManager" if is_managed else "save_fn"
+    url = paths.without_secrets(os.fspath(checkpoint_dir))
     raise errors.ConfigurationError(
-        f"A {given} cannot be used with the URL {checkpoint_dir!r}, because it writes "
-        "there by itself. Pass a local directory, and remote_checkpoint_dir="
-        f"{checkpoint_dir!r}; or pass the tf.train.Checkpoint itself with "
-        f"checkpoint_dir={checkpoint_dir!r}, which restores what a CheckpointManager "
-        "has saved there."
+        f"A {given} cannot be used with the URL {url!r}, because it writes files "
+        f"itself. Pass a local directory, and remote_checkpoint_dir={url!r}; or pass "
+        f"the tf.train.Checkpoint itself with checkpoint_dir={url!r}, which restores "
+        "checkpoints that a CheckpointManager has saved there."
     )
 
 

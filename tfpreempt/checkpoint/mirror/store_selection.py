@@ -51,15 +51,17 @@ def check_url(url: str) -> str:
         ConfigurationError: no object store of tfpreempt serves the URL.
     """
     paths.check_no_user_info(url)
+    shown = paths.without_secrets(url)
     scheme, _, rest = url.partition("://")
     if scheme == "file":
         path = "/" + rest.strip("/")
         raise errors.ConfigurationError(
-            f"checkpoint_dir={url!r}: pass the path itself, {path!r}."
+            f"checkpoint_dir={shown!r}: pass the path itself, "
+            f"{paths.without_secrets(path)!r}."
         )
     if scheme not in _SCHEMES:
         raise errors.ConfigurationError(
-            f"checkpoint_dir={paths.without_secrets(url)!r}: {scheme}:// is not "
+            f"checkpoint_dir={shown!r}: {scheme}:// is not "
             "supported; expected a local directory, gs://bucket/run or "
             "s3://bucket/run. Mount the storage and pass the path, or copy the "
             "checkpoints to a directory or bucket that is supported."
@@ -67,13 +69,13 @@ def check_url(url: str) -> str:
     scheme, bucket, prefix = split(url)
     if prefix and (reason := paths.why_unsafe(rest.rstrip("/"))):
         raise errors.ConfigurationError(
-            f"checkpoint_dir={url!r}: what follows {scheme}:// {reason}; expected a "
+            f"checkpoint_dir={shown!r}: what follows {scheme}:// {reason}; expected a "
             f"bucket and a folder, such as {scheme}://bucket/run."
         )
     if not prefix:
         raise errors.ConfigurationError(
-            f"checkpoint_dir={url!r} is a whole bucket; expected a bucket and a "
-            f"folder, such as {scheme}://{bucket}/run."
+            f"checkpoint_dir={shown!r} is a whole bucket; expected a bucket and a "
+            f"folder, such as {scheme}://bucket/run."
         )
     return f"{scheme}://{bucket}/{prefix}"
 
@@ -282,10 +284,12 @@ def choose_places(given: Any, checkpoint_dir: Any) -> Places:
     has_mirror = place is not None and place != ""
     if is_url(directory):
         if has_mirror:
+            shown = paths.without_secrets(str(place))
             raise errors.ConfigurationError(
-                f"checkpoint_dir is {checkpoint_dir!r} and remote_checkpoint_dir is "
-                f"{place!r}; commits of a local directory can be copied, those of a "
-                "URL are in object storage already. Leave one of the two out."
+                f"checkpoint_dir is the URL {paths.without_secrets(directory)!r}, and "
+                f"remote_checkpoint_dir is {shown!r} too; expected one of the two, "
+                "because a checkpoint_dir that is a URL is a mirror already. Leave "
+                "out one of the two."
             )
         scratch = Scratch.of(directory)
         return Places(
