@@ -7,8 +7,8 @@ checkpoints, its coordination service. The module that asks has the interface. T
 modules that answer are in `ADAPTERS`, and the core imports them in no other way.
 
 An adapter is imported once the program has imported the framework: before that, the
-program has no generator, no error and no object of the framework. So the questions are
-asked when the answer is needed, and never answered in advance.
+program has no generator, no error and no object of the framework. So each
+adapter is called when its answer is needed, and no answer is kept.
 """
 
 from __future__ import annotations

@@ -438,7 +438,7 @@ class Run:
     # --- the end ---------------------------------------------------------------------
 
     def record_exit(self, outcome: Outcome, why: str = "") -> None:
-        """Writes to the journal how it leaves; any thread."""
+        """Records in the journal how the process exits; any thread."""
         code: int | None = 0
         if outcome is Outcome.FAILED:
             code = None
@@ -447,7 +447,7 @@ class Run:
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
     def close(self) -> None:
-        """Listens, copies and records no more; others may have the directory."""
+        """Ends the sources, the mirror and the journal, and releases the directory."""
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()

@@ -9,7 +9,7 @@ an object store a copy is a folder that names its content:
         MANIFEST.json           as in the local directory, byte for byte
         COMMITTED               the marker, put last; it alone makes this a commit
     parts/<step>.<token>/       parts of its large files, on their way
-    checkpoint                  TensorFlow's state file; a convenience
+    checkpoint                  TensorFlow's state file
 
 Two saves never share a name there, and whoever uploads the same commit again finds what
 is there already. Nothing that lies anywhere is trusted: names are parsed, sizes are

@@ -258,7 +258,7 @@ class Upload:
 
 
 def point(store: ObjectStore, commit: Entry) -> None:
-    """Lets TensorFlow's own `latest_checkpoint` find a commit; a convenience.
+    """Writes the state file that TensorFlow's `latest_checkpoint` reads.
 
     Raises:
         CheckpointError: the store.

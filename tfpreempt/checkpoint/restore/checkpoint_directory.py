@@ -225,7 +225,7 @@ class Directory:
         on_skip: Callable[[str], None],
         on_lost: Callable[[str], None],
     ) -> bool:
-        """Brings a newer commit from an object store; see `fetch.newest_first`."""
+        """Brings a newer commit from a store; see `import_commit.newest_first`."""
         return import_commit.newest_first(
             self.files,
             store,

@@ -170,7 +170,7 @@ class Contents:
         """
 
     def restored(self, candidate: Entry) -> None:
-        """Lets a user's manager go on from the restored checkpoint."""
+        """Sets a CheckpointManager to the state after the restored checkpoint."""
 
     def needs_peers(self) -> bool:
         """Whether `capture` needs all workers at once (a collective read)."""
