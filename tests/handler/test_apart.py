@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import os
 import threading
 import types
@@ -23,6 +24,7 @@ from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_record import Found, this_process
 from tfpreempt.checkpoint.lease.lease_timeouts import LONGEST_GRACE, Patience
 from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange, clear_others
 from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.coordination import rendezvous
@@ -31,6 +33,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler.restore_agreement import LEASE_TIMEOUT, Agreed, Start
 from tfpreempt.handler.run import Run
 from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
 
 pytestmark = pytest.mark.tensorflow
@@ -204,6 +207,32 @@ def test_a_part_that_comes_before_the_store_was_cleared_stays(
     parts[0].publish("save", [0, 1])
     assert machines.workers_of_the_newest() == (0, 1)
     run.close()
+
+
+_A_START = "0123456789ab"
+_OF_OTHERS = (
+    "shards/train-00001.tfrecord",
+    "shards/run/worker-0001/kept.state",
+    f"shards/{_A_START}/worker-0001/kept.state",
+    f"shards/{_A_START}-1/train.tfrecord",
+    f"shards/{_A_START}-1/worker-data/train.tfrecord",
+    f"shards/{_A_START}-1/worker-0001/data/train.tfrecord",
+    f"backup/shards/{_A_START}-1/worker-0001/kept.state",
+)
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["save is over", "start"])
+def test_objects_of_other_programs_below_shards_are_not_deleted(is_over: bool) -> None:
+    store = FaultyObjectStore()
+    ours = f"shards/{_A_START}-1/worker-0001"
+    for name in (*_OF_OTHERS, f"{ours}/kept.state", f"{ours}/{layout.MANIFEST}"):
+        store.put_if_absent(name, io.BytesIO(b"bytes"))
+    if is_over:
+        exchange = ShardExchange(store, 0, [1], LocalFiles("/"))
+        exchange.clear(f"{_A_START}-1")
+    else:
+        clear_others(store, "ba9876543210")
+    assert sorted(store.list()) == sorted(_OF_OTHERS)
 
 
 def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 from collections.abc import Callable, Collection, Iterable
 
 from tfpreempt import errors
@@ -31,6 +32,11 @@ from tfpreempt.storage.interface import ObjectStore
 _log = logging.getLogger(__name__)
 
 FOLDER = "shards"
+# The objects of `ShardExchange`. Other objects in the folder belong to other programs.
+_OURS = re.compile(
+    rf"{FOLDER}/(?P<attempt>[0-9a-f]{{12}}-[A-Za-z0-9_.-]+)/{layout.WORKER}[0-9]{{4,}}"
+    r"/[A-Za-z0-9_][^/]*"
+)
 _MAX_MANIFEST_BYTES = 16 << 20
 _SECONDS = 20.0  # for one request, however often it is tried again
 
@@ -153,9 +159,8 @@ class ShardExchange:
         return present
 
     def clear(self, attempt: str) -> None:
-        """Removes the shards of one save, once it is over."""
-        for name in list(self._store.list(f"{FOLDER}/{attempt}/")):
-            self._store.delete(name)
+        """Deletes the shards of one save, which is over."""
+        _delete(self._store, f"{FOLDER}/{attempt}/", lambda found: True)
 
     def _take(self, staged: Staged, worker: int, seconds: float) -> None:
         place, target = self._place(staged.attempt, worker), io.BytesIO()
@@ -178,7 +183,18 @@ class ShardExchange:
 
 
 def clear_others(store: ObjectStore, token: str) -> None:
-    """Removes what earlier starts left; this one's saves begin with its token."""
-    for name in list(store.list(f"{FOLDER}/")):
-        if not name.startswith(f"{FOLDER}/{token}-"):
+    """Deletes the shards of earlier starts; objects of other programs stay.
+
+    Args:
+        store: the store.
+        token: of this start, whose saves have names that begin with it.
+    """
+    _delete(store, f"{FOLDER}/", lambda found: not found.startswith(f"{token}-"))
+
+
+def _delete(store: ObjectStore, below: str, is_over: Callable[[str], bool]) -> None:
+    """Deletes the shards below a prefix whose attempt is over."""
+    for name in list(store.list(below)):
+        ours = _OURS.fullmatch(name)
+        if ours is not None and is_over(ours["attempt"]):
             store.delete(name)
