@@ -23,6 +23,7 @@ from tfpreempt import PreemptionCheckpointHandler, TerminationConfig, errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.lease import lease_record as holders
 from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import current_session
 from tfpreempt.storage.opening import open_store
@@ -88,12 +89,19 @@ def train(steps: int, **more: object) -> tuple[list[float], int]:
         return program.variable.numpy().tolist(), began
 
 
-def die_after(step: int) -> None:
-    """A program that dies behind its commit of a step, before the upload begins."""
+def die_after(step: int, *, deletes: bool = False) -> None:
+    """A program that dies behind its commit of a step, before the upload begins.
+
+    Args:
+        step: of the commit.
+        deletes: whether the program deletes the commit that it restored.
+    """
     with current_session.new_process(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.mirror.upload.Upload.run", _stall)
         program = Program(URL)  # type: ignore[arg-type]
         handler = program.handler()
+        if deletes:
+            handler.delete_checkpoint(handler.latest_checkpoint)
         while handler.total_run_calls < step:
             handler.run(program.step)
         handler.save()
@@ -197,6 +205,34 @@ def test_a_copy_that_was_not_noted_is_known_again(
         )
         train(3)
     die_after(5)
+    assert train(6)[1] == 5
+
+
+def test_a_worker_on_another_disk_becomes_the_chief(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own commits, which never reached the bucket, have the higher sequences."""
+    train(2)
+    for step in (8, 9):
+        die_after(step)
+    cloud.go_to("second")
+    assert train(3)[1] == 2
+    cloud.go_to("first")
+    (newest, *_) = catalog.commits(open_store(URL), pytest.fail)
+    worker = open_directory(None, str(cloud.scratch), max_to_keep=1)
+    assert worker.fetch(open_store(URL), newest.token) is not None
+    assert cloud.here()[0] == 9
+    assert train(4)[1] == 3
+    assert "step(s) 9, which are only in the scratch directory" in caplog.text
+    assert cloud.there() == [4, 3]
+
+
+def test_a_commit_after_the_newest_one_was_deleted(cloud: Cloud) -> None:
+    """The run itself deleted the commit, so no other program changed the bucket."""
+    train(2)
+    train(3)
+    die_after(5, deletes=True)
+    assert (cloud.here(), cloud.there()) == ([5], [2])
     assert train(6)[1] == 5
 
 

@@ -351,6 +351,8 @@ class Mirror:
             else:
                 is_meant = holder == self._directory and self._is_gone(copy, name)
             meant += [copy] if is_meant else []
+        if meant and self.scratch is not None:
+            self.scratch.note_deletion(self.store, meant)
         if meant:
             self._retention.point_past(meant)
         for copy in meant:
@@ -413,6 +415,8 @@ class Mirror:
         if self.lease is None:
             return
         token = self._hold(self.lease)
+        if self.scratch is not None:
+            self.scratch.note_upload(catalog.unread(self.store, folder))
         self._place.announce(token, folder)
         if self._hold(self.lease) != token:
             raise errors.SaveError(f"the lease of {self.store.uri} is another one now")

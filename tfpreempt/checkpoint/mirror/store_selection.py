@@ -3,12 +3,14 @@
 If `checkpoint_dir` is a URL, the run trains in a scratch directory. The mirror at the
 URL is the truth, and the scratch directory is a cache of the mirror:
 
-- A commit that the mirror lacks is used if the mirror is as the scratch directory last
-  saw it: the process died before the upload was complete.
+- A commit that the mirror lacks is used if the newest commit of the mirror is the one
+  that the scratch directory expects: the process died before the upload was complete.
 - Otherwise the scratch directory is emptied: the run was continued on another machine,
   or the user deleted commits from the mirror.
 
-    .tfpreempt-mirror    the newest commit of the mirror, as the directory last saw it
+    .tfpreempt-mirror    the commits that the scratch directory expects, noted before
+                         each change of the mirror: the commit that is the newest one
+                         before the change, and the commit that is the newest one after
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import json
 import logging
 import os
 import shutil
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 from tfpreempt import errors
@@ -28,7 +32,7 @@ from tfpreempt.checkpoint.directory.head import NONE, committed, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
 from tfpreempt.storage import failure, paths, reading
-from tfpreempt.storage.files import LocalFiles, write_durably
+from tfpreempt.storage.files import Files, LocalFiles, write_durably
 from tfpreempt.storage.filesystem import FsspecStore
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
@@ -36,8 +40,8 @@ from tfpreempt.storage.opening import check_apart, is_store, open_store, split
 
 _log = logging.getLogger(__name__)
 
-_SEEN = ".tfpreempt-mirror"
-_MAX_BYTES = 4096
+_EXPECTED = ".tfpreempt-mirror"
+_MAX_BYTES = 1 << 20  # uploads that fail before the marker add a line each
 _JOURNAL = "journal"
 _SCHEMES = ("gs", "s3")
 _KEPT = 1  # commits beside those that are still to be uploaded
@@ -91,6 +95,9 @@ class Scratch:
 
     url: str
     directory: str
+    _noting: threading.Lock = dataclasses.field(
+        default_factory=threading.Lock, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, url: str) -> Scratch:
@@ -114,56 +121,80 @@ class Scratch:
         is_more = given is None or (type(given) is int and given > _KEPT)
         return _KEPT if is_more else given  # Directory validates the rest
 
-    def settle(self, store: ObjectStore, files: LocalFiles) -> bool:
+    def settle(self, store: ObjectStore, files: Files) -> bool:
         """Empties the scratch directory if other programs have changed the mirror.
 
         Called while no other process commits in the scratch directory or the mirror.
 
         Args:
             store: the mirror.
-            files: the file operations.
+            files: the file operations, under the lease of the scratch directory.
 
         Returns:
             Whether neither the mirror nor the scratch directory has a commit.
 
         Raises:
             CheckpointError: the mirror cannot be read.
-            SaveError: the disk.
+            SaveError: the disk, or the lease is lost.
         """
-        copies = [
-            each
-            for each in catalog.copies(store)
-            if store.stat(each.control(layout.MARKER)) is not None
-        ]
-        now, seen = newest(copies), self._seen()
+        copies = _marked(store)
+        now, expected = newest(copies), self._expected()
         with failure.translated("read the scratch directory", self.directory):
             local = committed(catalog.scan(self.directory))
-            is_ours = now.token == seen.token or any(
-                # The process died before it noted what it had uploaded.
-                each.token == now.token and (each.sequence or 0) > seen.sequence
-                for each in local
-            )
+            is_ours = any(now.token == each.token for each in expected)
             if not (local and is_ours):
                 there = {each.token for each in copies}
                 self._empty(files, [e for e in local if e.token not in there])
                 if now == NONE and not is_ours:
                     self._empty_journal(files)
                 local = []
-            self._note(files, now)
+            self._note(files, [now])
         return now == NONE and not local
 
-    def note_copied(self, commit: Entry) -> None:
-        """Notes that the mirror has a commit; the newest one counts.
+    def note_upload(self, commit: Entry) -> None:
+        """Notes that a commit is about to be the newest one of the mirror."""
+        self._expect(newest([commit]))
 
-        Never raises: `settle` knows the commit of the scratch directory again.
+    def note_deletion(self, store: ObjectStore, deleted: Iterable[Entry]) -> None:
+        """Notes which commit is the newest one of the mirror after a deletion.
+
+        Args:
+            store: the mirror.
+            deleted: commits of the mirror that are about to be deleted.
+
+        Raises:
+            CheckpointError: the mirror cannot be read.
         """
-        seen, mine = self._seen(), newest([commit])
-        if mine.sequence < seen.sequence:
-            return
+        names = {each.name for each in deleted}
+        self._expect(newest(e for e in _marked(store) if e.name not in names))
+
+    def note_copied(self, commit: Entry) -> None:
+        """Notes that the mirror has a commit: no older commit is the newest one."""
+        mine = newest([commit])
+        with self._noting:
+            expected = self._expected()
+            kept = [each for each in expected if each.sequence >= mine.sequence]
+            self._try_to_note(kept or [mine])
+
+    def _expect(self, commit: Parent) -> None:
+        """Notes one more commit that may be the newest one of the mirror."""
+        with self._noting:
+            expected = self._expected()
+            if commit not in expected:
+                self._try_to_note([*expected, commit])
+
+    def _try_to_note(self, expected: list[Parent]) -> None:
+        """Logs a failure: a commit in the mirror is worth more than the note."""
         try:
-            self._note(LocalFiles(self.directory), mine)
+            self._note(LocalFiles(self.directory), expected)
         except OSError as error:
-            _log.info("tfpreempt: %s cannot be written: %s", _SEEN, error)
+            _log.warning(
+                "tfpreempt: %s in %s cannot be written; if this process ends before "
+                "the next upload, a start deletes commits that are only there: %s",
+                _EXPECTED,
+                self.directory,
+                error,
+            )
 
     def check_room(self, bytes_of_state: int) -> None:
         """Refuses a scratch directory that has no room for two commits.
@@ -187,20 +218,22 @@ class Scratch:
                 "directory with room."
             )
 
-    def _seen(self) -> Parent:
-        """Returns the newest commit of the mirror at the last look."""
+    def _expected(self) -> list[Parent]:
+        """Returns the commits that can be the newest one, unless others change it."""
         try:
-            data = reading.read(os.path.join(self.directory, _SEEN), _MAX_BYTES)
-            record = json.loads(data)
-            return Parent(token=str(record["token"]), sequence=int(record["sequence"]))
+            data = reading.read(os.path.join(self.directory, _EXPECTED), _MAX_BYTES)
+            return [
+                Parent(token=str(each["token"]), sequence=int(each["sequence"]))
+                for each in json.loads(data)
+            ]
         except (OSError, ValueError, TypeError, KeyError):
-            return NONE
+            return [NONE]
 
-    def _note(self, files: LocalFiles, newest_copy: Parent) -> None:
-        data = json.dumps(dataclasses.asdict(newest_copy)).encode()
-        write_durably(files, os.path.join(self.directory, _SEEN), data)
+    def _note(self, files: Files, expected: list[Parent]) -> None:
+        data = json.dumps([dataclasses.asdict(each) for each in expected]).encode()
+        write_durably(files, os.path.join(self.directory, _EXPECTED), data)
 
-    def _empty(self, files: LocalFiles, lost: list[Entry]) -> None:
+    def _empty(self, files: Files, lost: list[Entry]) -> None:
         """Deletes all checkpoints; lease, journal and unfinished downloads stay.
 
         Args:
@@ -221,7 +254,7 @@ class Scratch:
             if not name.startswith(".") and name != _JOURNAL:
                 _delete(files, os.path.join(self.directory, name))
 
-    def _empty_journal(self, files: LocalFiles) -> None:
+    def _empty_journal(self, files: Files) -> None:
         """Deletes what workers have recorded of a run that the user has deleted."""
         journal = os.path.join(self.directory, _JOURNAL)
         for name in reading.names(journal):
@@ -229,7 +262,20 @@ class Scratch:
                 _delete(files, os.path.join(journal, name))
 
 
-def _delete(files: LocalFiles, path: str) -> None:
+def _marked(store: ObjectStore) -> list[Entry]:
+    """Returns the commits of a mirror, not read.
+
+    Raises:
+        CheckpointError: the mirror cannot be read.
+    """
+    return [
+        each
+        for each in catalog.copies(store)
+        if store.stat(each.control(layout.MARKER)) is not None
+    ]
+
+
+def _delete(files: Files, path: str) -> None:
     if reading.is_real_dir(path):
         retention.delete_staging(files, path)
     else:
