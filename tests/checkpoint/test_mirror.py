@@ -6,10 +6,12 @@ import dataclasses
 import io
 import os
 import threading
+import types
 
 import pytest
 
 from tests.checkpoint.conftest import Journal
+from tests.checkpoint.fakes import open_directory, save
 from tests.checkpoint.uploads import (
     PATIENCE,
     Gate,
@@ -43,6 +45,130 @@ def test_it_copies_keeps_order_and_points(tmp_path, store, make_mirror):
     status = mirror.status
     assert (status.newest, status.mirrored, status.is_complete) == (7, 7, True)
     assert (status.pending, status.fault, status.faults) == (0, None, 0)
+
+
+class NoStateFile(FaultyObjectStore):
+    """A store that refuses to write TensorFlow's state file until `is_open`."""
+
+    is_open = False
+
+    def replace(self, name, data, **kwargs):
+        if name == "checkpoint" and not self.is_open:
+            raise errors.SaveError("403: checkpoint may not be overwritten")
+        return super().replace(name, data, **kwargs)
+
+
+def state_file(store):
+    """The step that TensorFlow's state file names; None without a state file."""
+    if store.stat("checkpoint") is None:
+        return None
+    target = io.BytesIO()
+    store.get("checkpoint", target)
+    return int(target.getvalue().split(b'"')[1].split(b".")[0])
+
+
+def test_a_commit_is_mirrored_without_the_state_file(
+    tmp_path, make_mirror, monkeypatch, caplog
+):
+    monkeypatch.setattr(mirror_status, "FIRST_PAUSE", 0.01)
+    store = NoStateFile()
+    mirror = make_mirror(store, max_to_keep=1)
+    for step in (5, 6):
+        mirror.add(commit(tmp_path, step))
+        assert mirror.wait(PATIENCE)
+        assert mirror.finish(PATIENCE)
+    status = mirror.status
+    assert (status.mirrored, status.is_complete, status.faults) == (6, True, 0)
+    assert len(folders(store)) == 2  # the state file named neither
+    assert caplog.text.count("cannot be written, and the write is retried") == 1
+    store.is_open = True
+    while len(folders(store)) == 2:  # the retry, and retention behind it
+        threading.Event().wait(0.01)
+    assert state_file(store) == 6
+
+
+def test_the_state_file_is_retried_before_the_process_exits(
+    tmp_path, make_mirror, monkeypatch
+):
+    monkeypatch.setattr(mirror_status, "FIRST_PAUSE", 3600.0)
+    store = NoStateFile()
+    mirror = make_mirror(store)
+    mirror.add(commit(tmp_path, 5))
+    assert mirror.wait(PATIENCE)
+    store.is_open = True
+    assert mirror.finish(PATIENCE)
+    assert state_file(store) == 5
+
+
+def test_a_process_that_lost_the_lease_writes_no_state_file(tmp_path, make_mirror):
+    lease = types.SimpleNamespace(
+        token="1",
+        head=types.SimpleNamespace(follow=lambda entries, lease: None),
+        acquire_at=lambda place: None,
+        check=lambda: None,
+        release=lambda: None,
+    )
+
+    def lose():
+        raise errors.LeaseLostError("another program holds the lease")
+
+    class Lost(FaultyObjectStore):
+        def put_if_absent(self, name, source, **kwargs):
+            done = super().put_if_absent(name, source, **kwargs)
+            if name.endswith("/COMMITTED"):
+                lease.check = lose
+            return done
+
+    store = Lost()
+    mirror = make_mirror(store, lease=lease)
+    mirror._place = types.SimpleNamespace(announce=lambda token, folder: None)
+    mirror.add(commit(tmp_path, 5))
+    assert mirror.wait(PATIENCE)
+    assert len(folders(store)) == 1
+    assert state_file(store) is None
+
+
+def test_a_deletion_does_not_overwrite_the_name_of_a_newer_commit(
+    tmp_path, make_mirror
+):
+    listed, named = threading.Event(), threading.Event()
+
+    class Slow(FaultyObjectStore):
+        def replace(self, name, data, **kwargs):
+            is_of_newer = b'"7.' in data
+            if threading.current_thread() is deleting:
+                listed.set()
+                named.wait(0.2)  # the mirror's thread waits for this write
+            super().replace(name, data, **kwargs)
+            if is_of_newer:
+                named.set()
+
+    store = Slow()
+    deleting = None
+    mirror = make_mirror(store, max_to_keep=None)
+    for step in (5, 6):
+        mirror.add(commit(tmp_path, step))
+        assert mirror.wait(PATIENCE)
+    entry = newest(tmp_path)
+    deleting = threading.Thread(target=mirror.delete, args=(entry.path, entry))
+    deleting.start()
+    assert listed.wait(PATIENCE)
+    mirror.add(commit(tmp_path, 7))
+    deleting.join(PATIENCE)
+    assert mirror.wait(PATIENCE)
+    assert state_file(store) == 7
+
+
+def test_the_state_file_names_no_commit_of_states_alone(tmp_path, store, make_mirror):
+    mirror = make_mirror(max_to_keep=1)
+    mirror.add(commit(tmp_path, 5))
+    assert mirror.wait(PATIENCE)
+    assert state_file(store) == 5
+    save(open_directory(tmp_path, None, max_to_keep=None), 6)
+    mirror.add(newest(tmp_path))
+    assert mirror.wait(PATIENCE)
+    assert [name.split(".")[0] for name in folders(store)] == ["6"]
+    assert state_file(store) is None
 
 
 def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):

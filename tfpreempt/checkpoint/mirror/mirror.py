@@ -25,7 +25,7 @@ from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
 from tfpreempt.checkpoint.mirror import upload
 from tfpreempt.checkpoint.mirror.journal_mirror import JournalCopies
-from tfpreempt.checkpoint.mirror.retention import Retention, delete
+from tfpreempt.checkpoint.mirror.retention import Naming, Retention, delete
 from tfpreempt.checkpoint.mirror.status import MirrorStatus, Tries
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.core.clock import SystemClock
@@ -234,7 +234,7 @@ class Mirror:
             is_said = False
             self._is_awaited = timeout is None
             self._changed.notify_all()
-            while self._pending or self._tasks:
+            while self._pending or self._tasks or self._retention.is_naming_due:
                 now = time.monotonic()
                 end = self._tries.gives_up_at if timeout is None else began + timeout
                 if now >= end or not self._thread.is_alive() or self._is_hurried:
@@ -282,10 +282,12 @@ class Mirror:
         end = time.monotonic() + seconds
         with self._changed:
             self.resume()
+            if self._retention.naming is Naming.LATE:
+                self._retention.naming = Naming.DUE
             self.hurry()
-            while self._is_newest_pending():
+            while self._is_newest_pending() or self._retention.is_naming_due:
                 left = end - time.monotonic()
-                if self.status.is_complete or left <= 0 or not self._thread.is_alive():
+                if left <= 0 or not self._thread.is_alive():
                     break
                 self._changed.wait(left)
             self._is_hurried = False
@@ -354,7 +356,9 @@ class Mirror:
         if meant and self.scratch is not None:
             self.scratch.note_deletion(self.store, meant)
         if meant:
-            self._retention.point_past(meant)
+            if self.lease is not None:
+                self.lease.check()
+            self._retention.name_newest(but={copy.name for copy in meant})
         for copy in meant:
             delete(copy)
         return bool(meant) or holder == self.store.uri
@@ -467,6 +471,8 @@ class Mirror:
                 if self._is_let_go:
                     self._changed.wait(3600.0)
                     continue
+                if self._retention.is_naming_due and not self._is_newest_first():
+                    return self._name_newest
                 if self._tasks and not self._is_newest_first():
                     return self._do_task
                 if self._pending:
@@ -479,7 +485,10 @@ class Mirror:
                     )
                     return functools.partial(self._copy, self._upload)
                 self._changed.notify_all()
-                self._changed.wait(3600.0)
+                is_late = self._retention.naming is Naming.LATE
+                pause = self._tries.next_pause() if is_late else 3600.0
+                if not self._changed.wait(pause) and is_late:
+                    self._retention.naming = Naming.DUE
             return None
 
     def _do_task(self) -> None:
@@ -488,13 +497,26 @@ class Mirror:
         finally:
             del self._tasks[0]
 
+    def _name_newest(self) -> None:
+        """Writes TensorFlow's state file; retention waits until that succeeds."""
+        lease, is_named = self.lease, False
+        try:
+            is_named = self._retention.try_to_name_newest(
+                lambda: lease is None or self._hold(lease)
+            )
+        finally:
+            with self._changed:
+                self._retention.naming = Naming.DONE if is_named else Naming.LATE
+                if is_named:
+                    self._tasks.append(self._retention.run)
+                self._changed.notify_all()
+
     def _copy(self, under_way: upload.Upload) -> None:
         entry = under_way.commit
         try:
             self._check_rank(entry)
             self._tell(uploading=entry.step or 0, total_bytes=entry.size or 0)
             under_way.run()
-            self._retention.point_to(entry)
             self._tell_copied(entry)
         except upload.CommitGoneError as error:
             self._drop(entry, error)
@@ -517,7 +539,7 @@ class Mirror:
             if self.status.fault is not None:
                 _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
             self._tries.succeeded()
-            self._tasks.append(self._retention.run)
+            self._retention.naming = Naming.DUE
             self._take_out(entry)
             is_newest = entry is self._newest
             mirrored = max(step, self.status.mirrored or 0)

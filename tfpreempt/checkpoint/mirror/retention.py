@@ -9,11 +9,27 @@ somebody may still be uploading it.
 
 from __future__ import annotations
 
-from tfpreempt.checkpoint.directory import catalog, layout
+import enum
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.mirror.multipart import Sweeper
-from tfpreempt.checkpoint.mirror.upload import point
 from tfpreempt.storage.interface import ObjectStore, composing
+
+_log = logging.getLogger(__name__)
+
+
+class Naming(enum.Enum):
+    """Whether TensorFlow's state file names the newest commit of a mirror."""
+
+    DONE = "done"
+    DUE = "due"  # to be written at once
+    LATE = "late"  # the write failed, and is retried
 
 
 class Retention:
@@ -26,6 +42,7 @@ class Retention:
 
     Attributes:
         highest_sequence: of any folder of ours that was seen.
+        naming: whether TensorFlow's state file names the newest commit.
     """
 
     def __init__(self, store: ObjectStore, max_to_keep: int | None, taken: int) -> None:
@@ -35,7 +52,9 @@ class Retention:
         self._found: tuple[int, frozenset[str]] | None = None  # before the first copy
         self._committed: set[str] = set()  # a marker is never taken back but by us
         self._parts = Sweeper(store)
-        self._pointed_at = 0  # the sequence that TensorFlow's state file names
+        self.naming = Naming.DONE
+        self._is_naming_logged = False
+        self._naming_lock = threading.Lock()  # from the listing to the write
 
     def look(self, timeout: float | None = None) -> list[Entry]:
         """Finds out what is there; highest sequence first.
@@ -77,40 +96,70 @@ class Retention:
             return True
         return (newest.sequence or 0) - (entry.sequence or 0) < self._max_to_keep
 
-    def point_to(self, commit: Entry) -> None:
-        """Names a commit in TensorFlow's state file, behind the marker.
+    @property
+    def is_naming_due(self) -> bool:
+        """Whether TensorFlow's state file is to be written at once."""
+        return self.naming is Naming.DUE
 
-        Raises:
-            CheckpointError: the store.
-        """
-        sequence = commit.sequence or 0
-        if sequence >= self._pointed_at:  # not of what comes late
-            point(self._store, commit)
-            self._pointed_at = sequence
-
-    def point_past(self, deleted: list[Entry]) -> None:
-        """Names the newest commit that stays in TensorFlow's state file.
+    def try_to_name_newest(self, hold: Callable[[], object]) -> bool:
+        """Names the newest commit in TensorFlow's state file; logs why if that fails.
 
         Args:
-            deleted: commits that are about to be deleted.
+            hold: called before the write; raises if another program holds the lease.
+
+        Returns:
+            Whether the state file was written.
+        """
+        try:
+            hold()
+            self.name_newest()
+        except (OSError, errors.CheckpointError) as error:
+            if not self._is_naming_logged:
+                self._is_naming_logged = True
+                _log.warning(
+                    "tfpreempt: the state file %s/%s cannot be written, and the write "
+                    "is retried. The commits of the mirror are intact, but "
+                    "tf.train.latest_checkpoint may find an older commit, and no "
+                    "commit is deleted from the mirror until the write succeeds: %s",
+                    self._store.uri,
+                    layout.POINTER,
+                    error,
+                )
+            return False
+        self._is_naming_logged = False
+        return True
+
+    def name_newest(self, but: Collection[str] = ()) -> None:
+        """Names the newest commit of the store in TensorFlow's state file; any thread.
+
+        The state file is deleted if TensorFlow cannot load that commit.
+
+        Args:
+            but: names of folders that are about to be deleted.
 
         Raises:
             CheckpointError: the store.
         """
-        names = {each.name for each in deleted}
-        stays = catalog.commits(self._store, lambda problem: None)
-        newest = next((each for each in stays if each.name not in names), None)
-        if newest is None:
-            self._store.delete(layout.POINTER)
-        else:
-            point(self._store, newest)
+        with self._naming_lock:
+            found = catalog.commits(self._store, lambda problem: None)
+            newest = next((each for each in found if each.name not in but), None)
+            prefix = newest.manifest.prefix if newest and newest.manifest else None
+            if newest is not None and prefix is not None:
+                latest = os.path.join(newest.name, prefix)
+                named = checkpoint_state.Pointer(latest=latest, paths=(latest,))
+                data = checkpoint_state.to_bytes(named)
+                self._store.replace(layout.POINTER, data)
+            elif self._store.stat(layout.POINTER) is not None:
+                self._store.delete(layout.POINTER)
 
     def run(self) -> None:
-        """Deletes.
+        """Deletes, unless TensorFlow's state file may name a commit that is to go.
 
         Raises:
             CheckpointError: the store.
         """
+        if self.naming is not Naming.DONE:
+            return  # runs after the next write of the state file
         folders = self.look()
         committed = [each for each in folders if self._is_committed(each)]
         keep = len(committed) if self._max_to_keep is None else self._max_to_keep

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
+from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry
 from tfpreempt.checkpoint.mirror import multipart
@@ -255,20 +255,6 @@ class Upload:
         found = summed(self._store, name)
         wanted = (expected.size, expected.crc32c)
         return found is not None and (found.size, found.crc32c) == wanted
-
-
-def point(store: ObjectStore, commit: Entry) -> None:
-    """Writes the state file that TensorFlow's `latest_checkpoint` reads.
-
-    Raises:
-        CheckpointError: the store.
-    """
-    prefix = None if commit.manifest is None else commit.manifest.prefix
-    if prefix is not None:
-        folder = catalog.folder_name(commit.step or 0, commit.token)
-        latest = os.path.join(folder, prefix)
-        found = checkpoint_state.Pointer(latest=latest, paths=(latest,))
-        store.replace(layout.POINTER, checkpoint_state.to_bytes(found))
 
 
 def _entry(name: str, data: bytes) -> FileEntry:
