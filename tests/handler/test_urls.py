@@ -20,9 +20,11 @@ from tests.contracts.storage_places import MotoServer
 from tests.fakes.gcs import GcsServer
 from tests.handler.program import Program
 from tfpreempt import PreemptionCheckpointHandler, TerminationConfig, errors
-from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory import catalog, layout
+from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.lease import lease_record as holders
 from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import current_session
@@ -234,6 +236,26 @@ def test_a_commit_after_the_newest_one_was_deleted(cloud: Cloud) -> None:
     die_after(5, deletes=True)
     assert (cloud.here(), cloud.there()) == ([5], [2])
     assert train(6)[1] == 5
+
+
+def test_a_start_that_loses_the_lease_deletes_nothing(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was suspended, and its successor commits in the directory now."""
+    train(2)
+    cloud.go_to("second")
+    train(3)
+    cloud.go_to("first")
+
+    def suspended(scratch: Scratch) -> list[Parent]:
+        shutil.rmtree(cloud.scratch / layout.LEASE)
+        return expected(scratch)
+
+    expected = Scratch._expected
+    monkeypatch.setattr(Scratch, "_expected", suspended)
+    with pytest.raises(errors.LeaseLostError):
+        train(4)
+    assert cloud.here() == [2]
 
 
 def test_a_bucket_that_does_not_answer_ends_the_start(

@@ -16,6 +16,7 @@ from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state
+from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
 from tfpreempt.checkpoint.mirror import store_selection
 from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.core.cluster import Cluster
@@ -117,14 +118,67 @@ def test_a_state_alone_is_saved_on_a_disk(machines: Machines, tmp_path: Path) ->
     tfpreempt.save_state(words, tmp_path / "disk")
 
 
+def become(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that follow are those of this worker of two."""
+    cluster = Cluster(worker=worker, jobs=(("worker", 2),))
+    monkeypatch.setattr(registered, "_cluster", lambda: cluster)
+
+
 def test_several_workers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one machine, each in a process of its own."""
     shared = Words("shared", "a")
     for index in range(2):
-        cluster = Cluster(worker=index, jobs=(("worker", 2),))
-        monkeypatch.setattr(registered, "_cluster", lambda found=cluster: found)
+        become(index, monkeypatch)
         tfpreempt.save_all_states()
     assert load(shared) == (True, "a")
+
+
+def test_a_worker_beside_a_chief_deletes_nothing(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chief commits and uploads while the worker compares bucket and directory."""
+    shared = Words("shared", "a")
+    become(0, monkeypatch)
+    path = tfpreempt.save_all_states()
+    assert path is not None
+    (chief,) = registered._alone.values()
+    assert chief._copies is not None
+    assert chief._copies.mirror.wait(LIMIT)
+    store = open_store(URL)
+    (copy,) = catalog.commits(store, pytest.fail)
+    for name in list(store.list(copy.name + "/")):
+        store.delete(name)
+    become(1, monkeypatch)
+    assert load(shared) == (True, "a")
+    assert catalog.at(path).is_committed
+
+
+def test_a_worker_without_the_chief_on_its_machine(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Abandoned commits of the machine are not read, and the lease is free again."""
+    shared = Words("shared", "one")
+    tfpreempt.save_all_states()
+    machines.restart("first")
+    with monkeypatch.context() as patch:
+        patch.setattr("tfpreempt.checkpoint.mirror.upload.Upload.run", _fail)
+        for _ in range(2):
+            shared.text = "lost"
+            tfpreempt.save_all_states()
+        for each in registered._alone.values():
+            each._copies.mirror.stop()  # type: ignore[union-attr]
+    machines.restart("second")
+    assert load(shared) == (True, "one")
+    shared.text = "two"
+    tfpreempt.save_all_states()
+    machines.restart("first")
+    become(1, monkeypatch)
+    assert load(shared) == (True, "two")
+    assert LeaseDirectory(scratch_directory(URL)).look() is None
+
+
+def _fail(upload: object) -> None:
+    raise errors.SaveError("the machine dies")
 
 
 @pytest.mark.parametrize("place", ["nowhere://bucket/run", "ram://a/b", "gs://a/../b"])

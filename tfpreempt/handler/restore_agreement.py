@@ -216,7 +216,9 @@ class Start:
         opened.start()
         if self.mirror is not None:
             instead = "pass restore=False"
-            import_commit.settle(self.mirror, adopts=self.restore, instead=instead)
+            import_commit.settle(
+                self.mirror, opened.files, adopts=self.restore, instead=instead
+            )
             if self.mirror.scratch is not None:
                 self.mirror.scratch.check_room(opened.contents.held_bytes())
         if self.restore:

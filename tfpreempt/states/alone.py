@@ -68,8 +68,7 @@ class StatesAlone:
             CheckpointError: see `load_state`.
         """
         if self._copies is not None:
-            self._take()
-            self._copies.begin()
+            self._copies.begin(self._take)
         if not self._lease.head.is_known:
             self._lease.head.follow(self._commits(), self._lease)
         elif not (self._cluster.is_chief or self._has_directory):
@@ -109,19 +108,23 @@ class StatesAlone:
         if not self._cluster.is_chief:
             sync_states(states)
             return self._directory
-        files = self.hold()
-        opened = self._opened
-        if opened is None:
-            opened = Directory(
-                path=self._directory,
-                cluster=self._cluster,
-                files=files,
-                max_to_keep=self._max_to_keep,
-                lease=self._lease,
-            )
-            opened.check_nothing_came()
-        if self._copies is not None:
-            self._copies.begin()
+        opened = self._opened or Directory(
+            path=self._directory,
+            cluster=self._cluster,
+            files=self._files(),
+            max_to_keep=self._max_to_keep,
+            lease=self._lease,
+        )
+
+        def hold() -> None:
+            self.hold()
+            if self._opened is None:
+                opened.check_nothing_came()
+
+        if self._copies is None:
+            hold()
+        else:
+            self._copies.begin(hold)
             opened.mirror = self._copies.mirror
         if self._opened is None:
             self._opened = opened

@@ -19,6 +19,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.file_locks import acquire
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror import import_commit
 from tfpreempt.checkpoint.mirror.mirror import Mirror
@@ -28,7 +29,7 @@ from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Fault
 from tfpreempt.handler.exit import on_interpreter_end
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import Files
+from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -70,11 +71,16 @@ class Copies:
         lease = Lease() if self.cluster.is_chief else None
         self.mirror = self._make_mirror(lease)
 
-    def begin(self) -> None:
+    def begin(self, hold: Callable[[], None] = lambda: None) -> None:
         """Before anything is loaded or saved: once, the newest commit is brought here.
 
         On the chief copying begins, with what the last run did not finish. After a
         handler, which takes copying over as long as it is open, it begins again.
+
+        Args:
+            hold: on the chief, takes the lease of the directory. No other worker looks
+                meanwhile: a worker that finds the lease taken knows that the chief has
+                settled the scratch directory.
 
         Raises:
             CheckpointDamagedError: no commit in the store is whole, and there is no
@@ -82,10 +88,11 @@ class Copies:
             CheckpointError: the store cannot be read, and there is no local commit.
             SaveError: the disk.
         """
-        if not self._has_looked:
-            with self._locked():
+        with contextlib.nullcontext() if self._has_looked else self._locked():
+            hold()
+            if not self._has_looked:
                 self._bring()
-            self._has_looked = True
+                self._has_looked = True
         if self.cluster.is_chief and not self.mirror.is_open:
             taken = self.mirror.highest_sequence
             self.mirror = self._make_mirror(self.mirror.lease, taken)
@@ -109,7 +116,9 @@ class Copies:
         instead = f"unset {REMOTE_VARIABLE}"
         if self.scratch is not None:
             instead = "name another checkpoint directory"
-        import_commit.settle(self.mirror, instead=instead)
+        with self._settling() as files:
+            if files is not None:
+                import_commit.settle(self.mirror, files, instead=instead)
         local = self.newest()
         lost: list[str] = []
         import_commit.look_for_newer(
@@ -128,6 +137,25 @@ class Copies:
             )
         for problem in lost:
             _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
+
+    @contextlib.contextmanager
+    def _settling(self) -> Iterator[Files | None]:
+        """Yields the file operations to settle with; None where the worker only reads.
+
+        A worker without the chief on its machine takes the lease for that moment. If
+        the lease is taken, the chief commits in the directory.
+        """
+        if self.cluster.is_chief or self.scratch is None:
+            yield self.files
+            return
+        lease = Lease()
+        if not lease.acquire_if_free(self.directory):
+            yield None
+            return
+        try:
+            yield FencedFiles(LocalFiles(self.directory), lease)
+        finally:
+            lease.release()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -167,6 +167,26 @@ class Lease:
             with failure.translated("take the lease", directory):
                 self.acquire_at(LeaseDirectory(directory, self._disk))
 
+    def acquire_if_free(self, directory: str) -> bool:
+        """Takes the lease unless another process or another `Lease` holds the lease.
+
+        Args:
+            directory: the checkpoint directory, which exists.
+
+        Returns:
+            Whether the lease was taken.
+
+        Raises:
+            SaveError: the disk.
+        """
+        with failure.translated("take the lease", directory):
+            place = LeaseDirectory(directory, self._disk)
+            found = place.look()
+            if found is not None and _of_this_process(found) is not None:
+                return False
+            here = this_process(self._grace)
+            return self._try(place, here, Patience(here, place.pace))
+
     def acquire_at(self, place: Place) -> None:
         """As `acquire`, wherever the lease is.
 

@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.core import contained
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.deadline import RETRY_SECONDS
-from tfpreempt.storage.files import Files, LocalFiles, write_durably
+from tfpreempt.storage.files import Files, write_durably
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -68,13 +68,14 @@ def look_for_newer(
         return False
 
 
-def settle(mirror: Mirror, *, adopts: bool = True, instead: str) -> None:
+def settle(mirror: Mirror, files: Files, *, adopts: bool = True, instead: str) -> None:
     """Makes a scratch directory a cache of its mirror; nothing for other directories.
 
-    Called while no other process commits in the scratch directory or the mirror.
+    Called by the process that holds the lease of the scratch directory.
 
     Args:
         mirror: of the directory.
+        files: the file operations, under that lease.
         adopts: whether to bring a checkpoint in another layout, if the mirror has no
             commit: of an earlier version, or of TensorFlow alone.
         instead: what a user can do who wants to begin anew.
@@ -84,12 +85,12 @@ def settle(mirror: Mirror, *, adopts: bool = True, instead: str) -> None:
         CheckpointDamagedError: the mirror has commits of an earlier version, and none
             of them is intact.
         DirectoryInUseError: another program has the lease of the mirror.
-        SaveError: the disk, or the lease of the mirror cannot be taken.
+        SaveError: the disk; or the lease of the mirror cannot be taken, or that of the
+            scratch directory is lost.
     """
     scratch = mirror.scratch
     if scratch is None:
         return
-    files = LocalFiles(scratch.directory)
     try:
         _look_aloud(mirror, timeout=None)
         is_empty = scratch.settle(mirror.store, files)
@@ -108,7 +109,7 @@ def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.Checkpoin
     )
 
 
-def _adopt(files: LocalFiles, store: ObjectStore, directory: str) -> None:
+def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
     """Brings the newest checkpoint of a store that has another layout than a mirror.
 
     A checkpoint of an earlier version of tfpreempt, or a copy of a local directory,

@@ -32,7 +32,7 @@ from tfpreempt.checkpoint.directory.head import NONE, committed, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
 from tfpreempt.storage import failure, paths, reading
-from tfpreempt.storage.files import Files, LocalFiles, write_durably
+from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.filesystem import FsspecStore
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
@@ -124,11 +124,11 @@ class Scratch:
     def settle(self, store: ObjectStore, files: Files) -> bool:
         """Empties the scratch directory if other programs have changed the mirror.
 
-        Called while no other process commits in the scratch directory or the mirror.
+        Called by the process that holds the lease of the scratch directory.
 
         Args:
             store: the mirror.
-            files: the file operations, under the lease of the scratch directory.
+            files: the file operations, under that lease.
 
         Returns:
             Whether neither the mirror nor the scratch directory has a commit.
@@ -231,7 +231,7 @@ class Scratch:
 
     def _note(self, files: Files, expected: list[Parent]) -> None:
         data = json.dumps([dataclasses.asdict(each) for each in expected]).encode()
-        write_durably(files, os.path.join(self.directory, _EXPECTED), data)
+        files.publish(os.path.join(self.directory, _EXPECTED), data)
 
     def _empty(self, files: Files, lost: list[Entry]) -> None:
         """Deletes all checkpoints; lease, journal and unfinished downloads stay.
