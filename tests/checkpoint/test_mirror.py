@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import shutil
 import threading
 import types
 
@@ -24,6 +25,7 @@ from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror import status as mirror_status
 from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.store_selection import Scratch
 
 
 @pytest.fixture
@@ -280,6 +282,31 @@ def test_a_commit_that_retention_took_is_dropped(tmp_path, store, make_mirror):
     assert mirror.wait(PATIENCE)
     assert [name.split(".")[0] for name in folders(store)] == ["7", "5"]
     assert mirror.status.dropped == 1
+
+
+def test_older_commits_give_way_if_the_disk_has_no_room(
+    tmp_path, store, make_mirror, monkeypatch, caplog
+):
+    mirror = make_mirror(
+        Gate(store), max_to_keep=None, scratch=Scratch("gs://b/run", str(tmp_path))
+    )
+    entries = [commit(tmp_path, step) for step in (5, 6, 7, 8)]
+    mirror.add(entries[0])
+    assert mirror.store.entered.acquire(timeout=PATIENCE)  # 5 is under upload
+    for entry in entries[1:]:
+        mirror.add(entry)
+    largest = max(entry.size for entry in entries)
+
+    def pinned(free):
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+        return [e.step for e in entries if mirror.is_pinned(e.path)]
+
+    assert pinned(2 * largest) == [5, 6, 7, 8]
+    assert "no room for two more commits" not in caplog.text
+    assert pinned(2 * largest - 1) == [5, 7, 8]  # the room of 6 is enough for 7
+    assert caplog.text.count("no room for two more commits") == 1
+    assert pinned(0) == [5, 8]
 
 
 def test_of_a_backlog_the_newest_comes_first(tmp_path, store, make_mirror):

@@ -182,6 +182,20 @@ def test_what_was_deleted_from_the_bucket_does_not_return(
     assert train(1)[1] == 0
 
 
+def test_the_journal_of_a_deleted_run_is_deleted_where_it_lies(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "journals"
+    monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(journal))
+    train(3)
+    (journal / "worker-7.jsonl").write_text("{}")
+    (journal / "supervisor.jsonl").write_text("{}")
+    cloud.empty()
+    assert train(1)[1] == 0
+    assert not (journal / "worker-7.jsonl").exists()
+    assert (journal / "supervisor.jsonl").exists()
+
+
 def test_what_another_machine_continued_counts(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:

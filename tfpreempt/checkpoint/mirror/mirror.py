@@ -172,16 +172,34 @@ class Mirror:
         """Returns whether retention must leave a local commit alone.
 
         A commit stays while its upload is under way, and in a scratch directory until
-        the mirror has the commit, if the mirror is to keep the commit.
+        the mirror has the commit, if the mirror is to keep the commit. Commits that are
+        older than the newest one stay only while the disk has room.
         """
         under_way = self._upload
         if under_way is not None and under_way.commit.path == path:
             return True
-        newest = self._newest
-        return self.scratch is not None and any(
+        newest, pending = self._newest, list(self._pending)
+        if self.scratch is None or not any(
             each.path == path and self._retention.keeps(each, newest)
-            for each in self._pending
+            for each in pending
+        ):
+            return False
+        if newest is not None and newest.path == path:
+            return True
+        uploading = under_way and under_way.commit
+        is_kept = self.scratch.has_room_for(
+            path,
+            [each for each in pending if each is not uploading],
+            max(each.size or 0 for each in pending),
         )
+        if not is_kept:
+            _log.warning(
+                "tfpreempt: %s is deleted before the mirror in %s has a copy, because "
+                "the disk has no room for two more commits. A newer commit is copied",
+                path,
+                self.store.uri,
+            )
+        return is_kept
 
     def add(self, entry: Entry) -> None:
         """A local commit is to be copied, unless it is gone; the newest one so far."""

@@ -16,6 +16,7 @@ URL is the truth, and the scratch directory is a cache of the mirror:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ from tfpreempt.checkpoint.directory.cache import private_directory
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.head import NONE, committed, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
+from tfpreempt.core.journal import journal_directory
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
 from tfpreempt.storage import failure, paths, reading
 from tfpreempt.storage.files import Files, LocalFiles
@@ -218,6 +220,20 @@ class Scratch:
                 "directory with room."
             )
 
+    def has_room_for(self, path: str, pending: Iterable[Entry], largest: int) -> bool:
+        """Returns whether the disk can keep a commit that is to be uploaded.
+
+        Room for two more commits must be free once all older commits are deleted.
+
+        Args:
+            path: of the commit.
+            pending: commits that are to be uploaded, oldest first.
+            largest: bytes of the largest commit.
+        """
+        free = shutil.disk_usage(self.directory).free
+        older = itertools.takewhile(lambda each: each.path != path, pending)
+        return free + sum(each.size or 0 for each in older) >= 2 * largest
+
     def _expected(self) -> list[Parent]:
         """Returns the commits that can be the newest one, unless others change it."""
         try:
@@ -256,8 +272,8 @@ class Scratch:
 
     def _empty_journal(self, files: Files) -> None:
         """Deletes what workers have recorded of a run that the user has deleted."""
-        journal = os.path.join(self.directory, _JOURNAL)
-        for name in reading.names(journal):
+        journal = journal_directory(self.directory)
+        for name in reading.names(str(journal)):
             if name.startswith("worker-"):
                 _delete(files, os.path.join(journal, name))
 
