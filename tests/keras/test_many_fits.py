@@ -240,6 +240,23 @@ def test_a_complete_fit_that_was_resumed_on_other_data_is_restored(
 
 
 @LINES
+def test_the_fit_after_one_that_resumed_on_other_data_has_its_data_compared(
+    on: Machine, line: str
+) -> None:
+    """Only the data of the first fit differ between starts."""
+    rows = iter([X, X + 1, X + 2])
+
+    def program(second: Any) -> None:
+        on.fit(epochs=1, x=next(rows))
+        on.fit(epochs=1, x=second)
+
+    on.run(lambda: program(X + 5), ("begin", 0, 1))
+    on.start()
+    with pytest.raises(errors.CheckpointMismatchError, match="other training"):
+        program(X + 6)
+
+
+@LINES
 def test_a_fit_that_resumes_on_other_data_is_named(
     on: Machine, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -227,9 +227,13 @@ class Training:
             log.warning("tfpreempt: %s.", problem)
 
     def _made_of(self) -> dict[str, Any]:
-        """See `progress.made_of`; and whether the data differed between starts."""
+        """See `progress.made_of`; and whether this fit's data differed between starts.
+
+        The commit may be of another fit of the program.
+        """
         found = progress.made_of(self.fit, is_built=True)
-        varies = self._saved.made_of.get("varies")
+        is_same_fit = self._saved.fit == self._plan.number
+        varies = is_same_fit and self._saved.made_of.get("varies")
         return found | ({"varies": True} if varies else {})
 
     # --- steps -----------------------------------------------------------------------
