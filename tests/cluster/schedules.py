@@ -202,11 +202,22 @@ def restarts_in_health(w: WorkerReport) -> bool:
 
 
 def is_calm(schedule: Schedule) -> bool:
-    """Nothing but notices, each with time enough."""
+    """Nothing but notices, each with time enough.
+
+    A save or another notice shortly before a machine goes has too little time too: the
+    last call of that machine may come while the save is under way.
+    """
     if not all(isinstance(f, (Preempt, AskToSave)) for f in schedule.faults):
         return False
     times = [1000 * (getattr(f, "grace_seconds", 0) or 0) for f in schedule.faults]
     least = min((t or schedule.save_timeout_ms for t in times), default=10**9)
+    begins = [f.at_ms for f in schedule.faults if f.at_ms is not None]
+    ends = [
+        f.at_ms + 1000 * f.grace_seconds
+        for f in schedule.faults
+        if isinstance(f, Preempt) and f.at_ms is not None and f.grace_seconds
+    ]
+    least = min([least, *(end - at for end in ends for at in begins if at <= end)])
     return least >= needed(schedule)
 
 
