@@ -13,6 +13,7 @@ from tensorboardX import SummaryWriter
 
 from tests.cli.report.scripted import Scripted, a_run
 from tests.cli.report.test_plots import many_restarts
+from tests.fakes.storage import FaultyObjectStore
 from tfpreempt.cli import main
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import CheckpointError
@@ -122,12 +123,36 @@ def test_the_journal_of_a_bucket_is_where_it_was_written(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "journal"))
+    store = FaultyObjectStore()
+    monkeypatch.setattr("tfpreempt.cli.journals.locate.open_store", lambda url: store)
     assert call("gs://bucket/run").stdout == call(run).stdout
     monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "nothing"))
     done = call("other://bucket/run")
     assert done.exit_code == 2
     assert "is on the machines that trained" in done.stderr
     assert "Set TFPREEMPT_JOURNAL_DIR" not in done.stderr
+
+
+def test_the_copy_in_a_bucket_continues_the_journal_of_this_machine(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine continued the run after this one."""
+    whole = {path.name: path.read_bytes() for path in (run / "journal").glob("*.jsonl")}
+    store = FaultyObjectStore()
+    for path in (run / "journal").glob("*.jsonl"):
+        lines = whole[path.name].splitlines(keepends=True)
+        half = max(1, len(lines) // 2)
+        if lines[half:]:
+            name = f"journals/{path.stem}-00000000.jsonl"
+            store.replace(name, b"".join(lines[half:]))
+        path.write_bytes(b"".join(lines[:half]))
+    monkeypatch.setenv("TFPREEMPT_JOURNAL_DIR", str(run / "journal"))
+    monkeypatch.setattr("tfpreempt.cli.journals.locate.open_store", lambda url: store)
+    done = call("gs://bucket/run")
+    assert "this is the copy of the journal in gs://bucket/run" in done.stderr
+    for name, data in whole.items():
+        (run / "journal" / name).write_bytes(data)
+    assert done.stdout == call(run).stdout
 
 
 def test_the_journal_of_another_run_is_not_told(

@@ -109,12 +109,13 @@ class JournalCopies:
             self._sizes[path] = len(data)
 
 
-def fetch(store: ObjectStore, target: Path) -> None:
+def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
     """Puts the journals of a store together in an empty directory.
 
     Args:
         store: with copies, or none.
         target: gets one file for each worker and supervisor.
+        local: a journal of this machine, to be put together with those of the store.
 
     Raises:
         CheckpointError: the store.
@@ -136,6 +137,12 @@ def fetch(store: ObjectStore, target: Path) -> None:
         data = io.BytesIO()
         store.get(name, data, length=stat.size)
         found.setdefault(match[1], []).append(data.getvalue())
+    for path in () if local is None else sorted(local.glob("*.jsonl")):
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
+            text = file.read(_MOST_BYTES)
+        first, of_others = text.partition(b"\n")[0], found.get(path.stem, [])
+        kept = [each for each in of_others if each.partition(b"\n")[0] != first]
+        found[path.stem] = [*kept, text]
     for stem, texts in found.items():
         texts.sort(key=_began)
         whole = b"".join(text if text[-1:] == b"\n" else text + b"\n" for text in texts)

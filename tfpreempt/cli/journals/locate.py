@@ -59,11 +59,12 @@ def hint(place: str) -> str:
 
 
 @contextlib.contextmanager
-def fetched_journal(place: str) -> Iterator[Path]:
+def fetched_journal(place: str, local: Path | None = None) -> Iterator[Path]:
     """A context with a copy of the journals that a mirror has; it may be empty.
 
     Args:
         place: of the mirror, a path or a URI; with others the copy is empty.
+        local: a journal of this machine, to be put together with the copy.
 
     Raises:
         TfpreemptError: the place cannot be one, or does not answer.
@@ -71,5 +72,5 @@ def fetched_journal(place: str) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as directory:
         if local_path(place) is not None or place.partition("://")[0] in SCHEMES:
-            fetch(open_store(place), Path(directory))
+            fetch(open_store(place), Path(directory), local)
         yield Path(directory)

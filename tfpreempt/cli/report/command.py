@@ -92,7 +92,9 @@ def report(
 
 def _read(place: str, tensorboard: Path | None) -> RunReport:
     found = find_journal(place)
-    if has_journal(found):
+    if has_journal(found) and place.partition("://")[0] in ("gs", "s3"):
+        report = _read_both(place, found)
+    elif has_journal(found):
         journals = JournalTailer(found, keeps_all=True)
         report = _as_of_now(_tell(place, journals), journals)
     else:
@@ -116,6 +118,27 @@ def _read(place: str, tensorboard: Path | None) -> RunReport:
         own_metrics=report.own_metrics - curves.keys(),
         warnings=(*report.warnings, *warnings),
     )
+
+
+def _read_both(place: str, found: Path) -> RunReport:
+    """Returns the report of a local journal and the copy in the mirror together."""
+    local = JournalTailer(found, keeps_all=True)
+    try:
+        with fetched_journal(place, found) as both:
+            journals = JournalTailer(both, keeps_all=True)
+            report = _tell(place, journals)
+            here = _tell(place, local)
+            if report.end > here.end:  # another machine has continued the run
+                warnings = (*report.warnings, *_warnings_of_copy(place, journals))
+                return dataclasses.replace(report, warnings=warnings)
+            return _as_of_now(report, local)
+    except (OSError, CheckpointError) as error:
+        report = _as_of_now(_tell(place, local), local)
+        warning = (
+            f"this is the journal of this machine only, in {found}: the copy in "
+            f"{place} cannot be read: {error}"
+        )
+        return dataclasses.replace(report, warnings=(*report.warnings, warning))
 
 
 def _tell(place: str, journals: JournalTailer, *, is_copy: bool = False) -> RunReport:
