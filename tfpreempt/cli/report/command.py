@@ -49,10 +49,10 @@ def report(
 
     DIR is the checkpoint directory, or the journal's. URI is the mirror
     (--remote-checkpoint-dir, gs://, s3:// or file://), which has a copy of the journal,
-    seconds old, for who has lost the machines. URI is the checkpoint directory too,
-    where a run has one: on a machine that trains, the journal is in the scratch
-    directory of the URL, or in $TFPREEMPT_JOURNAL_DIR. The run may still go on. Nothing
-    is changed.
+    seconds old, for a user who has lost the machines. If the checkpoint directory of
+    the run is a URL, the journal of this machine (in the scratch directory of the URL,
+    or in $TFPREEMPT_JOURNAL_DIR) and the copy are read together. The run may still go
+    on. Nothing is changed.
 
     Goodput is the share of all workers' time that went into steps which the run has
     kept; badput is the rest, by the classes of Google's ml-goodput-measurement.
