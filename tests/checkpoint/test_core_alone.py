@@ -15,6 +15,7 @@ import pytest
 
 from tfpreempt.checkpoint.state.random_state import RandomState
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
+from tfpreempt.core import frameworks
 from tfpreempt.states import JsonState
 
 
@@ -22,9 +23,8 @@ from tfpreempt.states import JsonState
 def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow cannot be imported, and its adapters are not imported yet."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    for name in list(sys.modules):
-        if name.startswith("tfpreempt.checkpoint.tensors"):
-            monkeypatch.delitem(sys.modules, name)
+    for name in set(frameworks.ADAPTERS["tensorflow"].values()):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def saved() -> dict[str, Any]:
