@@ -12,7 +12,7 @@ restore_agreement   what all workers agree on first: one storage, one commit
 run                 Run: one handler or fit, its counters, config and journal
 session             the process's part in the agreement, which all its runs share
 single_client       clusters in which this process alone runs the program
-snapshots           saves into memory that outlives the process; asynchronous saves
+snapshots           saves into memory that outlives the process
 status_file         writes every few seconds how far a run is
 tensorflow_adapter  TensorFlow's errors, and its coordination service
 training_end        the end: the last boundary, the final commit; an error in a step

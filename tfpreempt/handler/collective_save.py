@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfpreempt.checkpoint.directory.commit import Permit
-from tfpreempt.checkpoint.restore.save import Save
+from tfpreempt.checkpoint.restore.save import AsyncSave, Save
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.coordinator import Coordinator
@@ -34,7 +34,7 @@ from tfpreempt.errors import CollectiveReadError, SaveError
 from tfpreempt.handler.error_causes import describe_loss
 from tfpreempt.handler.exit import held_back
 from tfpreempt.handler.run import Members, Run
-from tfpreempt.handler.snapshots import TRIES, AsyncSave, Snapshots
+from tfpreempt.handler.snapshots import TRIES, Snapshots
 
 log = logging.getLogger(__name__)
 

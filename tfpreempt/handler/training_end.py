@@ -33,6 +33,11 @@ from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.single_client import NATIVE_DELAY, connection
 
+log = logging.getLogger(__name__)
+
+SILENT = 10.0
+"""Seconds without a heartbeat after which TensorFlow takes a worker for lost."""
+
 _SERVED = "_tfpreempt_served"
 """Attribute of an error whose notice was served, by run() inside a watch scope."""
 
@@ -112,12 +117,6 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     why = f"a remote worker went, as it had told ({type(error).__name__})"
     session.exit.leave(Outcome.LOST, why)
     return True
-
-
-log = logging.getLogger(__name__)
-
-SILENT = 10.0
-"""Seconds without a heartbeat after which TensorFlow takes a worker for lost."""
 
 
 def close(session: Session, member: Run, limit: float | None = None) -> None:

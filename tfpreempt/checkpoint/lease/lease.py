@@ -3,9 +3,11 @@
 A second start waits as long as the first may need to leave, and at most that long. It
 takes the lease over at once where its holder provably died, and where nothing renewed
 it for a while; else it is refused. No two clocks are compared: who waits counts the
-time between its own looks, over which the holder's counter stood still (`patience`).
+time between its own looks, over which the holder's counter stood still
+(`lease_timeouts.py`).
 
-How it lies on a disk, and what fences a holder that only was frozen: `fence`.
+How it lies on a disk, and what fences a holder that was only suspended:
+`directory_lease.py`.
 """
 
 from __future__ import annotations

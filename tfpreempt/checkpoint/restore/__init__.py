@@ -7,7 +7,7 @@ inspection            the tables of `tfpreempt inspect` and `tfpreempt verify`
 opening               opens a Directory with the contents that a program saves
 reshard               restores the parts of another number of workers
 restore               finds the newest commit that is intact
-save                  Save: one worker's part of one save, in four phases
+save                  Save: one worker's part of one save, in four phases; AsyncSave
 state_loader          loads one State from the newest commit, or from a file of its own
 verification          compares the files of a commit with its manifest
 

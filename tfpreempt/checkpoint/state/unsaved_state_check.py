@@ -39,6 +39,18 @@ from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 from tfpreempt.core import frameworks, reach
 from tfpreempt.core.reach import Place
 
+_log = logging.getLogger(__name__)
+
+_SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+
+_NOT_CHECKED = (
+    "tfpreempt: cannot see what the step changes, so state that a restart would lose "
+    "is not named"
+)
+_ADVICE = "Put them into a named State (tfpreempt.states)."
+
 _ANY_ITEM = ("item", ...)  # whose index or dict key is not in the source
 _MOST_PLACES = 20_000
 
@@ -182,19 +194,6 @@ def _key(target: ast.expr, outer: set[str]) -> Any:
 def _is_of_program(value: Any) -> bool:
     is_function = isinstance(value, types.FunctionType)
     return is_function and reach.is_module_of_program(value.__module__ or "")
-
-
-_log = logging.getLogger(__name__)
-
-_SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
-
-_NOT_CHECKED = (
-    "tfpreempt: cannot see what the step changes, so state that a restart would lose "
-    "is not named"
-)
-_ADVICE = "Put them into a named State (tfpreempt.states)."
 
 
 class Values(Protocol):

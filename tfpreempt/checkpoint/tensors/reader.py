@@ -28,6 +28,10 @@ from tfpreempt.checkpoint.tensors.variables import (
 )
 from tfpreempt.core import seams
 
+_log = logging.getLogger(__name__)
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
+_OPTIONAL = {"checkpointed_runs", "save_counter"}
+
 _SHOWN = 20
 VALUE = "VARIABLE_VALUE"  # the attribute under which a variable saves its value
 
@@ -148,11 +152,6 @@ def saved_key(graph: Any, node_id: int | None) -> str | None:
         if attribute.name == VALUE:
             return str(attribute.checkpoint_key)
     return None
-
-
-_log = logging.getLogger(__name__)
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
-_OPTIONAL = {"checkpointed_runs", "save_counter"}
 
 
 def check(prefix: str) -> None:

@@ -1,9 +1,9 @@
 """What TensorFlow does in a save.
 
-On every worker the save reads what needs all workers (`collective_read`); the chief
+On every worker the save reads what needs all workers (`gather.py`); the chief
 then writes, in one of three forms: a directory of our own, the user's own
 CheckpointManager, or whatever a save_fn does. Into a directory of our own the others
-write a share each of what all hold, where that is large (`worker_parts`).
+write a share each of what all hold, where that is large (`replica_parallel.py`).
 """
 
 from __future__ import annotations
