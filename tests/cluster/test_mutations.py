@@ -18,7 +18,7 @@ from tests.cluster.test_explore import FREE, LOCAL, F, P
 from tfpreempt.coordination import agreement
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import leave, set_
-from tfpreempt.coordination.events import Key, Main, Watch
+from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
 from tfpreempt.core.events import Outcome
 
 
@@ -186,3 +186,43 @@ def test_a_share_is_taken_from_one_who_has_died_while_it_wrote(patch):
 def test_a_second_notice_is_ignored_because_the_key_exists(patch):
     patch.setattr(agreement, "behind", lambda state, round, kind: ())
     assert found(Cluster(notices=(P, F), notices_to=(1,))) == {"FORGOTTEN"}
+
+
+def test_the_end_of_training_as_one_round(patch):
+    """A worker that dies in the chief's final commit restarts, and finds no peer.
+
+    The end is a round like that of a notice here: the parts, the marker, and a commit
+    by which all end with 0. So the end needs a second exchange, after the commit
+    (decision 0029).
+    """
+
+    def notice_read(old, settings, state, event):
+        state, actions = old(settings, state, event)
+        if event.kind is not NoticeKind.FINISHED:
+            return state, actions
+        state = set_(state, watch=Watch.FOLLOWING, decision=ev.Decided(state.at))
+        state = set_(state, main=Main.SAVING, outcome=None)
+        get = ev.Get(Key.COMMIT, state.round)
+        return state, (get, ev.Save(state.at, alone=False, repeat=False))
+
+    def outcome_known(settings, state):
+        if state.notice is NoticeKind.FINISHED and state.commit is CommitKind.EXIT:
+            return leave(settings, state, Outcome.FINISHED)
+        return original_outcome(settings, state)
+
+    def write_marker(self, world, i, w, to):
+        if w.state.notice is not NoticeKind.FINISHED:
+            yield from original_marker(self, world, i, w, to)
+            return
+        dead = [j for j in w.state.staged if world.workers[j].phase == "dead"]
+        torn = f"all end with 0, and w{dead[0]} restarts alone" if dead else ""
+        new = self.feed(i, w._replace(marked=False), ev.Committed(CommitKind.EXIT))
+        yield to("writes the final marker", new, torn=torn)
+
+    original_outcome = agreement.outcome_known
+    original_marker = Search.write_marker
+    wrap(patch, agreement.WATCH, ev.NoticeRead, notice_read)
+    patch.setattr(agreement, "outcome_known", outcome_known)
+    patch.setattr(Search, "write_marker", write_marker)
+    assert not found(Cluster(lengths=(1,), notices=()))
+    assert found(Cluster(lengths=(1,), notices=(), crashes=1)) == {"TORN"}
