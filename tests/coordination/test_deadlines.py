@@ -143,12 +143,12 @@ def test_training_goes_on_after_a_commit_until_the_last_call() -> None:
     clock = FakeClock()
     deadlines = deadlines_on(clock, 1.0)
     deadlines.save_seconds = 10.0
-    assert not deadlines.allows_to_train_on()
+    assert not deadlines.limits().may_train_on
     deadlines.shorten(clock.monotonic(), 60.0)
     clock.advance(40.0)
-    assert deadlines.allows_to_train_on()
+    assert deadlines.limits().may_train_on
     clock.advance(2.0)
-    assert not deadlines.allows_to_train_on()
+    assert not deadlines.limits().may_train_on
 
 
 def wait(
@@ -166,7 +166,7 @@ def wait(
     deadlines.share_seconds = share
     if total is not None:
         deadlines.shorten(clock.monotonic() + total - 1000.0, 1000.0)
-    return deadlines.waits_until(key) - clock.monotonic()
+    return deadlines.limits().of[key] - clock.monotonic()
 
 
 maybe = st.none() | seconds

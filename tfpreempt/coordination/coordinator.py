@@ -332,14 +332,14 @@ class Coordinator:
                 may_go_on
                 and (has_all or not needs_all)
                 and not self._round.must_exit
-                and self.deadlines.allows_to_train_on()
+                and self.deadlines.limits().may_train_on
             ):
                 return ev.CommitKind.TRAIN_ON
             return ev.CommitKind.EXIT
 
     def _insert(self, action: ev.Insert) -> None:
         if action.key is Key.BYE:
-            self._round.leave_by = self.deadlines.waits_until(Key.BYE)
+            self._round.leave_by = self.deadlines.limits().of[Key.BYE]
         extra = dict(self.extra.get(action.key, {}))
         if action.value is NoticeKind.PERIODIC:
             extra = {"worker": self.settings.worker, "snapshot": self.is_snapshot}
@@ -392,7 +392,7 @@ class Coordinator:
         )
         self._round.gathering = gathering
         if action.key is Key.BYE:
-            self._round.leave_by = 1.0 + self.deadlines.waits_until(Key.BYE)
+            self._round.leave_by = 1.0 + self.deadlines.limits().of[Key.BYE]
         # Before a notice others may train for long yet: only the dead are given up.
         if action.key is not Key.COUNT or self.state.notice in PREEMPTION:
             self._limit(gathering)
@@ -418,7 +418,7 @@ class Coordinator:
 
     def _limit(self, gathering: Gathering) -> None:
         """Waits no longer than the deadline allows."""
-        when = self.deadlines.waits_until(gathering.key)
+        when = self.deadlines.limits().of[gathering.key]
         seconds = when - self.clock.monotonic()
         why = f"no answer within {seconds:.1f} s"
         late = frozenset(gathering.names)  # who has answered by then is left out

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfpreempt.coordination.events import Key
 from tfpreempt.coordination.runtime import Runtime
@@ -17,6 +17,21 @@ from tfpreempt.core.clock import Clock
 
 LEAVING = 0.2  # seconds that the way out itself takes
 BYES = 10.0  # seconds that the store's host waits, at most, for the others to leave
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a process may wait from now on.
+
+    Attributes:
+        of: monotonic seconds at which a wait that begins now ends: for the counts of
+            the others (`Key.COUNT`), for their parts of a save (`Key.DONE`), and until
+            they need the store no more (`Key.BYE`).
+        may_train_on: whether there is time for another commit after this one.
+    """
+
+    of: Mapping[Key, float]
+    may_train_on: bool
 
 
 @dataclasses.dataclass(eq=False)
@@ -147,13 +162,6 @@ class Deadlines:
         save = self.save_seconds
         return save is None or grace >= 3 * (save + 2 * self.step_seconds())
 
-    def allows_to_train_on(self) -> bool:
-        """The same once there is a commit: the last call must not be over either."""
-        last_call = self._last_call_time()
-        if last_call is None or last_call <= self.clock.monotonic():
-            return False
-        return self.pays_twice(self._grace)
-
     def set_last_call(self) -> None:
         """Sets the alarm for the final round; a newer setting replaces it."""
         when = self._last_call_time()
@@ -169,43 +177,42 @@ class Deadlines:
         needed = dl.needed_seconds(save, self._grace)
         return self.told - (needed + 2 * self.step_seconds())
 
-    def waits_until(self, key: Key) -> float:
-        """When a wait for others' keys of this kind, which begins now, is given up.
+    def limits(self) -> Limits:
+        """Returns how long the waits for the others may last that begin now.
 
-        Counts come from threads that wait for nothing, so a late one means a dead or
+        Counts come from threads that wait for nothing, so a late count means a dead or
         frozen worker; the rest of the time belongs to the save. No wait for a peer is
-        longer than `save_timeout`, however long the grace. The chief writes the shares
-        of those who never answer, for which a deadline that was told leaves the time.
+        longer than `save_timeout`, however long the grace period is.
+
+        The chief writes the shares of workers that never answer. A known deadline
+        leaves time for one such share in any case, and for the shares of all others if
+        three tenths of the time remain for the wait. If there is no time even for one
+        share, only waiting helps: workers that are slower than the chief still answer.
         """
         now, at, save = self.clock.monotonic(), self.at, self.save_seconds
-        if key is Key.BYE:
-            return now + (BYES if at is None else max(0.5, min(at - now, BYES)))
-        limit = self.save_timeout
-        total = limit if at is None else max(0.0, min(at - now, limit))
-        if key is Key.DONE:
-            return now + min(0.7 * total, self._longest_for_shares(now, total))
+        total = self.save_timeout
+        if at is not None:
+            total = max(0.0, min(at - now, total))
+
         reserve = total / 2
         if save is not None:
             reserve = min(dl.SAFETY * save + 1.0, 0.8 * total)
-        return now + max(0.1 * total, min(total - reserve, 0.4 * total))
+        counts = max(0.1 * total, min(total - reserve, 0.4 * total))
 
-    def _longest_for_shares(self, now: float, total: float) -> float:
-        """How long the chief waits for shares, and can write those that never come.
+        parts, share = 0.7 * total, dl.SAFETY * self.share_seconds
+        left = -math.inf if self.told is None else self.told - now
+        if 0 < share <= left:
+            reserve = max(share, min((self.world - 1) * share, left - 0.3 * total))
+            parts = min(parts, max(0.1 * total, left - reserve))
 
-        There is time for one of them in any case, and for those of all others where
-        that leaves three tenths of the time to wait. Where there is no time even for
-        one, nothing but waiting helps: those who are slower than the chief still come.
-
-        Args:
-            now: when the wait begins.
-            total: seconds of the longest wait.
-        """
-        one = dl.SAFETY * self.share_seconds
-        if self.told is None or not one or self.told - now < one:
-            return total
-        left = self.told - now
-        reserve = max(one, min((self.world - 1) * one, left - 0.3 * total))
-        return max(0.1 * total, left - reserve)
+        goodbyes = BYES if at is None else max(0.5, min(at - now, BYES))
+        waits = {Key.COUNT: counts, Key.DONE: parts, Key.BYE: goodbyes}
+        last_call = self._last_call_time()
+        is_early = last_call is not None and now < last_call
+        return Limits(
+            {key: now + seconds for key, seconds in waits.items()},
+            may_train_on=is_early and self.pays_twice(self._grace),
+        )
 
     def planned(self, save: float, share: float) -> float:
         """What a save is expected to take next time, by what one took.
