@@ -50,6 +50,16 @@ journal = Path(os.environ["TFPREEMPT_CHECKPOINT_DIR"], "journal")
         assert ("no worker has kept a journal in " in err) == is_told
 
 
+def test_commits_of_a_program_without_a_journal_are_counted(supervised: Run) -> None:
+    directory = supervised.directory / "ckpt"
+    opened = open_directory(str(directory), OwnContents())
+    for step in (80, 100):
+        save(opened, step)
+    code, _, err = supervised.run("pass")
+    assert code == 0
+    assert f"2 commit(s) in {directory}, newest step 100" in err
+
+
 def test_a_url_is_handed_on_and_the_journal_stays_here(supervised: Run) -> None:
     program = (
         "print(*(os.environ[f'TFPREEMPT_{n}_DIR'] for n in ('CHECKPOINT', 'JOURNAL')))"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
@@ -175,6 +176,33 @@ def test_steps_of_all_and_the_newest_commit(training: Run) -> None:
     assert (status.commits, status.commit_step) == (1, 8)
     assert status.committed_at is not None
     assert status.at - status.committed_at == pytest.approx(29.51)
+
+
+def commit_without_journal(directory: Path, *steps: int) -> None:
+    """Commits as a program with States alone does."""
+    opened = open_directory(str(directory), OwnContents(), clock=FakeClock())
+    for step in steps:
+        save(opened, step)
+
+
+def test_commits_without_a_journal_are_those_in_the_directory(run: Run) -> None:
+    run.started(workers=1)
+    commit_without_journal(run.directory, 80, 100)
+    status = run.look(5)
+    assert (status.commits, status.commit_step) == (2, 100)
+    assert status.committed_at is not None
+    assert "committed 100, " in one_line(status)
+    run.restored(0)  # the journal of a worker says it all
+    assert run.look().commits == 0
+
+
+def test_commits_without_any_journal_are_named(tmp_path: Path) -> None:
+    commit_without_journal(tmp_path / "run", 80, 100)
+    for command in ("status", "report"):
+        done = CliRunner().invoke(main, [command, str(tmp_path / "run")])
+        assert done.exit_code == 2
+        said = " ".join(done.stderr.replace("│", " ").split())
+        assert f"2 commit(s) in {tmp_path / 'run'}, newest step 100" in said
 
 
 def test_no_step_lags_behind_a_commit(training: Run) -> None:

@@ -109,6 +109,19 @@ def test_all_of_it_comes_back(worker: Worker) -> None:
     assert read_now(worker.path) == worker.says
 
 
+def test_the_last_report_has_an_upload_that_was_complete_since_and_its_own_time(
+    worker: Worker,
+) -> None:
+    with worker.telling():
+        worker.wait_step(1)
+        uploaded = MirrorStatus(uri="gs://bucket/run", newest=2, mirrored=2)
+        worker.say(step=2, at=2e9, upload=uploaded)
+        worker.wait_looks()
+    told = read_now(worker.path)
+    assert told is not None
+    assert (told.upload, told.step, told.at) == (uploaded, 1, 1e9)
+
+
 def test_less_leaves_nothing_of_more(worker: Worker) -> None:
     worker.say(host="h" * 200)
     with worker.telling():

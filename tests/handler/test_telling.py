@@ -119,6 +119,19 @@ def test_a_copy_that_is_made(program: Program, tmp_path: Path) -> None:
         wait_until(is_told)
 
 
+def test_an_upload_that_ends_with_the_training_is_in_the_last_report(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_file, "_LOOKS_EVERY", 1000.0)
+    copy = (tmp_path / "copy").as_uri()
+    with program.handler(remote_checkpoint_dir=copy) as handler:
+        handler.run(program.step)
+    newest = told(program)
+    assert newest is not None
+    assert newest.upload is not None
+    assert newest.upload.mirrored == 1
+
+
 def test_the_next_start_notes_how_far_the_one_before_had_told_it_was(
     program: Program,
 ) -> None:

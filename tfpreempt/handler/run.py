@@ -451,13 +451,13 @@ class Run:
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
-        if self._telling is not None:
-            self._telling.stop()
         if self.snapshots is not None:
             self.snapshots.close()
         if self.directory.mirror is not None:
             self.directory.mirror.hand_in_journal(HANDS_IN)
             self.directory.mirror.close()
+        if self._telling is not None:
+            self._telling.stop()  # after the mirror: the last report has its last state
         self.release()
         self._journal.close()
 

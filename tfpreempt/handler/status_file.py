@@ -31,6 +31,7 @@ TOLD_EVERY = 5.0
 """Seconds; a change of what it does, or a notice, is told within a second."""
 
 _LOOKS_EVERY = 1.0
+_JOIN_SECONDS = 1.0  # for a disk that hangs
 _WINDOW_SECONDS = 60.0  # that the pace is the mean of
 _MOST_BYTES = 1 << 16  # of a file that is read
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -138,7 +139,9 @@ class StepRate:
 class Telling:
     """Writes it to a file from now on, until it is stopped.
 
-    Its thread ends then, or once there is nothing to tell of. The file is made at the
+    Its thread ends then, or once there is nothing to tell of. If the state of the
+    mirror has changed since the last report, the report is written once more at the
+    end. The file is made at the
     start and never later: who removes the directory meets no new file in it, and what
     lies where a disk was mounted gets none. Nothing is renamed, so that who copies the
     directory misses no file.
@@ -162,12 +165,19 @@ class Telling:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is told any more. Any thread; a disk that hangs holds up nobody."""
+        """Ends the thread. Any thread; waits no longer than a moment for the disk."""
         self._thread.stop_event.set()
+        self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        rate, told, due = StepRate(), None, -math.inf
+        rate, told, due, last = StepRate(), None, -math.inf, None
         while (now := self._look()) is not None:
+            if self._thread.stop_event.is_set() and last is not None:
+                # The time stays that of the last report: the worker has recorded its
+                # exit since, and a report after the exit is of a worker that runs.
+                if now.upload != last.upload:
+                    self._write(dataclasses.replace(last, upload=now.upload))
+                return
             seconds = self._clock.monotonic()
             now = dataclasses.replace(
                 now,
@@ -176,10 +186,9 @@ class Telling:
             )
             what = now.doing, now.noticed_at is None, now.deadline is None
             if seconds >= due or what != told:
-                told, due = what, seconds + TOLD_EVERY
+                told, due, last = what, seconds + TOLD_EVERY, now
                 self._write(now)
-            if self._thread.stop_event.wait(_LOOKS_EVERY):
-                return
+            self._thread.stop_event.wait(_LOOKS_EVERY)
 
     def _write(self, now: Now) -> None:
         data = _pack(now)

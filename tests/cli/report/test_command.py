@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tensorboardX import SummaryWriter
 
+from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.report.scripted import Scripted, a_run
 from tests.cli.report.test_plots import many_restarts
 from tests.fakes.storage import FaultyObjectStore
@@ -48,6 +49,17 @@ def test_the_tables_for_people(run: Path) -> None:
         "9 commit(s), 8.79 KiB; restores: 3 from bucket, 3 from memory" in done.stdout
     )
     assert "warning: supervisor.jsonl, worker-0.jsonl" in done.stderr
+
+
+def test_commits_without_a_journal_of_a_worker_are_counted(run: Path) -> None:
+    for path in (run / "journal").glob("worker-*"):
+        path.unlink()
+    opened = open_directory(str(run), OwnContents())
+    for step in (80, 100):
+        save(opened, step)
+    done = call(run)
+    assert "commit(s), " not in done.stdout
+    assert f"there are 2 commit(s) in {run}, newest step 100" in done.stderr
 
 
 def test_the_journals_own_directory_can_be_named(run: Path) -> None:

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.mirror.journal_mirror import fetch
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import journal_directory
@@ -36,17 +38,36 @@ def has_journal(directory: Path) -> bool:
     return any(directory.glob("*.jsonl"))
 
 
+def commits_in(directory: str | Path) -> list[Entry]:
+    """Returns the commits in a checkpoint directory, newest first.
+
+    A program with States alone commits, and keeps no journal.
+    """
+    with contextlib.suppress(OSError):
+        return [each for each in catalog.scan(str(directory)) if each.is_committed]
+    return []
+
+
+def count_commits(directory: str | Path) -> str:
+    """Returns the number of commits and the newest step; empty without a commit."""
+    if not (found := commits_in(directory)):
+        return ""
+    return f"{len(found)} commit(s) in {directory}, newest step {found[0].step}"
+
+
 def hint(place: str) -> str:
-    """Where else to look, for who has named what is no run.
+    """Returns advice for a user who has named a directory without a journal.
 
     Returns:
-        A sentence with a space before it; empty where nothing better is known.
+        A sentence with a space before it; empty if nothing better is known.
     """
     path = local_path(place)
     if path is None:
         return ""
     if not os.path.isdir(path):
         return f" There is no directory {path!r}."
+    if commits := count_commits(path):
+        return f" `tfpreempt inspect` shows {plain(commits)}."
     runs = [
         plain(str(each.parent))
         for each in Path(path).glob("*/journal")

@@ -91,6 +91,7 @@ class JournalTailer:
             the newest.
 
     Attributes:
+        directory: see above.
         reports: the last report of each worker that has a status file, by index.
     """
 
@@ -102,7 +103,7 @@ class JournalTailer:
         *,
         keeps_all: bool = False,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._only_workers = workers
         self._only_supervisor = supervisor
         self._keeps_all = keeps_all
@@ -162,10 +163,10 @@ class JournalTailer:
         Raises:
             OSError: the directory cannot be read.
         """
-        for name in os.listdir(self._directory):
+        for name in os.listdir(self.directory):
             self._add(name)
         for worker in self.workers:
-            now = read_now(now_path(self._directory, worker))
+            now = read_now(now_path(self.directory, worker))
             before = self.reports.get(worker)
             if now is not None and (before is None or before.now != now):
                 since = min(now.at, at) if before is None else at
@@ -187,4 +188,4 @@ class JournalTailer:
         else:
             return
         if name not in self._files:
-            self._files[name] = _File(self._directory / name, make)
+            self._files[name] = _File(self.directory / name, make)

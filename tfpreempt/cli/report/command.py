@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tfpreempt.cli.journals.locate import (
+    count_commits,
     fetched_journal,
     find_journal,
     has_journal,
@@ -109,6 +110,9 @@ def _read(place: str, tensorboard: Path | None) -> RunReport:
                 f"{place!r} has no journal in {found}, nor can a copy of one be "
                 f"fetched: {error}"
             ) from error
+    if report.step is None and (commits := count_commits(found.parent)):
+        warning = f"there are {commits}, and no journal of them"
+        report = dataclasses.replace(report, warnings=(warning, *report.warnings))
     if tensorboard is None:
         return report
     curves, warnings = read_scalars(tensorboard)

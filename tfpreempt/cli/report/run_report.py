@@ -546,8 +546,9 @@ def _faults(events: Sequence[Record]) -> dict[str, int]:
 
 
 _ELSEWHERE = (
-    "Its file may be lost; or the program keeps its commits, and with them its "
-    "journal, in another directory than --checkpoint-dir: then name that one"
+    "Its file may be lost; or the program saves States without a handler, and keeps no "
+    "journal; or it keeps its commits, and with them its journal, in another directory "
+    "than --checkpoint-dir: then name that one"
 )
 
 

@@ -50,6 +50,8 @@ def _step(report: RunReport) -> str:
 
 def written(report: RunReport) -> str:
     """What was written, and from where it was read."""
+    if report.step is None:
+        return "commits and restores: not recorded"
     size = size_text(report.bytes_written)
     tiers = Counter(plain(each["tier"] or "unknown") for each in report.restores)
     found = ", ".join(f"{count} from {tier}" for tier, count in tiers.items())

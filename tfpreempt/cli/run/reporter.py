@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfpreempt.cli.journals.locate import count_commits
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.hangs import Hang
 from tfpreempt.cli.run.policy import (
@@ -189,11 +190,13 @@ class Reporter:
         self._add("left", cause=verdict.cause.value, **told, **_counts(spent))
         journal = self.journal.path.parent
         if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
-            self._say(
-                f"no worker has kept a journal in {journal}: its commits are "
-                "elsewhere, or there are none. Let the program make its handler, or "
-                "callback, with the directory that it finds in TFPREEMPT_CHECKPOINT_DIR"
+            advice = (
+                "its commits are elsewhere, or there are none. Let the program make "
+                "its handler, or callback, with the directory that it finds in "
+                "TFPREEMPT_CHECKPOINT_DIR"
             )
+            found = count_commits(journal.parent) or advice
+            self._say(f"no worker has kept a journal in {journal}: {found}")
         self._say(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
             f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "

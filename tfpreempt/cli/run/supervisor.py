@@ -16,8 +16,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
+from tfpreempt.cli.journals.locate import commits_in
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.run import live, memory, policy
 from tfpreempt.cli.run.cluster import claimed_ports
@@ -25,7 +25,14 @@ from tfpreempt.cli.run.console import Console, status_line, unbuffered
 from tfpreempt.cli.run.hangs import Watch
 from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.cli.run.options import RunOptions
-from tfpreempt.cli.run.policy import Leave, Restart, ReturnCode, Situation, WorkerExit
+from tfpreempt.cli.run.policy import (
+    Cause,
+    Leave,
+    Restart,
+    ReturnCode,
+    Situation,
+    WorkerExit,
+)
 from tfpreempt.cli.run.processes import Fleet
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.signals import NOTICES, Wait, held_signals
@@ -155,7 +162,8 @@ class Supervisor:
             self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_steps)
             if isinstance(verdict, Restart) and identity and _is_elsewhere(identity):
-                verdict = policy.leave_without_directory(verdict.spent)
+                # A restart would train from the start, in another directory.
+                verdict = Leave(cause=Cause.MOVED, code=1, spent=verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
                 self.reporter.stacks(self.watch.stacks())
@@ -366,11 +374,9 @@ class Supervisor:
         seen if the machines share the journal's directory.
         """
         in_directory = in_journal = None
-        with contextlib.suppress(OSError):
-            if self.options.local_dir is not None:
-                found = catalog.scan(self.options.local_dir)
-                committed = (each.step for each in found if each.is_committed)
-                in_directory = next(committed, None)
+        if self.options.local_dir is not None:
+            commits = commits_in(self.options.local_dir)
+            in_directory = commits[0].step if commits else None
         with contextlib.suppress(OSError):
             self._journals.read_on(self.clock.wall())
             chief = self._journals.workers.get(0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
+from tfpreempt.cli.journals.locate import commits_in
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status.run_status import RunStatus, State, build_status
 from tfpreempt.core.clock import SystemClock
@@ -27,9 +29,18 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
     """
     with journals.lock:
         journals.read_on(at)
-        return build_status(
+        status = build_status(
             at, journals.workers, journals.supervisors, journals.reports
         )
+    if journals.workers or not (commits := commits_in(journals.directory.parent)):
+        return status
+    newest = commits[0]
+    return dataclasses.replace(
+        status,
+        commits=len(commits),
+        commit_step=newest.step,
+        committed_at=newest.time if newest.saved_at is None else newest.saved_at,
+    )
 
 
 def read_status_now(journals: JournalTailer) -> RunStatus:
