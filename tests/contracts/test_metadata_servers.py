@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import requests
 
+from tests.fakes.hostile import HostileServer
 from tests.notice.rigs import wait_until
 from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.clock import FakeClock
@@ -26,7 +27,6 @@ from tfpreempt.testing.metadata import (
     FakeAws,
     FakeAzure,
     FakeGce,
-    HostileServer,
     Reply,
     Request,
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes.hostile import HostileServer
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice.metadata import (
@@ -19,7 +20,7 @@ from tfpreempt.notice.metadata import (
     epoch_seconds,
 )
 from tfpreempt.testing._server import FakeServer, Reply, Request
-from tfpreempt.testing.metadata import FakeGce, HostileServer
+from tfpreempt.testing.metadata import FakeGce
 
 FLAVOR = {"Metadata-Flavor": "Google"}
 NAME = "/computeMetadata/v1/instance/name?alt=json"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.fakes.hostile import KINDS, HostileServer
 from tests.notice.rigs import wait_until
 from tests.notice.server_rigs import QUICK_SECONDS, hurry
 from tfpreempt.notice import aws, azure, gce
@@ -20,11 +21,9 @@ from tfpreempt.platforms import probing
 from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import (
-    KINDS,
     FakeAws,
     FakeAzure,
     FakeGce,
-    HostileServer,
 )
 
 pytestmark = pytest.mark.slow  # real servers, each with its time-outs

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.hostile import KINDS, HostileServer
 from tests.notice.rigs import wait_until
 from tfpreempt.platforms import probing
 from tfpreempt.platforms.detect import detect_platform
 from tfpreempt.platforms.probing import Probe
 from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.metadata import (
-    KINDS,
     FakeAws,
     FakeAzure,
     FakeGce,
-    HostileServer,
 )
 
 

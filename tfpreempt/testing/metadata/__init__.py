@@ -7,10 +7,9 @@
 They are real HTTP servers with the traps of the real ones, so that any client can be
 tested against them, in this process or in another.
 
-_aws      the instance metadata service of Amazon EC2, version 2
-_azure    Azure's instance metadata service, with Scheduled Events
-_gce      the metadata server of Google Compute Engine
-_hostile  a server that is no metadata server: a captive portal, a bug, or an attacker
+_aws    the instance metadata service of Amazon EC2, version 2
+_azure  Azure's instance metadata service, with Scheduled Events
+_gce    the metadata server of Google Compute Engine
 
 Imported by cli.
 """
@@ -21,14 +20,5 @@ from tfpreempt.testing._server import Reply, Request
 from tfpreempt.testing.metadata._aws import FakeAws
 from tfpreempt.testing.metadata._azure import FakeAzure
 from tfpreempt.testing.metadata._gce import FakeGce
-from tfpreempt.testing.metadata._hostile import KINDS, HostileServer
 
-__all__ = [
-    "KINDS",
-    "FakeAws",
-    "FakeAzure",
-    "FakeGce",
-    "HostileServer",
-    "Reply",
-    "Request",
-]
+__all__ = ["FakeAws", "FakeAzure", "FakeGce", "Reply", "Request"]
