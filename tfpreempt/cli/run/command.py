@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import resource
@@ -193,14 +194,7 @@ def run(
     checkpoint_dir: str | None,
     remote_checkpoint_dir: str | None,
     log_dir: Path | None,
-    log_size: int,
-    log_files: int,
-    has_echo: bool,
-    snapshots: int,
-    hang_timeout: float | None,
-    metrics_address: tuple[str, int] | None,
-    metrics_file: Path | None,
-    **limits: Any,
+    **given: Any,
 ) -> None:
     """Run COMMAND as a cluster of local workers, through preemptions and failures.
 
@@ -215,9 +209,11 @@ def run(
     On a terminal one line below all else says how far the run is; `tfpreempt status`
     says it elsewhere.
     """
+    names = {each.name for each in dataclasses.fields(Limits)} & given.keys()
+    limits = {name: given.pop(name) for name in names}
     try:
-        given = given_task(os.environ)
-        task = f"{given.type}-{given.index}" if given else None
+        own = given_task(os.environ)
+        task = f"{own.type}-{own.index}" if own else None
         if task is not None and workers not in (None, 1):
             raise ConfigurationError(
                 f"--workers {workers} was given, and TF_CONFIG is set (task "
@@ -226,8 +222,8 @@ def run(
                 "cluster made."
             )
         _check_command(command)
-        for given_place in (checkpoint_dir, remote_checkpoint_dir):
-            paths.check_no_user_info(given_place or "")
+        for place in (checkpoint_dir, remote_checkpoint_dir):
+            paths.check_no_user_info(place or "")
         directory = _make_directory(checkpoint_dir)
         if directory is not None and limits["max_idle_preemptions"] is None:
             limits["max_idle_preemptions"] = _MAX_IDLE_PREEMPTIONS
@@ -242,17 +238,11 @@ def run(
             checkpoint_dir=directory,
             remote_checkpoint_dir=_checked_remote(remote_checkpoint_dir, directory),
             log_dir=logs,
-            log_size=log_size,
-            log_files=log_files,
             journal_dir=journal_directory(directory or logs),
             task=task,
-            has_echo=has_echo,
             environment=dict(os.environ),
-            snapshots=snapshots,
-            hang_timeout=hang_timeout,
             first_worker=_first_worker(),
-            metrics_address=metrics_address,
-            metrics_file=metrics_file,
+            **given,  # the options that have the names of its fields
         )
         code = supervise(options)
     except ConfigurationError as error:

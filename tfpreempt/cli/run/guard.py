@@ -19,7 +19,6 @@ Usage: guard.py GRACE_SECONDS JOURNAL SUPERVISOR ROOT [DESCRIPTOR LOG ...]
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -53,17 +52,12 @@ def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
 
 def record_end(journal: str, supervisor: str) -> None:
     """Appends a record for the supervisor, which could write none; makes no file."""
-    times = {"wall": time.time(), "monotonic": time.monotonic()}
-    record = {**times, "event": "supervisor_died", "supervisor": supervisor}
-    flags, root = os.O_RDWR | os.O_APPEND, os.path.dirname(os.path.dirname(journal))
-    with (
-        contextlib.suppress(OSError),
-        open(_opened(journal, flags, root), "r+b", buffering=0) as file,
-    ):
-        size = os.fstat(file.fileno()).st_size
-        last = os.pread(file.fileno(), 1, max(0, size - 1))
-        line_end = b"" if last in (b"", b"\n") else b"\n"  # of a torn line
-        file.write(line_end + json.dumps(record).encode() + b"\n")
+    from tfpreempt.core.clock import SystemClock
+    from tfpreempt.core.journal import JsonLines
+
+    if os.path.exists(journal):
+        record = {"event": "supervisor_died", "supervisor": supervisor}
+        JsonLines(Path(journal), SystemClock()).append(record)
 
 
 def ask_groups(groups: set[int]) -> None:
@@ -90,6 +84,8 @@ def end_groups(
 
 def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
     """Appends to the logs what comes within a time; drops the pipes that have ended."""
+    from tfpreempt.core import contained
+
     poll = select.poll()
     for descriptor in outputs:
         poll.register(descriptor, select.POLLIN)
@@ -99,18 +95,12 @@ def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
             del outputs[descriptor]
             continue
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        with (
-            contextlib.suppress(OSError),
-            open(_opened(outputs[descriptor], flags, root), "ab") as log,
-        ):
-            log.write(data)
-
-
-def _opened(path: str, flags: int, root: str) -> int:
-    """Opens a file of the run."""
-    from tfpreempt.core import contained
-
-    return contained.open_file(path, flags, root=root, copies=True)
+        with contextlib.suppress(OSError):
+            log = contained.open_file(
+                outputs[descriptor], flags, root=root, copies=True
+            )
+            with open(log, "ab") as file:
+                file.write(data)
 
 
 def _signal(target: int, number: int) -> bool:

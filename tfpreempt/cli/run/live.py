@@ -29,13 +29,6 @@ _WRITES_EVERY = 10.0
 _JOIN_SECONDS = 5.0  # for a disk that hangs
 
 
-def _own_journals(options: RunOptions) -> JournalTailer:
-    """Returns the journals of this supervisor and of its own workers."""
-    first = options.first_worker
-    mine = () if first is None else range(first, first + options.workers)
-    return JournalTailer(options.journal_dir, mine, options.journal_path.name)
-
-
 @contextlib.contextmanager
 def shown(
     options: RunOptions,
@@ -54,7 +47,9 @@ def shown(
     Raises:
         ConfigurationError: the metrics cannot be served or written.
     """
-    journals = _own_journals(options)
+    first = options.first_worker
+    own = () if first is None else range(first, first + options.workers)
+    journals = JournalTailer(options.journal_dir, own, options.journal_path.name)
 
     def look() -> RunStatus:
         try:
@@ -63,14 +58,14 @@ def shown(
             return RunStatus(at=clock.wall(), workers=())
 
     with contextlib.ExitStack() as ends:
-        if options.metrics_address is not None or options.metrics_file is not None:
+        address, file = options.metrics_address, options.metrics_file
+        if address is not None or file is not None:
             name = options.checkpoint_dir or str(options.journal_dir)
             collected = metrics.registry(name, look)
-            if options.metrics_address is not None:
-                host, port = options.metrics_address
-                ends.enter_context(metrics.served(host, port, collected))
-            if options.metrics_file is not None:
-                ends.enter_context(_written(options.metrics_file, collected, lost))
+            if address is not None:
+                ends.enter_context(metrics.served(*address, collected))
+            if file is not None:
+                ends.enter_context(_written(file, collected, lost))
         if line is not None:
             ends.enter_context(_drawn(line, look))
         yield
@@ -80,9 +75,14 @@ def shown(
 def _written(
     path: Path, collected: CollectorRegistry, lost: Callable[[Path, OSError], None]
 ) -> Iterator[None]:
-    """Writes them to the file again and again, and once more at the end."""
+    """Writes the metrics to a file again and again, and once more at the end.
+
+    A reader of the file finds the metrics of before, or those of now, never a part.
+    """
+    from prometheus_client import write_to_textfile
+
     try:
-        metrics.write(path, collected)
+        write_to_textfile(str(path), collected)
     except OSError as error:
         raise ConfigurationError(
             f"Cannot write --metrics-file {str(path)!r} ({error.strerror}). Name a "
@@ -91,17 +91,17 @@ def _written(
 
     def write() -> None:
         try:
-            metrics.write(path, collected)
+            write_to_textfile(str(path), collected)
         except OSError as error:
             lost(path, error)
 
-    with _repeated("tfpreempt-metrics", _WRITES_EVERY, write, at_last=write):
+    with _repeated("tfpreempt-metrics", _WRITES_EVERY, write, write):
         yield
 
 
 @contextlib.contextmanager
 def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
-    """Shows it in a line that goes at the end."""
+    """Shows the status in a line, which is erased at the end."""
     from tfpreempt.cli.status.text import one_line
 
     def draw() -> None:
@@ -109,10 +109,7 @@ def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
         if status.workers:
             line.show(one_line(status))
 
-    def erase() -> None:
-        line.show("")
-
-    with _repeated("tfpreempt-line", _LOOKS_EVERY, draw, at_last=erase):
+    with _repeated("tfpreempt-line", _LOOKS_EVERY, draw, lambda: line.show("")):
         yield
 
 

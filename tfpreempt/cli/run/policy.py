@@ -252,11 +252,6 @@ def leave_between_runs(limits: Limits, spent: Spent) -> Leave:
     return Leave(cause=Cause.STOPPED, code=limits.restart_codes[0], spent=spent)
 
 
-def leave_without_directory(spent: Spent) -> Leave:
-    """A restart would begin anew, in what has taken the directory's place."""
-    return Leave(cause=Cause.MOVED, code=1, spent=spent)
-
-
 def _while_some_run(limits: Limits, seen: Situation) -> Action:
     if seen.killed_at is not None:
         return _after_kill(limits, seen, seen.killed_at)

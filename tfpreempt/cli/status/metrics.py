@@ -13,7 +13,6 @@ import socketserver
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfpreempt.cli.status.run_status import RunStatus, State
@@ -235,14 +234,3 @@ def served(
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def write(path: Path, metrics: CollectorRegistry) -> None:
-    """Writes them to a file, whole: a reader finds those of before, or these.
-
-    Raises:
-        OSError: they cannot be.
-    """
-    from prometheus_client import write_to_textfile
-
-    write_to_textfile(str(path), metrics)
