@@ -531,7 +531,6 @@ RUN = "goes with decision 0027: Run, Directory and Save"
 LARGER: dict[str, tuple[tuple[int, ...], str]] = {
     "checkpoint/mirror/mirror.py:Mirror": ((40, 19), RUN),
     "checkpoint/restore/opening.py:open_directory": ((14,), RUN),
-    "cli/run/command.py:run": ((12,), "click: a parameter for each option"),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
     "handler/registration.py:admit": ((10,), RUN),
     "handler/handler.py:PreemptionCheckpointHandler.__init__": ((10,), "public"),
