@@ -78,11 +78,8 @@ class Disk:
         found: bytes = self._do("read", path)
         return found
 
-    def write(self, path: str, data: bytes) -> None:
-        self._do("write", path, data)
-
-    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        self.write(path, b"".join(data))
+    def write(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        self._do("write", path, b"".join(data))
 
     def make_dirs(self, path: str) -> None:
         above = os.path.dirname(path)

@@ -209,7 +209,7 @@ class MadeThere(LeaseDirectory):
     def take(self, holder):
         new, root = f"/{layout.LEASE}.{holder.token}", f"/{layout.LEASE}"
         self._disk.make_dirs(f"{new}/{holder.token}")
-        self._disk.write(f"{new}/{holder.token}/holder", holder.to_json())
+        self._disk.write(f"{new}/{holder.token}/holder", [holder.to_json()])
         self._disk.make_dirs(root)
         with contextlib.suppress(FileNotFoundError):
             self._disk.rename(f"{new}/{holder.token}", f"{root}/{holder.token}")
@@ -220,7 +220,7 @@ class Beside(FencedFiles):
     """A temporary file beside its target, which is the same one for all."""
 
     def publish(self, path, data):
-        self.write(path + ".tmp", data)
+        self.write(path + ".tmp", [data])
         with self._lease.moving() as way:
             self._files.rename(path + ".tmp", way)
             self._files.rename(way, path)

@@ -248,9 +248,9 @@ class WatchedNames(LocalFiles):
         super().__init__(root)
         self.opened: list[IO[bytes]] = []
 
-    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+    def write(self, path: str, data: Iterable[bytes | memoryview]) -> None:
         self.opened.append(open(path, "wb", buffering=0))  # noqa: SIM115
-        super().write_pieces(path, data)
+        super().write(path, data)
 
 
 @pytest.mark.parametrize("form", ["own", "flat"])

@@ -626,7 +626,7 @@ class NoPlace(FaultyFiles):
         super().__init__()
         self.error = error
 
-    def write_pieces(self, path, pieces):
+    def write(self, path, pieces):
         raise self.error
 
 

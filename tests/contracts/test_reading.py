@@ -22,7 +22,7 @@ def test_what_is_written_can_be_read(root):
     files.make_dirs(folder)
     files.make_dirs(folder)
     for data in (b"first" * 1000, b"", b"second"):
-        files.write(path, data)
+        files.write(path, [data])
         files.sync_file(path)
         files.sync_dir(folder)
         assert reading.stat(path).size == len(data)
@@ -46,7 +46,7 @@ def test_what_is_written_can_be_read(root):
 def test_what_a_path_is(root):
     files = LocalFiles(root)
     path, gone = os.path.join(root, "file"), os.path.join(root, "gone")
-    files.write(path, b"x")
+    files.write(path, [b"x"])
     assert reading.is_file(path)
     assert reading.is_there(path)
     assert reading.is_dir(root)
@@ -78,7 +78,7 @@ def test_deleting(root):
     files = LocalFiles(root)
     folder, path = os.path.join(root, "d"), os.path.join(root, "d", "file")
     files.make_dirs(folder)
-    files.write(path, b"x")
+    files.write(path, [b"x"])
     with pytest.raises(OSError, match="d") as caught:
         files.remove_dir(folder)
     assert caught.value.errno == errno.ENOTEMPTY

@@ -64,8 +64,7 @@ class _Faulty:
             self.operations.append(Operation(name, path))
             if isinstance(fault, SimulatedCrash):
                 self._crash = fault
-        is_write = name in ("write", "write_pieces")
-        is_torn = fault is not None and self._when == "torn" and is_write
+        is_torn = fault is not None and self._when == "torn" and name == "write"
         if fault is not None and self._when != "after" and not is_torn:
             raise fault
         yield is_torn
@@ -100,16 +99,12 @@ class FaultyFiles(_Faulty):
         with self._step("make_dirs", path):
             self._inner.make_dirs(path)
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: Iterable[bytes | memoryview]) -> None:
         with self._step("write", path) as is_torn:
-            self._inner.write(path, data[: len(data) // 2] if is_torn else data)
-
-    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        with self._step("write_pieces", path) as is_torn:
             if is_torn:
                 whole = b"".join(bytes(piece) for piece in data)
                 data = [whole[: len(whole) // 2]]
-            self._inner.write_pieces(path, data)
+            self._inner.write(path, data)
 
     def sync_file(self, path: str) -> None:
         with self._step("sync_file", path):

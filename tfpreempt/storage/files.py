@@ -8,6 +8,7 @@ Reading needs no such seam, as it changes nothing: see `reading.py`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 from collections.abc import Iterable, Iterator
@@ -29,15 +30,11 @@ class Files(Protocol):
         """Makes a directory and its parents; one that exists is fine."""
         ...
 
-    def write(self, path: str, data: bytes) -> None:
-        """Creates a file, in place of a file that has the name.
+    def write(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        """Creates a file of the pieces, in place of a file that has the name.
 
         The file is not durable before `sync_file`.
         """
-        ...
-
-    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        """The same with bytes that come one piece after the other."""
         ...
 
     def sync_file(self, path: str) -> None:
@@ -70,6 +67,7 @@ class Files(Protocol):
         ...
 
 
+@dataclasses.dataclass(eq=False)
 class LocalFiles:
     """The file system of this machine.
 
@@ -81,69 +79,60 @@ class LocalFiles:
             program's own.
     """
 
-    def __init__(self, root: str = "") -> None:
-        self._root = root
+    root: str = ""
 
     def make_dirs(self, path: str) -> None:
-        with contained.directory(path, self._root, makes=True):
+        with contained.directory(path, self.root, makes=True):
             pass
 
-    def write(self, path: str, data: bytes) -> None:
-        self.write_pieces(path, [data])
-
-    def write_pieces(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        descriptor = self._open_new(path)
+    def write(self, path: str, data: Iterable[bytes | memoryview]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with contained.parent(path, self.root) as (folder, name):
+            try:
+                descriptor = contained.open_at(folder, name, flags, path=path)
+            except FileExistsError:
+                # A file that has the name may be a link, a pipe or the second name of a
+                # file elsewhere; or another user's, who could change the new content.
+                os.remove(name, dir_fd=folder)
+                descriptor = contained.open_at(folder, name, flags, path=path)
         with open(path, "wb", buffering=0, opener=lambda *_: descriptor) as file:
             for piece in data:
                 pieces.write(file, piece)
 
     def sync_file(self, path: str) -> None:
-        descriptor = contained.open_file(path, os.O_RDONLY, root=self._root)
+        descriptor = contained.open_file(path, os.O_RDONLY, root=self.root)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def sync_dir(self, path: str) -> None:
-        with contained.directory(path, self._root, reads=True) as folder:
+        with contained.directory(path, self.root, reads=True) as folder:
             os.fsync(folder)
 
     def rename(self, source: str, target: str) -> None:
         with (
-            contained.parent(source, self._root) as (old, old_name),
-            contained.parent(target, self._root) as (new, new_name),
+            contained.parent(source, self.root) as (old, old_name),
+            contained.parent(target, self.root) as (new, new_name),
         ):
             os.replace(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
     def remove(self, path: str) -> None:
         with (
             contextlib.suppress(*NOTHING_THERE),
-            contained.parent(path, self._root) as (folder, name),
+            contained.parent(path, self.root) as (folder, name),
         ):
             os.remove(name, dir_fd=folder)
 
     def remove_dir(self, path: str) -> None:
         with (
             contextlib.suppress(*NOTHING_THERE),
-            contained.parent(path, self._root) as (folder, name),
+            contained.parent(path, self.root) as (folder, name),
         ):
             os.rmdir(name, dir_fd=folder)
 
     def publish(self, path: str, data: bytes) -> None:
         write_durably(self, path, data)
-
-    def _open_new(self, path: str) -> int:
-        """Opens a new file to write; a file that has the name is removed.
-
-        The file that has the name may be a link, a pipe or the second name of a file
-        elsewhere; or another user's, who could change the new content later.
-        """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with contained.parent(path, self._root) as (folder, name):
-            with contextlib.suppress(FileExistsError):
-                return contained.open_at(folder, name, flags, path=path)
-            os.remove(name, dir_fd=folder)
-            return contained.open_at(folder, name, flags, path=path)
 
 
 @contextlib.contextmanager
@@ -179,7 +168,7 @@ def write_durably(files: Files, path: str, data: bytes) -> None:
         OSError: as the file system says.
     """
     temporary = path + ".tmp"
-    files.write(temporary, data)
+    files.write(temporary, [data])
     files.sync_file(temporary)
     files.rename(temporary, path)
     files.sync_dir(os.path.dirname(path))

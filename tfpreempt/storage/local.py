@@ -64,7 +64,10 @@ class LocalStore:
         unreadable: type[errors.CheckpointError] = errors.CheckpointError,
     ) -> None:
         self.uri = os.path.abspath(root)
-        if _is_no_folder(self.uri):
+        is_folder = True  # as far as the disk says
+        with contextlib.suppress(OSError):
+            is_folder = stat.S_ISDIR(os.stat(self.uri).st_mode)
+        if not is_folder:
             raise errors.ConfigurationError(
                 f"{self.uri!r} is a file; expected a directory. Remove the file or "
                 "choose another directory."
@@ -97,15 +100,19 @@ class LocalStore:
         timeout: float | None = None,
     ) -> int:
         copied = 0
-        with self._opened(name) as descriptor:
+        with self._reading(name) as path:
+            descriptor = contained.open_file(path, os.O_RDONLY, root=self.uri)
+        try:
             while length is None or copied < length:
                 wanted = _PIECE if length is None else min(_PIECE, length - copied)
-                with self._edge(name):
+                with self._reading(name):
                     piece = os.pread(descriptor, wanted, offset + copied)
                 if not piece:
                     break
                 target.write(piece)
                 copied += len(piece)
+        finally:
+            os.close(descriptor)
         return copied
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -120,14 +127,15 @@ class LocalStore:
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
         try:
-            with self._opened(name) as descriptor:
-                status = os.fstat(descriptor)
+            with self._reading(name) as path:
+                descriptor = contained.open_file(path, os.O_RDONLY, root=self.uri)
+                with open(descriptor, "rb", buffering=0):
+                    return ObjectStat(size=os.fstat(descriptor).st_size)
         except ObjectMissingError:
             return None
-        return ObjectStat(size=status.st_size)
 
     def delete(self, name: str, *, timeout: float | None = None) -> None:
-        path = self._path(name)
+        path = os.path.join(self.uri, check_name(name))
         if self._is_linked(name) or not os.path.isfile(path):
             return
         with failure.translated(f"delete {name!r}", self.uri):
@@ -163,7 +171,7 @@ class LocalStore:
 
         What reading the source raises is the caller's; what the disk says is ours.
         """
-        path, doing = self._path(name), f"put {name!r}"
+        path, doing = os.path.join(self.uri, check_name(name)), f"put {name!r}"
         if self._is_linked(name):
             raise errors.SaveError(
                 f"{path!r} leads through a symbolic link; expected plain directories "
@@ -219,23 +227,6 @@ class LocalStore:
                 if name.startswith(prefix) and not name.startswith(TEMPORARY):
                     yield name
 
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
-        """A regular file, for reading.
-
-        Raises:
-            ObjectMissingError: there is none of this name.
-            CheckpointDamagedError: it is a link, or something else that is no file.
-            CheckpointError: it cannot be opened; see `unreadable`.
-        """
-        path = os.path.join(self.uri, name)
-        with self._edge(name):
-            descriptor = contained.open_file(path, os.O_RDONLY, root=self.uri)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
     def _is_linked(self, name: str) -> bool:
         """Whether a part of a name's path is a symbolic link."""
         path = self.uri
@@ -246,29 +237,36 @@ class LocalStore:
         return False
 
     @contextlib.contextmanager
-    def _edge(self, name: str) -> Iterator[None]:
-        """What is wrong with the object is damage; with the disk, perhaps not."""
+    def _reading(self, name: str) -> Iterator[str]:
+        """Translates the errors of a body that reads an object; yields its path.
+
+        Raises:
+            ObjectMissingError: there is no object of this name.
+            CheckpointDamagedError: a link has the name, or is above it; or something
+                has the name that is no regular file.
+            CheckpointError: the disk does not give the object back; see `unreadable`.
+        """
+        path = os.path.join(self.uri, check_name(name))
+        damaged = errors.CheckpointDamagedError
         try:
-            with telling_shortage(self._path(name)):
-                yield
+            with telling_shortage(path):
+                yield path
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise self._missing(name) from error  # a folder, or an object above it
+            text = f"There is no object {name!r} in {self.uri!r}."
+            raise ObjectMissingError(text) from error  # a folder, or an object above it
         except contained.LinkError as error:
-            reason = "is a link, or behind one; links aren't followed"
-            raise self._damaged(name, reason) from error
+            raise damaged(
+                f"{name!r} in {self.uri!r} is a link, or behind one; links aren't "
+                "followed."
+            ) from error
         except contained.UnsafeFileError as error:
-            raise self._damaged(name, "is no regular file") from error
+            text = f"{name!r} in {self.uri!r} is no regular file."
+            raise damaged(text) from error
         except OSError as error:
             raise self._unreadable(
                 f"{name!r} in {self.uri!r} cannot be read: {error.strerror or error}. "
                 "Check the disk or the mount, and the permissions."
             ) from error
-
-    def _missing(self, name: str) -> ObjectMissingError:
-        return ObjectMissingError(f"There is no object {name!r} in {self.uri!r}.")
-
-    def _damaged(self, name: str, reason: str) -> errors.CheckpointDamagedError:
-        return errors.CheckpointDamagedError(f"{name!r} in {self.uri!r} {reason}.")
 
     @contextlib.contextmanager
     def _listing(self) -> Iterator[None]:
@@ -278,14 +276,3 @@ class LocalStore:
             raise errors.CheckpointError(
                 f"{self.uri!r} cannot be listed: {error}."
             ) from error
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self.uri, check_name(name))
-
-
-def _is_no_folder(path: str) -> bool:
-    """Whether something else is there, as far as the disk says."""
-    try:
-        return not stat.S_ISDIR(os.stat(path).st_mode)
-    except OSError:
-        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import operator
 import os
 import stat as modes
 from collections.abc import Callable, Iterator
@@ -131,7 +132,14 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
         CheckpointError: too many files are open; see `telling_shortage`.
     """
     with telling_shortage(path):
-        return open(path, "rb", buffering=buffering, opener=_open_regular)
+        # To open or read a pipe or a device may take for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        mode = os.fstat(descriptor).st_mode
+        if not (modes.S_ISREG(mode) or modes.S_ISDIR(mode)):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+        # `open` itself refuses a directory, and closes it.
+        return open(path, "rb", buffering=buffering, opener=lambda *_: descriptor)
 
 
 def read(path: str, most: int) -> bytes:
@@ -163,24 +171,18 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
     while left:
         path = left.pop()
         try:
-            is_folder = _listed(path)
+            with os.scandir(path) as entries:
+                found = sorted(entries, key=operator.attrgetter("name"))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        folders = sorted(name for name in is_folder if is_folder[name])
-        yield path, folders, sorted(is_folder.keys() - set(folders))
-        below = (os.path.join(path, name) for name in reversed(folders))
-        left += [each for each in below if not is_link(each)]
-
-
-def _listed(path: str) -> dict[str, bool]:
-    """The names in a directory, and whether each is a directory, or a link to one."""
-    # `os.path.isdir` says no of what it may not look at, and a directory would pass for
-    # a file; what a listing itself tells does not depend on that.
-    with os.scandir(path) as entries:
-        return {
-            each.name: each.is_dir() if not each.is_symlink() else _leads(each)
-            for each in entries
-        }
+        # `os.path.isdir` says no of what it may not look at, and a directory would pass
+        # for a file; what a listing itself tells does not depend on that.
+        real = [each for each in found if each.is_dir(follow_symlinks=False)]
+        linked = [each for each in found if each.is_symlink() and _leads(each)]
+        folders = {each.name for each in (*real, *linked)}
+        files = [each.name for each in found if each.name not in folders]
+        yield path, sorted(folders), files
+        left += [each.path for each in reversed(real)]
 
 
 def _leads(link: os.DirEntry[str]) -> bool:
@@ -202,13 +204,3 @@ def tree(root: str) -> list[str]:
         for folder, _, names in walk(root)
         for name in names
     )
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Refuses a pipe or a device: to open or read one may take for ever."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if modes.S_ISREG(mode) or modes.S_ISDIR(mode):  # Python itself refuses the latter
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "Not a regular file", path)

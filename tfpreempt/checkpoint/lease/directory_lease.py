@@ -71,12 +71,12 @@ class LocalDisk(LocalFiles):
     """The file system of this machine."""
 
     def names(self, path: str) -> list[str]:
-        with contained.directory(path, self._root, reads=True) as folder:
+        with contained.directory(path, self.root, reads=True) as folder:
             return os.listdir(folder)
 
     def read(self, path: str) -> bytes:
         try:  # Opening asks the server of a network file system again.
-            return contained.read(path, MAX_BYTES, root=self._root)
+            return contained.read(path, MAX_BYTES, root=self.root)
         except OSError as error:
             is_unsafe = isinstance(error, contained.UnsafeFileError)
             if error.filename != path or not (is_unsafe or error.errno == errno.EFBIG):
@@ -129,7 +129,7 @@ class LeaseDirectory:
         place = os.path.join(new, holder.token)
         try:
             self._disk.make_dirs(place)
-            self._disk.write(os.path.join(place, _HOLDER), holder.to_json())
+            self._disk.write(os.path.join(place, _HOLDER), [holder.to_json()])
             self._disk.rename(new, self._root)
         except OSError as error:
             if error.errno not in _TAKEN:
@@ -172,7 +172,7 @@ class LeaseDirectory:
             OSError: as the file system says.
         """
         path = os.path.join(self._root, token, _BEAT)
-        self._disk.write(path, b"%d" % count)
+        self._disk.write(path, [b"%d" % count])
 
     def way(self, token: str) -> str:
         """A path in a lease, by which one file can be moved to another place."""
@@ -262,9 +262,8 @@ class FencedFiles:
 
     def __init__(self, files: Files, lease: Held) -> None:
         self._files, self._lease = files, lease
-        self.write, self.write_pieces = files.write, files.write_pieces
+        self.write, self.remove_dir = files.write, files.remove_dir
         self.sync_file, self.sync_dir = files.sync_file, files.sync_dir
-        self.remove_dir = files.remove_dir
 
     def make_dirs(self, path: str) -> None:
         self._lease.check()
@@ -290,7 +289,7 @@ class FencedFiles:
     def _moved_from(self, way: str, path: str, data: bytes) -> bool:
         """Whether it is there, by a file in the lease; False on another disk."""
         try:
-            self._files.write(way, data)
+            self._files.write(way, [data])
             self._files.sync_file(way)
             self._files.rename(way, path)
         except OSError as error:

@@ -173,7 +173,7 @@ def _merge(
         part = found if found.path == path else _moved(files, found, path)
         index.update(_entries(part, shard))
         sums[path] = (part.size, part.crc32c)
-    files.write(prefix + ".index", bundle.to_bytes(index))
+    files.write(prefix + ".index", [bundle.to_bytes(index)])
     return sums
 
 
@@ -218,7 +218,7 @@ def _write_part(
             sums.append(crc)
             whole.append(crc, data.nbytes)
 
-    files.write_pieces(path, pieces())
+    files.write(path, pieces())
     check()
     files.sync_file(path)
     return Part(

@@ -97,7 +97,7 @@ class WorkerParts:
         if self.worker != 0:
             text = json.dumps(_description(save.step, self.world, shared, parts))
             path = os.path.join(folder, _DESCRIPTION)
-            self.files.write(path, text.encode())
+            self.files.write(path, [text.encode()])
             self.files.sync_file(path)
         return parts
 
