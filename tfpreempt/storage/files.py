@@ -156,18 +156,21 @@ def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
         yield file
 
 
-def write_durably(files: Files, path: str, data: bytes) -> None:
+def write_durably(
+    files: Files, path: str, data: bytes, temporary: str | None = None
+) -> None:
     """Writes a small file so that a reader sees all of it or none of it.
 
     Args:
         files: the operations to use.
-        path: where it goes; `<path>.tmp` is used on the way.
+        path: of the file.
         data: all of its bytes.
+        temporary: path of the file until it is written; by default `<path>.tmp`.
 
     Raises:
         OSError: as the file system says.
     """
-    temporary = path + ".tmp"
+    temporary = temporary or path + ".tmp"
     files.write(temporary, [data])
     files.sync_file(temporary)
     files.rename(temporary, path)

@@ -18,6 +18,7 @@ bounded, manifest, marker and name must vouch for each other. Nothing is changed
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import io
@@ -376,23 +377,16 @@ def scan(directory: str) -> list[Entry]:
     Raises:
         OSError: the directory cannot be listed.
     """
-    folders = [
-        name
-        for name in reading.names(directory)
-        if kind_of(name) is not None
-        and paths.why_unsafe(name) is None
-        and _may_be_folder(os.path.join(directory, name))
-    ]
+    names, found = reading.names(directory), []
     store = reader(directory)
-    return in_order(_ours(_read_on_disk(store, name) for name in folders))
-
-
-def _may_be_folder(path: str) -> bool:
-    """Whether it is one, as far as the disk says: what it does not is damaged then."""
-    try:
-        return reading.is_real_dir(path)
-    except OSError:
-        return True
+    for name in names:
+        if kind_of(name) is None or paths.why_unsafe(name) is not None:
+            continue
+        with contextlib.suppress(OSError):  # if the disk fails here, it is damaged
+            if not reading.is_real_dir(os.path.join(directory, name)):
+                continue
+        found.append(_read_on_disk(store, name))
+    return in_order(_ours(found))
 
 
 def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:

@@ -141,8 +141,15 @@ def unlist(files: Files, directory: str, prefix: str) -> None:
 
 def to_bytes(pointer: Pointer) -> bytes:
     """The state file's content."""
-    lines = [f'model_checkpoint_path: "{_escape(pointer.latest)}"']
-    lines += [f'all_model_checkpoint_paths: "{_escape(p)}"' for p in pointer.paths]
+    quoted = []
+    for prefix in (pointer.latest, *pointer.paths):
+        escaped = [
+            chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+            for byte in os.fsencode(prefix)
+        ]
+        quoted.append("".join(escaped))
+    lines = [f'model_checkpoint_path: "{quoted[0]}"']
+    lines += [f'all_model_checkpoint_paths: "{prefix}"' for prefix in quoted[1:]]
     lines += [f"all_model_checkpoint_timestamps: {t!r}" for t in pointer.timestamps]
     if pointer.last_preserved is not None:
         lines.append(f"last_preserved_timestamp: {pointer.last_preserved!r}")
@@ -158,10 +165,3 @@ def _floats(values: list[str]) -> tuple[float, ...]:
         return tuple(float(value) for value in values)
     except ValueError:
         return ()
-
-
-def _escape(text: str) -> str:
-    return "".join(
-        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
-        for byte in os.fsencode(text)
-    )

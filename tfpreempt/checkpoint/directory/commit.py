@@ -123,15 +123,15 @@ def publish(
         OSError: before the marker; nothing older was touched.
         SaveError: an asynchronous save was given up; likewise.
     """
-    target = staged.staging
-    contents = {name: os.path.join(target, name) for name in reading.tree(target)}
+    staging = staged.staging
+    contents = {name: os.path.join(staging, name) for name in reading.tree(staging)}
     prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
     draft = dataclasses.replace(draft, prefix=prefix)
-    manifest = seal(files, clock, staged, contents, [target], draft)
+    manifest = seal(files, clock, staged, contents, [staging], draft)
     if staged.permit is not None:
         staged.permit.take()
     target = free_target(files, directory, staged.number, draft.sequence)
-    files.rename(staged.staging, target)
+    files.rename(staging, target)
     files.sync_dir(directory)
     mark(files, target, to_json(manifest), manifest.sequence)
     return target, manifest
@@ -145,7 +145,7 @@ def seal(
     roots: Sequence[str],
     draft: Manifest,
 ) -> Manifest:
-    """Steps 1 and 2, in whatever form.
+    """Makes the files durable, and the manifest: steps 1 and 2, in each form.
 
     Args:
         files: the file operations.
@@ -162,7 +162,19 @@ def seal(
         OSError: as the file system says.
     """
     unknown = [path for path in contents.values() if path not in staged.sums]
-    sums = {**staged.sums, **make_durable(files, unknown, roots)}
+    # A thread checksums while this thread syncs: the memory bus and the disk differ.
+    with concurrent.futures.ThreadPoolExecutor(
+        1, thread_name_prefix="tfpreempt-checksum"
+    ) as pool:
+        summing = pool.submit(checksum.of_files, unknown)
+        with contained.parents_kept_open():
+            for path in unknown:
+                files.sync_file(path)
+        for root in roots:
+            for folder, _, _ in reversed(list(reading.walk(root))):
+                files.sync_dir(folder)
+        sums = {**staged.sums, **summing.result()}
+
     entries = [
         FileEntry(name=name, size=sums[path][0], crc32c=sums[path][1])
         for name, path in sorted(contents.items())
@@ -176,36 +188,6 @@ def seal(
     path = os.path.join(staged.staging, layout.MANIFEST)
     write_durably(files, path, to_json(manifest))
     return manifest
-
-
-def make_durable(
-    files: Files, paths: list[str], roots: Sequence[str]
-) -> dict[str, tuple[int, int]]:
-    """Syncs files and all directories below the roots; checksums files meanwhile.
-
-    Returns:
-        Size and crc32c by path.
-
-    Raises:
-        OSError: as the file system says.
-    """
-
-    def sync_all() -> None:
-        with contained.parents_kept_open():
-            for path in paths:
-                files.sync_file(path)
-        for root in roots:
-            for folder, _, _ in reversed(list(reading.walk(root))):
-                files.sync_dir(folder)
-
-    # One thread syncs while this one checksums: the disk and the memory bus differ.
-    with concurrent.futures.ThreadPoolExecutor(
-        1, thread_name_prefix="tfpreempt-sync"
-    ) as pool:
-        syncing = pool.submit(sync_all)
-        sums = checksum.of_files(paths)
-        syncing.result()
-    return sums
 
 
 def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> None:
@@ -261,12 +243,13 @@ def point(
         dropped: our commits that are about to be deleted.
     """
     path = os.path.join(directory, layout.POINTER)
-
-    def index(name: str) -> str:
-        return os.path.join(directory, name + ".index")
-
-    names = [f"{entry.name}/{layout.PAYLOAD}" for entry in (*kept, *dropped)]
-    ours = [name for name in names[: len(kept)] if reading.is_file(index(name))]
+    names = {f"{entry.name}/{layout.PAYLOAD}" for entry in (*kept, *dropped)}
+    ours: dict[str, str] = {}  # path of the index, by prefix
+    for entry in kept:
+        prefix = f"{entry.name}/{layout.PAYLOAD}"
+        index = os.path.join(directory, prefix + ".index")
+        if reading.is_file(index):
+            ours[prefix] = index
     if not ours:
         return
     try:
@@ -279,15 +262,16 @@ def point(
     foreign = [
         name
         for name in dict.fromkeys(old.paths)
-        if name not in names and reading.is_file(index(name))
+        if name not in names
+        and reading.is_file(os.path.join(directory, name + ".index"))
     ]
     times: list[float] = []
     if old.timestamps:
         known = dict(zip(old.paths, old.timestamps, strict=True))
         times = [known[name] for name in foreign]
-        times += [reading.stat(index(name)).modified_ns / 1e9 for name in ours]
+        times += [reading.stat(each).modified_ns / 1e9 for each in ours.values()]
     new = checkpoint_state.Pointer(
-        latest=ours[-1],
+        latest=[*ours][-1],
         paths=(*foreign, *ours),
         timestamps=tuple(times),
         last_preserved=old.last_preserved,

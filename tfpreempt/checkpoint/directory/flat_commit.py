@@ -229,12 +229,15 @@ def settle(files: Files, directory: str) -> None:
     Raises:
         OSError: as the file system says.
     """
-    for prefix in intents(directory):
-        _close(files, prefix)
-    for name in reading.names(directory):
+    names = reading.names(directory)
+    suffixes = (layout.SIDECAR_SUFFIX, layout.INTENT_SUFFIX)
+    if any(name.endswith(suffixes) for name in names):
+        for prefix in intents(directory):
+            _close(files, prefix)
+        sweep(files, directory)
+    for name in names:
         if name.endswith(layout.INTENT_SUFFIX + ".tmp"):  # nobody reads it
             files.remove(os.path.join(directory, name))
-    sweep(files, directory)
 
 
 def _close(files: Files, prefix: str) -> None:

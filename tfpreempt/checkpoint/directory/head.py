@@ -10,6 +10,7 @@ commit on which it was published.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import uuid
 from collections.abc import Iterable
@@ -46,15 +47,15 @@ class Held(Protocol):
         ...
 
 
+@dataclasses.dataclass(eq=False)
 class Head:
     """The newest commit of other processes that a run has taken into account.
 
     One thread at a time: the thread that looks at the commits, or publishes one.
     """
 
-    def __init__(self) -> None:
-        self._base: Parent | None = None  # None before the first look
-        self._lease: str | None = None  # its token at the last look
+    _base: Parent | None = None  # None before the first look
+    _lease: str | None = None  # token of the lease at the last look
 
     @property
     def is_known(self) -> bool:

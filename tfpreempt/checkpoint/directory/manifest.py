@@ -98,6 +98,7 @@ def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
 
 
 _IS_SIZE, _IS_CRC32C = _is_whole(0, 1 << 50), _is_whole(0, 1 << 32)
+_IS_SEQUENCE = _is_whole(0, 1 << 63)
 _FEW = f"at most {MAX_FILES}"
 _DEFAULTS: dict[str, Any] = {
     "workers": None,
@@ -109,7 +110,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "format": (lambda it: it == _FORMAT, f"{_FORMAT}"),
-    "step": (_is_whole(0, 1 << 63), "a whole number from 0 on"),
+    "step": (_IS_SEQUENCE, "a whole number from 0 on"),
     "sequence": (_is_whole(1, 1 << 63), "a whole number from 1 on"),
     "world_size": (_is_whole(1, 1 << 31), "a whole number from 1 on"),
     "files": (lambda it: type(it) is list, "a list of files"),
@@ -169,8 +170,8 @@ def _parent(source: str, record: Any) -> Parent | None:
     token, sequence = record.get("token"), record.get("sequence")
     is_token = type(token) is str and len(token) <= _MAX_TOKEN
     _check(source, "parent.token", token, is_token, "the token of a commit")
-    is_sequence = _is_whole(0, 1 << 63)(sequence)
-    _check(source, "parent.sequence", sequence, is_sequence, "a whole number from 0 on")
+    expected = "a whole number from 0 on"
+    _check(source, "parent.sequence", sequence, _IS_SEQUENCE(sequence), expected)
     return Parent(token=token, sequence=sequence)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
@@ -146,9 +146,15 @@ def clean(
     def is_over(path: str) -> bool:
         return is_sole or _is_quiet(path, clock.wall())
 
-    for path in filter(is_over, _staged(directory)):
-        delete_staging(files, path)
-        removed.append(path)
+    # Saves, and the shares that other workers wrote for them. A download is finished or
+    # removed by `mirror/import_commit.py`.
+    staging = os.path.join(directory, layout.STAGING)
+    for name in reading.names(staging) if reading.is_real_dir(staging) else ():
+        path = os.path.join(staging, name)
+        is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
+        if is_ours and reading.is_real_dir(path) and is_over(path):
+            delete_staging(files, path)
+            removed.append(path)
     remove_empty_staging(files, directory)
     for entry in filter(is_uncommitted, catalog.scan(directory)):
         if is_over(entry.path):
@@ -172,19 +178,6 @@ def is_uncommitted(entry: Entry) -> bool:
     """Whether it is in the own form, with a manifest of ours and no marker."""
     is_unmarked = entry.condition is Condition.NOT_COMMITTED
     return entry.kind is Kind.OWN and is_unmarked and entry.manifest is not None
-
-
-def _staged(directory: str) -> Iterator[str]:
-    """Yields the staging directories of saves, and what other workers wrote for them.
-
-    Downloads are not among them: `mirror/import_commit.py` finishes or removes those.
-    """
-    staging = os.path.join(directory, layout.STAGING)
-    for name in reading.names(staging) if reading.is_real_dir(staging) else ():
-        path = os.path.join(staging, name)
-        is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
-        if is_ours and reading.is_real_dir(path):
-            yield path
 
 
 def _is_quiet(path: str, now: float) -> bool:

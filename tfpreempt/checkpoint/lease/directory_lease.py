@@ -136,7 +136,7 @@ class LeaseDirectory:
                 raise
             # Refused; or a network lost the answer, asked again, and was refused then.
             self._remove(new, holder.token)
-        return holder.token if self._is_there(holder.token) else None
+        return holder.token if self._read(holder.token, _HOLDER) is not None else None
 
     def end(self, token: str) -> None:
         """Ends a lease, if it is still there: its holder commits nothing any more.
@@ -205,9 +205,6 @@ class LeaseDirectory:
                 if error.errno not in _IN_USE:
                     raise
         remove_if_empty(self._disk, root)
-
-    def _is_there(self, token: str) -> bool:
-        return self._read(token, _HOLDER) is not None
 
     def _names(self, path: str) -> list[str]:
         try:
@@ -281,25 +278,17 @@ class FencedFiles:
             OSError: as the file system says.
         """
         with self._lease.moving() as way:
-            if way is not None and self._moved_from(way, path, data):
-                self._files.sync_dir(os.path.dirname(path))
+            try:
+                write_durably(self._files, path, data, way)
                 return
+            except OSError as error:
+                if way is not None:
+                    with contextlib.suppress(OSError):
+                        self._files.remove(way)
+                if way is None or error.errno != errno.EXDEV:
+                    raise
+                self._lease.check()  # a save_fn's, on another disk: no fence reaches it
         write_durably(self._files, path, data)
-
-    def _moved_from(self, way: str, path: str, data: bytes) -> bool:
-        """Whether it is there, by a file in the lease; False on another disk."""
-        try:
-            self._files.write(way, [data])
-            self._files.sync_file(way)
-            self._files.rename(way, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._files.remove(way)
-            if error.errno != errno.EXDEV:
-                raise
-            self._lease.check()  # a save_fn's, on another disk: no fence reaches it
-            return False
-        return True
 
     def rename(self, source: str, target: str) -> None:
         if os.path.basename(target) not in (layout.MARKER, layout.POINTER):

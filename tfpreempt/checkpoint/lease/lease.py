@@ -13,6 +13,7 @@ How it lies on a disk, and what fences a holder that was only suspended:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -420,16 +421,16 @@ class _Tenure(OwnedThread):
             )
 
 
+@dataclasses.dataclass
 class _Looks:
-    """Pauses, and says how long one look was after the other."""
+    """Pauses, and returns the seconds from the last look at the lease to the next."""
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
+    last: float = dataclasses.field(default_factory=lambda: time.monotonic())
 
     def __call__(self, seconds: float) -> float:
         threading.Event().wait(seconds)
-        before, self._last = self._last, time.monotonic()
-        return self._last - before
+        before, self.last = self.last, time.monotonic()
+        return self.last - before
 
 
 def _of_this_process(found: Found) -> Lease | None:

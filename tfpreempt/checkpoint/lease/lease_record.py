@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -112,13 +113,18 @@ def this_process(grace_seconds: float) -> Holder:
     Args:
         grace_seconds: that it may need to leave.
     """
-    pid = os.getpid()
+    pid, started, boot = os.getpid(), 0, ""
+    if _link("/proc/self") == str(pid):  # else /proc is of another pid namespace
+        with contextlib.suppress(OSError):
+            started = _started(pid) or 0
+    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
+        boot = file.readline().strip()
     return Holder(
         token=secrets.token_hex(16),
         pid=pid,
-        started=_own_start(pid),
+        started=started,
         host=os.uname().nodename,
-        boot=_first_line(_BOOT),
+        boot=boot,
         namespace=_link(_NAMESPACE),
         grace_seconds=grace_seconds,
         since=time.time(),
@@ -167,16 +173,6 @@ def from_json(data: bytes, token: str) -> Holder:
     )
 
 
-def _own_start(pid: int) -> int:
-    """Returns the start time of this process; 0 if /proc does not show this process."""
-    if _link("/proc/self") != str(pid):
-        return 0
-    try:
-        return _started(pid) or 0
-    except OSError:
-        return 0
-
-
 def _started(pid: int) -> int | None:
     """When a process began; None of one that has ended and was not waited for.
 
@@ -189,14 +185,6 @@ def _started(pid: int) -> int | None:
     except ProcessLookupError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.readline().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _link(path: str) -> str:

@@ -27,32 +27,35 @@ class Renewal:
     poll: float
 
 
+@dataclasses.dataclass
 class Patience:
     """How long one start waits for one lease.
 
-    Args:
-        here: the process that waits.
-        pace: of the lease.
-
     Attributes:
-        holder: who has it, as far as was seen.
-        limit: seconds that the wait may take.
-        waited: seconds that it took so far.
+        here: the process that waits.
+        pace: times of the lease.
+        holder: the owner of the lease; None before the first look.
+        grace: seconds that the owner may need to exit.
+        waited: seconds that the wait took so far.
     """
 
-    def __init__(self, here: Holder, pace: Renewal) -> None:
-        self._here = here
-        self._pace = pace
-        self._last: tuple[str, bytes] | None = None
-        self._silent = 0.0
-        self.holder: Holder | None = None
-        self.limit = GRACE + pace.expiry + MARGIN
-        self.waited = 0.0
+    here: Holder
+    pace: Renewal
+    holder: Holder | None = None
+    grace: float = dataclasses.field(default_factory=lambda: GRACE)
+    waited: float = 0.0
+    _last: tuple[str, bytes] | None = None
+    _silent: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the wait may take."""
+        return self.grace + self.pace.expiry + MARGIN
 
     def passed(self, seconds: float) -> None:
         """So long from the last look to the next. Where this process, or its machine,
         stood still, that says nothing of the holder: it counts as a few looks."""
-        poll = self._pace.poll
+        poll = self.pace.poll
         seconds = min(max(seconds, poll), _LOOKS * poll)
         self.waited += seconds
         self._silent += seconds
@@ -64,14 +67,13 @@ class Patience:
         self.holder = found.holder
         if found.holder is None:
             return "which was leaving"
-        if found.holder.is_dead(self._here):
+        if found.holder.is_dead(self.here):
             return "which is dead"
-        if self._silent >= self._pace.expiry:
+        if self._silent >= self.pace.expiry:
             return f"which did not renew it for {self._silent:.0f} s"
         grace = found.holder.grace_seconds
         is_one = 0.0 <= grace <= LONGEST_GRACE  # and a number
-        longest = grace if is_one else LONGEST_GRACE
-        self.limit = longest + self._pace.expiry + MARGIN
+        self.grace = grace if is_one else LONGEST_GRACE
         return None
 
     @property
