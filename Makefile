@@ -35,7 +35,7 @@ help:
 	@echo "make test       each promise on real processes, 10,000 random schedules (15 minutes)"
 	@echo "make test-all   all cases of all matrices, short campaigns, notebooks (35 minutes)"
 	@echo "make test-more  those that need trackers (150 MB) and Debian's chromium"
-	@echo "make test-fast  the tests that need neither TensorFlow nor long (40 seconds)"
+	@echo "make test-fast  the tests that need no TensorFlow, no process and no long wait (20 seconds)"
 	@echo "make lint       ruff: rules and formatting"
 	@echo "make types      mypy, strict"
 	@echo "make docs       the documentation, in build/site/; warnings are errors"

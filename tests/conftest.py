@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,8 +76,12 @@ def pytest_collection() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that only `make test-all` runs."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Marks the tests that only `make test-all` runs, if `-m` asks for the mark."""
+    if "thorough" not in config.option.markexpr:
+        return
     chosen = set(thorough(items, named()))
     for item in items:
         if item.nodeid in chosen:
@@ -111,6 +116,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_report_header() -> str:
     return f"tfpreempt: profile {PROFILE}, TFPREEMPT_TEST_SEED={SEED}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In a run without slow tests, a test that starts a program fails."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the test starts a program: give it the mark `slow`")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "not slow" in request.config.option.markexpr:
+            patch.setattr(subprocess.Popen, "__init__", refuse)
+        yield
 
 
 @pytest.fixture

@@ -495,6 +495,7 @@ def test_no_file_without_a_subject() -> None:
 PURE_KERAS = ("keras/__init__.py", "keras/fit/phases.py", "keras/fit/plan.py")
 
 
+@pytest.mark.slow  # starts a process
 def test_all_other_modules_are_imported_where_tensorflow_is_missing() -> None:
     files = [file for file in sources() if not needs_tensorflow(file)]
     files.remove("__main__.py")  # is the command line

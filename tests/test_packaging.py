@@ -118,6 +118,7 @@ def test_unknown_name_lists_the_known_ones() -> None:
         tfpreempt.Handler  # noqa: B018  # the attribute access is the test
 
 
+@pytest.mark.slow  # starts a process
 def test_other_systems_are_told_so_at_import() -> None:
     code = "import sys; sys.platform = 'darwin'; import tfpreempt"
     done = subprocess.run(

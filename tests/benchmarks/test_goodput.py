@@ -21,6 +21,8 @@ from benchmarks.goodput_account import (
 )
 from benchmarks.preemption import ROOT
 
+pytestmark = pytest.mark.slow  # starts interpreters
+
 START_UP, STEP, SAVE, WAY_OUT = 4.0, 1.0, 0.5, 2.0
 
 

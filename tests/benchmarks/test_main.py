@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks import __main__ as bench
 
+pytestmark = pytest.mark.slow  # imports all benches
+
 
 def small(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
     yield {"bench": "small", "rounds": rounds, "mebibytes": mebibytes}

@@ -27,6 +27,8 @@ from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.file import FileSource
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce
 
+pytestmark = pytest.mark.slow  # waits for notices
+
 URLS = dict.fromkeys(("gce", "aws", "azure"), "http://127.0.0.1:9")
 SHORT = 0.05
 

@@ -11,6 +11,8 @@ import pytest
 from benchmarks.path import ROOT, row
 from benchmarks.tracer import Call, read
 
+pytestmark = pytest.mark.slow  # starts interpreters
+
 PACKAGE = """
 import threading
 

@@ -15,6 +15,8 @@ import pytest
 from campaigns import __main__ as command
 from campaigns.campaign import Campaign, Facts, Trial
 
+pytestmark = pytest.mark.slow  # imports all campaigns
+
 
 def trial(rng: random.Random) -> Facts:
     drawn = rng.randrange(100)

@@ -10,6 +10,8 @@ import pytest
 from campaigns import corpus
 from campaigns.fuzz import KEPT, KNOWN, TARGETS, attempt, measured
 
+pytestmark = pytest.mark.slow  # reads a large corpus
+
 NAMED = {target.name: target for target in TARGETS}
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from campaigns.power import CHIEF, ROOT, Crash, Step
 
+pytestmark = pytest.mark.slow  # searches long
+
 DISK, FILE, OTHER = 1, 2, 3
 TIMES = 200
 

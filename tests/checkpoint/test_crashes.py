@@ -19,6 +19,8 @@ from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import StateRegistry
 
+pytestmark = pytest.mark.slow  # searches long
+
 
 def with_state(directory, payload, files=None, text="old"):
     registry = StateRegistry()

@@ -204,6 +204,7 @@ def test_a_torn_or_untrue_record_only_costs_a_range(store, tmp_path):
     assert read_tree(tmp_path) == {**LARGE, layout.MANIFEST: commit.data}
 
 
+@pytest.mark.slow  # waits in real time
 def test_a_thread_that_hangs_holds_up_neither_the_deadline_nor_the_end(tmp_path):
     release = threading.Event()
 

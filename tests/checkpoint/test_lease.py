@@ -148,6 +148,7 @@ def test_in_one_process_a_directory_of_two_names_has_one_lease(tmp_path, caplog)
     assert caplog.text == ""
 
 
+@pytest.mark.slow  # starts a process
 def test_a_forked_child_does_not_hold_it(tmp_path):
     lease, saver = leased(tmp_path)
     child = os.fork()
@@ -248,6 +249,7 @@ def test_without_a_proc_of_this_process_nothing_is_read_there(monkeypatch, own):
     assert not dataclasses.replace(holder, pid=2**22 + 1).is_dead(holder)
 
 
+@pytest.mark.slow  # starts a process
 def test_a_zombie_is_dead(tmp_path):
     pid = os.fork()
     if pid == 0:

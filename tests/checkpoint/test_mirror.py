@@ -173,6 +173,7 @@ def test_the_state_file_names_no_commit_of_states_alone(tmp_path, store, make_mi
     assert state_file(store) is None
 
 
+@pytest.mark.slow  # waits in real time
 def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     faults = {0: errors.SaveError("503"), 1: errors.SaveError("503 again")}
     told = Journal()
@@ -189,6 +190,7 @@ def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     assert mirror.status.fault is None
 
 
+@pytest.mark.slow  # waits in real time
 def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, caplog):
     fault = errors.CheckpointDamagedError("crc32c differs on the way")
     mirror = make_mirror(FaultyObjectStore({1: fault}))

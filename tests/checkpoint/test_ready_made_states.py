@@ -51,6 +51,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow  # searches long
 @settings(max_examples=100)
 @given(JSON)
 def test_json_comes_back(value):

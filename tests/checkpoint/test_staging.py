@@ -29,6 +29,8 @@ from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.storage.files import LocalFiles
 
+pytestmark = pytest.mark.slow  # starts interpreters
+
 BEGIN = """
 import sys
 from tests.checkpoint.fakes import *

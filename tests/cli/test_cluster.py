@@ -117,6 +117,7 @@ def test_what_the_worker_of_a_real_cluster_is_told() -> None:
     assert options.journal_path == Path("/j/supervisor-worker-3.jsonl")
 
 
+@pytest.mark.slow  # starts a process
 def test_the_command_line_never_imports_tensorflow() -> None:
     program = (
         "import sys, tfpreempt.cli, tfpreempt.cli.run.command, tfpreempt.core.journal\n"

@@ -104,18 +104,21 @@ def test_too_many_preemptions_do_not_fit() -> None:
 # --- the job -------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # starts a process
 def test_each_incarnation_is_preempted_once(tmp_path: Path) -> None:
     """The second preemption is due at once, and waits for the restart."""
     planned = [Preemption(step=2, workers=(0,)), Preemption(step=3, workers=(1,))]
     train(tmp_path, fake_job(tmp_path, 5, 7), planned)
 
 
+@pytest.mark.slow  # starts a process
 def test_a_failure_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such port')"]
     with pytest.raises(DemoFailedError, match="ended with 1 instead of 0"):
         train(tmp_path, command, ())
 
 
+@pytest.mark.slow  # starts a process
 def test_a_job_in_which_nothing_moves_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +130,7 @@ def test_a_job_in_which_nothing_moves_is_ended(
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow  # starts a process
 def test_a_job_that_is_left_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +169,7 @@ def test_repeated_and_missing_steps_are_lost(
     assert count_lost(steps.values(), steps=3) == lost
 
 
+@pytest.mark.slow  # starts a process
 def test_a_step_is_found_whatever_else_the_worker_writes() -> None:
     command = [sys.executable, "-u", "-c", WORKER_WITH_TWO_WRITERS]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)

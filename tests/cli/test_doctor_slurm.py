@@ -177,6 +177,7 @@ def doctor(*arguments: str, **variables: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout)
 
 
+@pytest.mark.slow  # starts a process
 def test_the_command_asks_scontrol(tmp_path: Path) -> None:
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\ncat <<END\n{config(RequeueExit='142')}END\n")

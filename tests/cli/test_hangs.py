@@ -253,6 +253,7 @@ def test_others_may_wait_for_one_that_takes_long() -> None:
     assert told.look(0.5) == 4.5
 
 
+@pytest.mark.slow  # starts a process
 def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
     told = Told(1)
     with a_process() as process:
@@ -264,6 +265,7 @@ def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
         process.kill()
 
 
+@pytest.mark.slow  # starts a process
 @pytest.mark.parametrize("stage", list(Stage))
 def test_what_a_process_told_that_has_ended_is_forgotten(stage: Stage) -> None:
     """As in `sh -c "train && export"`: nothing is known of what goes on now."""
@@ -281,6 +283,7 @@ def test_what_a_process_told_that_has_ended_is_forgotten(stage: Stage) -> None:
     assert told.look(0.5) == 5.0
 
 
+@pytest.mark.slow  # starts a process
 def test_the_stacks_of_a_process_outlive_it() -> None:
     watch = Watch(5.0, 1)
     watch.begin()
@@ -337,6 +340,7 @@ def test_a_restart_knows_nothing_of_the_start_before() -> None:
 OPTIONS = ("--hang-timeout", "2", "--failure-grace", "0.5", "--workers", "2")
 
 
+@pytest.mark.slow  # starts a process
 def test_a_stuck_loader_is_shown_and_started_again(supervised: Run) -> None:
     """Worker 1 reads, and worker 0 waits for it."""
     program = WORKER + (
@@ -362,6 +366,7 @@ def test_a_stuck_loader_is_shown_and_started_again(supervised: Run) -> None:
     assert budget["cause"] == "hang"
 
 
+@pytest.mark.slow  # starts a process
 def test_a_worker_that_is_stopped_is_said_to_be(supervised: Run) -> None:
     program = WORKER + (
         "if restart: sys.exit()\n"
@@ -380,6 +385,7 @@ def test_a_worker_that_is_stopped_is_said_to_be(supervised: Run) -> None:
     assert "worker 0 hangs here" in err
 
 
+@pytest.mark.slow  # starts a process
 def test_hangs_have_a_budget(supervised: Run) -> None:
     program = WORKER + "read_data()"
     code, _, err = supervised.run(program, *OPTIONS, "--max-failures", "0")
@@ -387,6 +393,7 @@ def test_hangs_have_a_budget(supervised: Run) -> None:
     assert "outcome: the failure budget is used up by hangs, exit code: 137" in err
 
 
+@pytest.mark.slow  # starts a process
 def test_who_was_only_slow_may_finish(supervised: Run) -> None:
     """It is asked to leave, as it would be by a notice, before it is killed."""
     program = WORKER + (
@@ -399,6 +406,7 @@ def test_who_was_only_slow_may_finish(supervised: Run) -> None:
     assert "failures: 0" in err
 
 
+@pytest.mark.slow  # starts a process
 def test_without_the_option_nobody_is_watched(supervised: Run) -> None:
     program = f"tell('told', os.environ.get({VARIABLE!r}, 'nothing'))"
     code, _, _ = supervised.run(program, environment={VARIABLE: "/proc/1/fd/0"})
@@ -406,6 +414,7 @@ def test_without_the_option_nobody_is_watched(supervised: Run) -> None:
     assert supervised.wait_told("told") == "nothing"
 
 
+@pytest.mark.slow  # starts a process
 def test_the_memory_goes_with_the_supervisor(supervised: Run) -> None:
     program = f"tell('told', os.environ[{VARIABLE!r}])\nuntil_told()"
     supervised.start(program, "--hang-timeout", "auto")

@@ -26,7 +26,7 @@ from tfpreempt.cli.status import metrics
 from tfpreempt.cli.status.metrics import parse_address
 from tfpreempt.cli.status.run_status import RunStatus, State, Worker
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]  # real servers, and terminals
 
 ERASE = b"\r\x1b[2K"
 

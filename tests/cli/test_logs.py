@@ -294,6 +294,7 @@ def test_what_is_said_for_a_worker_are_its_last_words(logs: Logs) -> None:
     assert "cannot be started" in logs.texts()[-1]
 
 
+@pytest.mark.slow  # waits in real time
 @pytest.mark.timeout(30)  # half a second for each would be 100
 def test_a_console_that_stands_still_is_waited_for_once() -> None:
     terminal = Terminal()

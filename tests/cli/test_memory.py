@@ -102,6 +102,7 @@ def test_what_fails_keeps_nothing_from_starting_unless_it_was_asked_for(
         pass
 
 
+@pytest.mark.slow  # starts a process
 def test_what_a_killed_supervisor_left_goes_at_the_next_start(place: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"

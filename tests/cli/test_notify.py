@@ -21,6 +21,8 @@ from tfpreempt.core.events import Commit, Exit, Notice, Outcome
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.handler.status_file import Doing, Now, _pack, now_path
 
+pytestmark = pytest.mark.slow  # starts interpreters
+
 # A worker as this command sees it: it holds its journal open, and ends by SIGTERM, with
 # the records that are named last on its command line; SIGUSR2 it outlives, with those.
 _WORKER = """

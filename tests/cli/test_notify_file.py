@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from tests.cli.conftest import wait_until
 from tfpreempt.cli import main
 
+pytestmark = pytest.mark.slow  # starts interpreters
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -32,6 +32,8 @@ from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.detect import VARIANTS
 from tfpreempt.testing.metadata import FakeGce
 
+pytestmark = pytest.mark.slow  # starts interpreters
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -110,7 +110,10 @@ def unprintable(output: str) -> set[str]:
         "notify",
         "notify --file {place}/none/file --",
         "notify --metadata http://{place} --",
-        "run --checkpoint-dir {place} --metrics-file {place}/none/m -- true",
+        pytest.param(
+            "run --checkpoint-dir {place} --metrics-file {place}/none/m -- true",
+            marks=pytest.mark.slow,  # starts a process
+        ),
         f"{ESCAPES}",
         f"report --{ESCAPES}",
         f"report {ESCAPES}",
@@ -137,6 +140,7 @@ def test_a_journal_fakes_no_line(run: Path) -> None:
     assert not [each for each in shown.splitlines() if each.startswith("step 9 is")]
 
 
+@pytest.mark.slow  # starts a process
 def test_follow_prints_no_escapes(start: Start, tmp_path: Path) -> None:  # noqa: F811
     spoiled = tmp_path / "spoiled"
     spoiled.write_text(records(Outcome.FAILED))

@@ -105,6 +105,7 @@ LARGE: dict[str, tuple[Cluster, set[str]]] = {
 }
 
 
+@pytest.mark.slow  # searches long
 @pytest.mark.parametrize("name", SMALL)
 def test_every_order_of_events(name):
     check(name, *SMALL[name])

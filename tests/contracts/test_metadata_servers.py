@@ -31,6 +31,8 @@ from tfpreempt.testing.metadata import (
     Request,
 )
 
+pytestmark = pytest.mark.slow  # real servers, and interpreters
+
 GOOGLE = {"Metadata-Flavor": "Google"}
 TTL = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
 AZURE = {"Metadata": "true"}

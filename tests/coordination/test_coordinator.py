@@ -191,6 +191,7 @@ def test_a_wait_ends_at_the_deadline(store):
     assert why == "waited 0 s in vain for worker 0 in the agreement on a step"
 
 
+@pytest.mark.slow  # waits in real time
 def test_who_waits_in_vain_says_for_whom_how_long_and_in_what(store):
     """The part of one is missing; the other two wait in different phases."""
     members = [Member(store, i) for i in range(3)]
@@ -346,6 +347,7 @@ def test_a_round_that_is_asked_for_is_asked_for_once(store):
     assert c.is_snapshot
 
 
+@pytest.mark.slow  # waits in real time
 def test_a_notice_is_none_for_a_snapshot(store):
     """The last call of a grace in which there were snapshots ends training."""
     member = Member(store, 0, world=1)

@@ -167,6 +167,7 @@ class Silent(MemoryStore):
         super().insert(key, value)
 
 
+@pytest.mark.slow  # waits in real time
 def test_a_store_that_falls_silent_is_told(gone):
     store = Silent()
     Runtime(store, SystemClock(), gone).watch_store("mine", threading.Event(), 0.5)

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import wait_until
 from tfpreempt.core.life import STACKS_SIGNAL, VARIABLE, LifeFile, Sign, Stage
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]  # starts interpreters
 
 PROGRAM = """
 import os, sys, threading

@@ -10,6 +10,8 @@ import pytest
 from tests.docs.pages import ROOT, read
 from tfpreempt import errors
 
+pytestmark = pytest.mark.slow  # reads all code and docs
+
 PAGE = read("errors.md")
 ROWS = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE, re.MULTILINE)
 UNSEEN = {

@@ -25,6 +25,8 @@ from tests.multiprocess.harness import Place, Zygote
 from tests.ports import free_ports
 from tfpreempt.cli import main
 
+pytestmark = pytest.mark.slow  # reads all docs, starts shells
+
 TEXTS = {page: read(page) for page in PAGES} | {
     "README.md": (ROOT / "README.md").read_text(encoding="utf-8")
 }

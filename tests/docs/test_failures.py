@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import re
 
+import pytest
+
 from campaigns.__main__ import CAMPAIGNS
 from tests.docs.failures import PAGE, ROOT, named, unshown
+
+pytestmark = pytest.mark.slow  # reads all code and docs
 
 
 def test_each_test_that_the_page_names_exists() -> None:

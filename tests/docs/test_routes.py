@@ -8,6 +8,8 @@ import pytest
 
 from tests.docs import routes
 
+pytestmark = pytest.mark.slow  # reads all code and docs
+
 pages = pytest.mark.parametrize("page", routes.PAGES, ids=lambda page: page.name)
 
 

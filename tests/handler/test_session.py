@@ -252,6 +252,7 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     assert "no step ended" in left.detail
 
 
+@pytest.mark.slow  # waits in real time
 def test_who_waits_for_the_others_says_so() -> None:
     """Its supervisor must not take that for something that takes as long as it takes:
     the others may hang."""
@@ -589,6 +590,7 @@ def test_handlers_that_end_in_one_round_do_not_share_a_mark(
     assert len(set(names)) == 3, names
 
 
+@pytest.mark.slow  # starts a process
 @pytest.mark.parametrize(("code", "status"), [(7, 7), (None, 0), ("words", 1)])
 def test_an_exit_from_another_thread_ends_the_process(
     code: int | str | None, status: int
@@ -607,6 +609,7 @@ def test_an_exit_from_another_thread_ends_the_process(
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
 
 
+@pytest.mark.slow  # starts a process
 def test_an_end_that_is_not_saved_is_no_success(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -653,6 +656,7 @@ def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
     assert "'words of a function' is gone with the function" in caplog.text
 
 
+@pytest.mark.slow  # starts a process
 def test_an_end_by_an_error_is_told_while_threads_can_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -690,6 +694,7 @@ def forked(program: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.slow  # starts a process
 def test_a_forked_child_tells_nothing_of_its_end(current: session.Session) -> None:
     """Its error is not that of the training, which goes on."""
     member = FakeRun()
@@ -703,6 +708,7 @@ def test_a_forked_child_tells_nothing_of_its_end(current: session.Session) -> No
     assert not member.is_closed
 
 
+@pytest.mark.slow  # starts a process
 def test_a_way_out_that_never_ends_is_ended() -> None:
     """With the code that it was to have, and another error on its way."""
 
@@ -720,6 +726,7 @@ def test_a_way_out_that_never_ends_is_ended() -> None:
     assert forked(program) == 7
 
 
+@pytest.mark.slow  # starts a process
 def test_an_exit_that_was_caught_ends_nothing() -> None:
     def program() -> None:
         before = threading.active_count()
@@ -846,6 +853,7 @@ def test_a_stream_that_cannot_be_flushed_is_given_up_at_the_end_alone(
     print("the last word", flush=True)
 
 
+@pytest.mark.slow  # starts a process
 def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
     """Nobody could catch it there, and the deadline is over."""
 
@@ -864,6 +872,7 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
     assert forked(program) == 1
 
 
+@pytest.mark.slow  # starts a process
 @pytest.mark.parametrize("is_in_step", [True, False])
 def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
     is_in_step: bool,
@@ -900,6 +909,7 @@ def test_an_exit_function_that_returns_ends_nothing() -> None:
     exiting.exit_hard(lambda: None)
 
 
+@pytest.mark.slow  # starts a process
 def test_the_last_boundary_can_still_start_threads() -> None:
     """The hook at the end of the program runs before Python refuses threads."""
     program = (

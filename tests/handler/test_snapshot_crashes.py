@@ -13,6 +13,8 @@ from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
 
+pytestmark = pytest.mark.slow  # searches long
+
 ROOM = 1 << 40
 
 

@@ -18,6 +18,8 @@ from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
 
+pytestmark = pytest.mark.slow  # a real server, with its time-outs
+
 PENDING = {"maintenance_status": "PENDING", "maintenance_type": "SCHEDULED"}
 
 

@@ -14,6 +14,8 @@ from tfpreempt.notice.gce import GceWatch
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce
 
+pytestmark = pytest.mark.slow  # a real server, with its time-outs
+
 
 @pytest.fixture
 def fake() -> Iterator[FakeGce]:

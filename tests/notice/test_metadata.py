@@ -22,6 +22,8 @@ from tfpreempt.notice.metadata import (
 from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.metadata import FakeGce
 
+pytestmark = pytest.mark.slow  # real servers, with their time-outs
+
 FLAVOR = {"Metadata-Flavor": "Google"}
 NAME = "/computeMetadata/v1/instance/name?alt=json"
 QUICK = 0.3  # seconds

@@ -191,6 +191,7 @@ def test_two_signals_share_what_is_there(source: SignalSource) -> None:
     second.close()
 
 
+@pytest.mark.slow  # starts a process
 def test_on_the_way_out_what_would_end_the_process_is_ignored() -> None:
     """But not by a child, and no longer than that."""
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -275,6 +275,7 @@ def test_gce_tells_what_it_is(tmp_path: Path) -> None:
         assert probed(fake.environment(), root).name == "gce-tpu"
 
 
+@pytest.mark.slow  # starts a process
 def test_detection_leaves_tensorflow_and_requests_alone() -> None:
     code = (
         "import sys; from tfpreempt.platforms.detect import detect_platform; "

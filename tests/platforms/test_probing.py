@@ -21,6 +21,8 @@ from tfpreempt.testing.metadata import (
     FakeGce,
 )
 
+pytestmark = pytest.mark.slow  # real servers, with their time-outs
+
 
 def test_the_limit_is_at_most_300_ms() -> None:
     assert probing.LIMIT_SECONDS <= 0.3

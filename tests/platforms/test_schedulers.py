@@ -235,6 +235,7 @@ def test_a_failure_of_scontrol_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert told in caplog.text
 
 
+@pytest.mark.slow  # starts a process
 def test_scontrol_that_is_not_there_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,6 +247,7 @@ def test_scontrol_that_is_not_there_is_told(
     assert "No such file" in caplog.text
 
 
+@pytest.mark.slow  # starts a process
 def test_scontrol_may_write_what_does_not_decode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,7 @@ def test_platforms_links_every_recipe() -> None:
     assert set(NAMES) <= {path.stem for path in RECIPES.glob("*.md")}
 
 
+@pytest.mark.slow  # starts a process
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_scripts_are_bash(path: str) -> None:
     subprocess.run(["bash", "-n", path], check=True)

@@ -16,6 +16,8 @@ from tests.multiprocess.harness import wait_until
 from tests.recipes.folders import RECIPES, config, page, text, unit
 from tfpreempt.core.journal import journal_directory
 
+pytestmark = pytest.mark.slow  # starts shells
+
 SHARE = "10.0.0.2:/ckpt"
 WHEEL = f"https://host/tfpreempt-1.0-py3-none-any.whl#sha256={'0f' * 32}"
 GCLOUD = """#!/bin/bash

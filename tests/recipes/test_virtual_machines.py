@@ -26,6 +26,8 @@ from tests.recipes.folders import (
     unit,
 )
 
+pytestmark = pytest.mark.slow  # starts shells
+
 SHARE = "10.0.0.2:/ckpt"
 WHEEL = f"https://host/a/tfpreempt-1.0-py3-none-any.whl#sha256={'0f' * 32}"
 # Of the commands' own references; a name that is none of these is a typing error.

@@ -240,6 +240,7 @@ def die_in(process: Callable[[], None], bucket: Bucket, at: int) -> bool:
     return is_well
 
 
+@pytest.mark.slow  # searches long
 def test_a_network_that_fails_at_any_request(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

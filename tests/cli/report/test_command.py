@@ -19,6 +19,8 @@ from tfpreempt.cli import main
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.errors import CheckpointError
 
+pytestmark = pytest.mark.slow  # imports matplotlib
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

@@ -396,6 +396,7 @@ def test_two_fits_of_a_process_are_one_start() -> None:
     check_account(run, report)
 
 
+@pytest.mark.slow  # searches long
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
@@ -557,6 +558,7 @@ CHANGES = st.tuples(
 )
 
 
+@pytest.mark.slow  # searches long
 @settings(max_examples=100, deadline=None)
 @given(st.lists(CHANGES, min_size=1, max_size=5))
 def test_no_journal_breaks_the_story(changes: list[Any]) -> None:
@@ -571,6 +573,7 @@ def test_no_journal_breaks_the_story(changes: list[Any]) -> None:
     report_of(of_file)
 
 
+@pytest.mark.slow  # searches long
 def test_a_long_run_is_told_in_a_time_that_grows_with_its_commits() -> None:
     """If each commit painted all spans anew, this would take minutes."""
     run = Scripted(workers=2)
