@@ -29,7 +29,6 @@ from tfpreempt.storage.interface import (
     check_name,
 )
 from tfpreempt.storage.pieces import Source, Target
-from tfpreempt.storage.reading import telling_shortage
 
 TEMPORARY = ".tfpreempt-put-"  # begins the name of a file until it is whole
 # Small enough to be in the processor's cache still when it is summed up; smaller ones
@@ -249,8 +248,7 @@ class LocalStore:
         path = os.path.join(self.uri, check_name(name))
         damaged = errors.CheckpointDamagedError
         try:
-            with telling_shortage(path):
-                yield path
+            yield path
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             text = f"There is no object {name!r} in {self.uri!r}."
             raise ObjectMissingError(text) from error  # a folder, or an object above it
@@ -263,6 +261,7 @@ class LocalStore:
             text = f"{name!r} in {self.uri!r} is no regular file."
             raise damaged(text) from error
         except OSError as error:
+            reading.check_shortage(error, path)
             raise self._unreadable(
                 f"{name!r} in {self.uri!r} cannot be read: {error.strerror or error}. "
                 "Check the disk or the mount, and the permissions."

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import operator
 import os
-import stat as modes
+import stat
 from collections.abc import Callable, Iterator
 from typing import IO
 
@@ -17,34 +16,20 @@ from tfpreempt.core import contained
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FileStat:
-    """What is known of a file without reading it.
+def check_shortage(error: OSError, path: str) -> None:
+    """Raises another error if a process or machine is short of files or memory.
 
-    Attributes:
-        size: bytes.
-        modified_ns: when it was written, nanoseconds since the epoch.
-    """
+    A shortage says nothing of the file. As an OSError it would pass for an absent or
+    corrupt file, and the newest commit for one that can go.
 
-    size: int
-    modified_ns: int
-
-
-@contextlib.contextmanager
-def telling_shortage(path: str) -> Iterator[None]:
-    """What a process or machine is short of says nothing of a file.
-
-    An OSError would pass for an absent or damaged file, and the newest commit for one
-    that can go.
+    Args:
+        error: raised when the file was opened or read.
+        path: of the file.
 
     Raises:
         CheckpointError: too many files are open, or there is no memory.
     """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise errors.CheckpointError(
             f"{path!r} cannot be opened: {error.strerror}. Raise the limit (`ulimit "
             "-n`), or find what uses them up; nothing is known of the file."
@@ -63,16 +48,6 @@ def names(path: str) -> list[str]:
         return []
 
 
-def stat(path: str) -> FileStat:
-    """Size and time of a file.
-
-    Raises:
-        OSError: as the storage says.
-    """
-    status = os.stat(path)
-    return FileStat(size=status.st_size, modified_ns=status.st_mtime_ns)
-
-
 def is_there(path: str) -> bool:
     """Whether there is anything under the name, be it a dangling link.
 
@@ -86,32 +61,32 @@ def is_there(path: str) -> bool:
 
 def is_link(path: str) -> bool:
     """Whether it is a symbolic link."""
-    return modes.S_ISLNK(_mode(path, os.lstat) or 0)
+    return stat.S_ISLNK(_mode(path, os.lstat) or 0)
 
 
 def is_dir(path: str) -> bool:
     """Whether it is a directory, or a link to one."""
-    return modes.S_ISDIR(_mode(path, os.stat) or 0)
+    return stat.S_ISDIR(_mode(path, os.stat) or 0)
 
 
 def is_real_dir(path: str) -> bool:
     """Whether it is a directory, and no link to one."""
-    return modes.S_ISDIR(_mode(path, os.lstat) or 0)
+    return stat.S_ISDIR(_mode(path, os.lstat) or 0)
 
 
 def is_file(path: str) -> bool:
     """Whether it is a file, or a link to one."""
-    return modes.S_ISREG(_mode(path, os.stat) or 0)
+    return stat.S_ISREG(_mode(path, os.stat) or 0)
 
 
-def _mode(path: str, stat: Callable[[str], os.stat_result]) -> int | None:
+def _mode(path: str, look: Callable[[str], os.stat_result]) -> int | None:
     """What is under the name; None where nothing is, or can be.
 
     `os.path.isdir` and its like say no where a disk fails: what it may have in a moment
     would pass for what is not there, and be left out of a commit, or of a look for one.
     """
     try:
-        return stat(path).st_mode
+        return look(path).st_mode
     except ValueError:  # no name at all
         return None
     except OSError as error:
@@ -129,17 +104,19 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
 
     Raises:
         OSError: as the storage says; or it is a pipe or a device.
-        CheckpointError: too many files are open; see `telling_shortage`.
+        CheckpointError: too many files are open; see `check_shortage`.
     """
-    with telling_shortage(path):
-        # To open or read a pipe or a device may take for ever.
+    try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        mode = os.fstat(descriptor).st_mode
-        if not (modes.S_ISREG(mode) or modes.S_ISDIR(mode)):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "Not a regular file", path)
-        # `open` itself refuses a directory, and closes it.
-        return open(path, "rb", buffering=buffering, opener=lambda *_: descriptor)
+    except OSError as error:
+        check_shortage(error, path)
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        os.close(descriptor)  # to read a pipe or a device may take for ever
+        raise OSError(errno.EINVAL, "Not a regular file", path)
+    # `open` itself refuses a directory, and closes it.
+    return open(path, "rb", buffering=buffering, opener=lambda *_: descriptor)
 
 
 def read(path: str, most: int) -> bytes:
@@ -151,7 +128,7 @@ def read(path: str, most: int) -> bytes:
 
     Raises:
         OSError: see `open_file`; EFBIG: the file has more bytes.
-        CheckpointError: too many files are open; see `telling_shortage`.
+        CheckpointError: too many files are open; see `check_shortage`.
     """
     with open_file(path) as file:
         return contained.read_all(file, most, path)

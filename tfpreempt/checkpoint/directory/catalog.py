@@ -510,7 +510,7 @@ def _written_at(entry: Entry) -> float | None:
     for name in (layout.MARKER, layout.MANIFEST):
         path = os.path.join(entry.store.uri, entry.control(name))
         try:
-            return reading.stat(path).modified_ns / 1e9
+            return os.stat(path).st_mtime_ns / 1e9
         except OSError:
             continue
     return None

@@ -269,7 +269,7 @@ def point(
     if old.timestamps:
         known = dict(zip(old.paths, old.timestamps, strict=True))
         times = [known[name] for name in foreign]
-        times += [reading.stat(each).modified_ns / 1e9 for each in ours.values()]
+        times += [os.stat(each).st_mtime_ns / 1e9 for each in ours.values()]
     new = checkpoint_state.Pointer(
         latest=[*ours][-1],
         paths=(*foreign, *ours),
@@ -297,8 +297,8 @@ def free_target(files: Files, directory: str, number: int, sequence: int) -> str
             f"A checkpoint number must be 0 or more; got {number!r}."
         )
     plain = os.path.join(directory, str(number))
-    if reading.is_there(plain) and retention.is_uncommitted(catalog.at(plain)):
-        retention.delete(files, catalog.at(plain))
+    if reading.is_there(plain) and retention.is_uncommitted(old := catalog.at(plain)):
+        retention.delete(files, old)
     is_taken = reading.is_there(plain) or checkpoint_state.is_listed(
         directory, f"{number}/{layout.PAYLOAD}"
     )

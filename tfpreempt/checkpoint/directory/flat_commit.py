@@ -306,7 +306,7 @@ def intents(directory: str) -> list[str]:
 
 def _stamp(prefix: str) -> list[int] | None:
     try:
-        status = reading.stat(prefix + ".index")
+        status = os.stat(prefix + ".index")
     except OSError:
         return None
-    return [status.size, status.modified_ns]
+    return [status.st_size, status.st_mtime_ns]

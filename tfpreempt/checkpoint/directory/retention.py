@@ -155,23 +155,12 @@ def clean(
         if is_ours and reading.is_real_dir(path) and is_over(path):
             delete_staging(files, path)
             removed.append(path)
-    remove_empty_staging(files, directory)
+    remove_if_empty(files, staging)
     for entry in filter(is_uncommitted, catalog.scan(directory)):
         if is_over(entry.path):
             delete(files, entry)
             removed.append(entry.path)
     return removed
-
-
-def remove_empty_staging(files: Files, directory: str) -> None:
-    """Removes the directory of all staged saves, if there are none.
-
-    Raises:
-        OSError: as the file system says.
-    """
-    staging = os.path.join(directory, layout.STAGING)
-    if reading.is_real_dir(staging):
-        remove_if_empty(files, staging)
 
 
 def is_uncommitted(entry: Entry) -> bool:
@@ -185,5 +174,5 @@ def _is_quiet(path: str, now: float) -> bool:
     changed = 0
     for each in (path, *(os.path.join(path, name) for name in reading.tree(path))):
         with contextlib.suppress(FileNotFoundError):
-            changed = max(changed, reading.stat(each).modified_ns)
+            changed = max(changed, os.stat(each).st_mtime_ns)
     return now - changed / 1e9 > QUIET_SECONDS

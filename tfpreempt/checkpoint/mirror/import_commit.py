@@ -21,7 +21,7 @@ from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.core import contained
 from tfpreempt.storage import failure, reading
 from tfpreempt.storage.deadline import RETRY_SECONDS
-from tfpreempt.storage.files import Files, write_durably
+from tfpreempt.storage.files import Files, remove_if_empty, write_durably
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ def bring(
         with committing.tidying(directory):
             found, keep = catalog.scan(directory), max_to_keep
             committing.finish(files, directory, found, keep, is_pinned=target.__eq__)
-            retention.remove_empty_staging(files, directory)
+            remove_if_empty(files, os.path.join(directory, layout.STAGING))
 
 
 def find(store: ObjectStore, token: str) -> Entry | None:

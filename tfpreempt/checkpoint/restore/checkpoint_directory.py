@@ -51,7 +51,7 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.storage import failure
-from tfpreempt.storage.files import Files
+from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ class Directory:
         """Deletes the shares that workers wrote of a save that is over."""
         try:
             retention.delete_staging(self.files, staging + layout.PARTS_SUFFIX)
-            retention.remove_empty_staging(self.files, self.path)
+            remove_if_empty(self.files, os.path.join(self.path, layout.STAGING))
         except (OSError, errors.CheckpointError) as error:
             _log.warning(LEFT_BEHIND, staging + layout.PARTS_SUFFIX, error)
 

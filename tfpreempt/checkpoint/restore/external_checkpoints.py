@@ -75,10 +75,10 @@ def is_overwritten(entry: Entry) -> bool:
     files = manifest.files if manifest else ()
     known = {entry.file(each.name): (each.size, each.crc32c) for each in files}
     try:
-        found, (size, crc) = reading.stat(index), known.get(index, (-1, 0))
-        is_newer = found.modified_ns / 1e9 > (entry.time or 0.0)
+        found, (size, crc) = os.stat(index), known.get(index, (-1, 0))
+        is_newer = found.st_mtime_ns / 1e9 > (entry.time or 0.0)
         return is_newer and (
-            found.size != size or checksum.of_file(index) != (size, crc)
+            found.st_size != size or checksum.of_file(index) != (size, crc)
         )
     except OSError:
         return False
@@ -146,7 +146,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     try:
         bundle.check_size(prefix)
         size, crc = checksum.of_file(prefix + INDEX)
-        modified = reading.stat(prefix + INDEX).modified_ns / 1e9
+        modified = os.stat(prefix + INDEX).st_mtime_ns / 1e9
     except FileNotFoundError as error:
         return damaged(entry, f"{error}") if _is_missed(directory, name) else None
     except OSError as error:

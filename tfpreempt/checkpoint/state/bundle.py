@@ -52,14 +52,14 @@ def check_size(prefix: str) -> None:
     Raises:
         OSError: it is too large, or the storage does not answer.
     """
-    if reading.stat(prefix + ".index").size > _MAX_INDEX_BYTES:
+    if os.stat(prefix + ".index").st_size > _MAX_INDEX_BYTES:
         raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
 
 
 def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
     for shard in range(shards):
         path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
-        size, needed = reading.stat(path).size, ends.get(shard, 0)
+        size, needed = os.stat(path).st_size, ends.get(shard, 0)
         if size < needed:
             raise ValueError(f"{path!r} has {size} bytes, {needed} are needed")
     if any(shard >= shards for shard in ends):

@@ -306,7 +306,7 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
         offsets=bundle_writer.offsets_of(stretches),
         sums=[int(each) for each in told["sums"]],
     )
-    size = reading.stat(part.path).size
+    size = os.stat(part.path).st_size
     if size != part.size or len(part.sums) != len(part.stretches):
         raise _UnfitError(f"{part.path!r} has {size} bytes, not {part.size}")
     return part
