@@ -271,22 +271,19 @@ class Worker(Program):
     def agree(self, directory: Path, keys: Any) -> Any:
         """The commits that all workers go on from; the others call it meanwhile."""
         from tfpreempt.checkpoint.lease.lease import Lease
-        from tfpreempt.checkpoint.restore.opening import open_directory
         from tfpreempt.core.cluster import Cluster
-        from tfpreempt.handler.restore_agreement import Start
+        from tfpreempt.handler import restore_agreement
 
         cluster = Cluster(worker=self.index, jobs=(("worker", WORLD),))
-        make = functools.partial(
-            open_directory,
-            self.checkpoint,
-            directory / DISK,
+        start = restore_agreement.Start(
+            checkpoint=self.checkpoint,
+            directory=directory / DISK,
             cluster=cluster,
             max_to_keep=None,
+            lease=Lease() if cluster.is_chief else None,
             registry=self.registry,
         )
-        lease = Lease() if cluster.is_chief else None
-        start = Start(make, directory / DISK, cluster, lease=lease)
-        return start.agree(keys, "start", 60.0)
+        return restore_agreement.agree(start, keys, "start", 60.0)
 
     def restore(self, agreed: Any) -> int:
         """The step that it has restored."""

@@ -300,7 +300,12 @@ def follow(data: bytes, place: Path) -> None:
         cluster = Cluster(worker=worker, jobs=(("worker", 2),))
         try:
             rendezvous.agree(
-                store, "start", cluster, lambda: {"step": 3}, lambda plan: None, 5.0
+                store,
+                "start",
+                cluster,
+                lambda: ({"step": 3}, None),
+                lambda plan: (None, None),
+                5.0,
             )
         finally:
             store.close()

@@ -533,7 +533,6 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
     "checkpoint/mirror/mirror.py:Mirror": ((40, 19), RUN),
     "checkpoint/restore/opening.py:open_directory": ((14,), RUN),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
-    "handler/registration.py:admit": ((10,), RUN),
     "handler/handler.py:PreemptionCheckpointHandler.__init__": ((10,), "public"),
     "checkpoint/restore/checkpoint_directory.py:Directory": (
         (22, 17),

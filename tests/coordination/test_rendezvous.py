@@ -18,7 +18,7 @@ from tfpreempt.errors import CheckpointError, StoreGoneError, WaitTimeoutError
 def start(
     workers,
     *,
-    propose=lambda: {"step": 3},
+    propose=lambda: ({"step": 3}, 0),
     checks=None,
     timeout=10.0,
     proposing=0.0,
@@ -30,7 +30,7 @@ def start(
     store = MemoryStore()
 
     def one(worker):
-        check = (checks or {}).get(worker, lambda plan: None)
+        check = (checks or {}).get(worker, lambda plan: (None, worker))
         try:
             return agree(
                 store,
@@ -48,19 +48,25 @@ def start(
         return list(pool.map(one, workers))
 
 
-def test_all_get_the_chiefs_plan():
-    assert start(range(3)) == [({"ok": True, "step": 3}, {})] * 3
+def test_all_get_the_chiefs_plan_and_each_keeps_its_own_view():
+    assert start(range(3)) == [({"ok": True, "step": 3}, i, {}) for i in range(3)]
 
 
-def test_the_checks_see_the_plan():
+def test_the_checks_of_all_but_the_chief_see_the_plan():
     seen = []
-    start(range(3), checks={i: lambda plan: seen.append(plan["step"]) for i in (0, 2)})
+
+    def check(plan):
+        seen.append(plan["step"])
+        return None, None
+
+    start(range(3), checks=dict.fromkeys(range(3), check))
     assert seen == [3, 3]
 
 
-def test_a_followers_problem_reaches_everyone():
-    results = start(range(3), checks={2: lambda plan: "another disk"})
-    assert [problems for _, problems in results] == [{2: "another disk"}] * 3
+def test_an_answer_of_a_worker_reaches_all_workers():
+    results = start(range(3), checks={2: lambda plan: ("another disk", "its view")})
+    assert [answers for _, _, answers in results] == [{2: "another disk"}] * 3
+    assert results[2][1] == "its view"
 
 
 def test_a_check_that_raises_is_a_problem_too():
@@ -68,9 +74,10 @@ def test_a_check_that_raises_is_a_problem_too():
         raise CheckpointError("cannot read it")
 
     results = start(range(3), checks={1: check})
-    for _, problems in results:
+    for _, _, problems in results:
         assert list(problems) == [1]
         assert "cannot read it" in problems[1]
+    assert [mine for _, mine, _ in results] == [0, None, 2]
 
 
 def test_the_chiefs_error_is_raised_there_and_told_to_the_others():
@@ -79,7 +86,7 @@ def test_the_chiefs_error_is_raised_there_and_told_to_the_others():
 
     chief, *others = start(range(3), propose=propose)
     assert isinstance(chief, CheckpointError)
-    for _, problems in others:
+    for _, _, problems in others:
         assert list(problems) == [0]
         assert "the directory is a file" in problems[0]
 
@@ -90,7 +97,7 @@ def test_a_chief_that_waits_itself_has_more_time_than_a_worker():
 
     def propose():
         begun.wait(0.3)
-        return {"step": 3}
+        return {"step": 3}, None
 
     _, other = start([0, 1], propose=propose, timeout=0.1, proposing=10.0)
     assert "worker 2 is missing" in str(other)
@@ -112,7 +119,7 @@ def test_who_comes_at_the_very_end_is_not_missed(monkeypatch):
 
     monkeypatch.setattr(rendezvous, "map_in_threads", in_turn)
     results = start(range(3), timeout=0.0, proposing=10.0)
-    assert results == [({"ok": True, "step": 3}, {})] * 3
+    assert results == [({"ok": True, "step": 3}, i, {}) for i in range(3)]
 
 
 def test_a_dead_worker_is_not_waited_for(monkeypatch):
@@ -139,8 +146,8 @@ def test_a_chief_that_goes_is_named():
             store,
             "start/1",
             Cluster(worker=1, jobs=(("worker", 2),)),
-            dict,
-            lambda plan: None,
+            lambda: ({}, None),
+            lambda plan: (None, None),
             10.0,
         )
     closing.join()

@@ -186,13 +186,13 @@ RESTART = Page(
             "The chief takes the lease of the directory",
             "No other run may commit in the directory now. The chief removes the files "
             "of saves that were never committed.",
-            r"MainThread handler/restore_agreement.py \w+\.agree$",
+            r"MainThread handler/restore_agreement.py agree$",
         ),
         Station(
             "The workers agree on a commit",
             "The chief finds the newest commit and verifies its checksums. All workers "
             "restore this commit.",
-            r"MainThread handler/restore_agreement.py \w+\._find_newest$",
+            r"MainThread handler/restore_agreement.py _find_newest$",
         ),
         Station(
             "The fit is planned",

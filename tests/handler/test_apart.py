@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import os
 import threading
@@ -25,12 +24,11 @@ from tfpreempt.checkpoint.lease.lease_record import Found, this_process
 from tfpreempt.checkpoint.lease.lease_timeouts import LONGEST_GRACE, Patience
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange, clear_others
-from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.restore.save import Save
-from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.handler.restore_agreement import LEASE_TIMEOUT, Agreed, Start
+from tfpreempt.handler import restore_agreement
+from tfpreempt.handler.restore_agreement import LEASE_TIMEOUT, Agreed, Start, agree
 from tfpreempt.handler.run import Run
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage.files import LocalFiles
@@ -40,27 +38,29 @@ pytestmark = pytest.mark.tensorflow
 LIMIT = 60.0
 
 
-class Elsewhere(Start):
-    """A start on a machine that does not see the chief's disk."""
-
-    def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
-        return None
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other worker's machine does not see the chief's disk."""
+    monkeypatch.setattr(
+        restore_agreement, "is_leased_by", lambda directory, token: False
+    )
 
 
 def begin(
     disk: Path,
     cluster: Cluster,
-    kind: type[Start] = Start,
     *,
     store: ObjectStore | None = None,
     in_use: Sequence[str] = (),
 ) -> Start:
     """The start of a worker without a checkpoint, as its handler makes it."""
-    mirror = Mirror(store, max_to_keep=2) if store and cluster.is_chief else None
-    make = functools.partial(open_directory, None, disk, cluster=cluster, mirror=mirror)
-    lease = Lease() if cluster.is_chief else None
-    return kind(
-        make, disk, cluster, store=store, mirror=mirror, lease=lease, in_use=in_use
+    return Start(
+        directory=disk,
+        cluster=cluster,
+        store=store,
+        mirror=Mirror(store, max_to_keep=2) if store and cluster.is_chief else None,
+        lease=Lease() if cluster.is_chief else None,
+        in_use=in_use,
     )
 
 
@@ -91,13 +91,12 @@ class Machines:
         agreed: dict[int, Agreed] = {}
         for worker, disk in enumerate(self.disks):
             cluster = Cluster(worker=worker, jobs=(("worker", 2),))
-            kind = Elsewhere if worker else Start
-            starts.append(begin(disk, cluster, kind, store=self.store))
+            starts.append(begin(disk, cluster, store=self.store))
 
-        def agree(worker: int) -> None:
-            agreed[worker] = starts[worker].agree(keys, "start", LIMIT)
+        def start(worker: int) -> None:
+            agreed[worker] = agree(starts[worker], keys, "start", LIMIT)
 
-        on_both_workers(agree)
+        on_both_workers(start)
         return [agreed[0], agreed[1]]
 
     def save(self, starts: list[Agreed], step: int) -> None:
@@ -118,7 +117,7 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
+def machines(tmp_path: Path, elsewhere: None) -> Iterator[Machines]:
     kept = Words("kept", "text")
     yield Machines(tmp_path)
     kept.unregister()
@@ -241,7 +240,7 @@ def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
     chief = Cluster(worker=0, jobs=(("worker", 2),))
     start = begin(machines.disks[0], chief, store=machines.store)
     with pytest.raises(errors.WaitTimeoutError, match="worker 1 is missing"):
-        start.agree(MemoryStore(), "start", 0.2)
+        agree(start, MemoryStore(), "start", 0.2)
 
 
 def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) -> None:
@@ -252,7 +251,7 @@ def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) ->
     assert waits.limit == LEASE_TIMEOUT
     worker = Cluster(worker=1, jobs=(("worker", 2),))
     with pytest.raises(errors.WaitTimeoutError, match=r"plan took longer than 0\.3 s"):
-        begin(tmp_path, worker).agree(MemoryStore(), "start", 0.1, 0.2)
+        agree(begin(tmp_path, worker), MemoryStore(), "start", 0.1, 0.2)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -267,7 +266,7 @@ def test_a_directory_that_a_worker_has_open_is_refused_by_all(
         open_here = [str(tmp_path)] if worker == which else []
         start = begin(tmp_path, cluster, in_use=open_here)
         with pytest.raises(errors.ConfigurationError, match="is open in"):
-            start.agree(keys, "start", LIMIT)
+            agree(start, keys, "start", LIMIT)
         refused.append(worker)
 
     on_both_workers(refuse)
@@ -281,10 +280,9 @@ def test_what_a_worker_with_another_disk_finds_wrong_is_raised_by_all(
 
     def disagree(worker: int) -> None:
         cluster = Cluster(worker=worker, jobs=(("worker", 2 + worker),))
-        kind = Elsewhere if worker else Start
-        start = begin(machines.disks[worker], cluster, kind, store=machines.store)
+        start = begin(machines.disks[worker], cluster, store=machines.store)
         with pytest.raises(errors.WorkersDisagreeError, match="worker 0 counts 2"):
-            start.agree(keys, "start", LIMIT)
+            agree(start, keys, "start", LIMIT)
         raised.append(worker)
 
     on_both_workers(disagree)

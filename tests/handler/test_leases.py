@@ -20,8 +20,7 @@ from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.core.cluster import LOCAL
-from tfpreempt.handler.restore_agreement import Start
+from tfpreempt.handler.restore_agreement import upload_for_others
 from tfpreempt.handler.run import Run
 
 pytestmark = pytest.mark.tensorflow
@@ -166,15 +165,12 @@ def test_what_a_start_brings_for_other_workers_goes_by_way_of_the_lease(
     commit(program)
     mirror = Mirror(store, max_to_keep=2, lease=Lease())
     mirror.look()
-    start = Start(
-        lambda: pytest.fail("it is made"), None, LOCAL, store=store, mirror=mirror
-    )
-    start._candidate = catalog.at(str(program.directory / "1"))
+    commit_of_chief = catalog.at(str(program.directory / "1"))
     other = StorePlace(store)
     found = other.look()
     assert found is not None
     other.end(found.token)
     assert other.take(ELSEWHERE)
     with pytest.raises(errors.LeaseLostError):
-        start._bring_before_all(store)
+        upload_for_others(mirror, commit_of_chief)
     assert not any(name.endswith(layout.MARKER) for name in store.list())

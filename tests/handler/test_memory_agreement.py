@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoint.fakes import cluster
 from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.handler.restore_agreement import Start
+from tfpreempt.handler.restore_agreement import Agreed, agree_on_snapshot
 
 SECONDS = 10.0
 
@@ -34,36 +34,33 @@ class Memory:
         ]
 
 
-def agree(chief: Memory, other: Memory | None) -> list[Start]:
-    """What the two have come to."""
-    store, starts = MemoryStore(), []
-    for worker, memory in enumerate((chief, other)):
-        start = Start(
-            lambda: None,  # type: ignore[arg-type, return-value]
-            None,
-            cluster(worker, 2),
-            make_snapshots=lambda directory, memory=memory: memory,  # type: ignore[misc]
+def agree(chief: Memory, other: Memory | None) -> list[Agreed]:
+    """What the two agree on, each in a thread."""
+    store = MemoryStore()
+    agreed: dict[int, Agreed] = {}
+
+    def choose(worker: int, memory: Any) -> None:
+        directory: Any = SimpleNamespace(path="/ckpt")
+        before = Agreed(
+            directory=directory, candidate=None, token="token", snapshots=memory
         )
-        start._built = SimpleNamespace(path="/ckpt")  # type: ignore[assignment]
-        starts.append(start)
-    starts[0]._snapshots = chief  # type: ignore[assignment]
+        agreed[worker] = agree_on_snapshot(
+            before, chief.attempts, store, "memory", cluster(worker, 2), SECONDS
+        )
+
     threads = [
-        threading.Thread(
-            target=start._agree_on_memory,
-            args=(store, "start/memory", list(chief.attempts), SECONDS),
-        )
-        for start in starts
+        threading.Thread(target=choose, args=each) for each in enumerate((chief, other))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-    return starts
+    return [agreed[0], agreed[1]]
 
 
-def restored(start: Start) -> str | None:
-    found: Any = start._candidate
-    assert (found is not None) == (start._tier == "memory")
+def restored(agreed: Agreed) -> str | None:
+    found: Any = agreed.candidate
+    assert (found is not None) == (agreed.tier == "memory")
     return None if found is None else str(found.manifest.metadata["attempt"])
 
 
@@ -86,10 +83,10 @@ def test_the_newest_that_all_have_whole(
 ) -> None:
     starts = agree(chief, other)
     assert [restored(each) for each in starts] == [expected] * 2
-    assert all(each._snapshots is not None for each in starts)
+    assert all(each.snapshots is not None for each in starts)
 
 
 def test_where_one_worker_has_no_memory_there_are_none() -> None:
     starts = agree(Memory("b", "a"), None)
     assert [restored(each) for each in starts] == [None, None]
-    assert [each._snapshots for each in starts] == [None, None]
+    assert [each.snapshots for each in starts] == [None, None]

@@ -1,6 +1,6 @@
 """Before training: all workers start from the same plan, or all raise the same error.
 
-The chief proposes, everyone checks the proposal against what it sees, and the chief
+The chief proposes, the other workers compare the plan with what they see, and the chief
 announces the result. Three insert-once keys a start: `plan`, `hello/<i>`, `ready`.
 """
 
@@ -39,63 +39,63 @@ def agree(
     store: KeyValueStore,
     prefix: str,
     cluster: Cluster,
-    propose: Callable[[], Plan],
-    check: Callable[[Plan], str | None],
+    propose: Callable[[], tuple[Plan, T]],
+    check: Callable[[Plan], tuple[str | None, T]],
     timeout: float,
     proposing: float = 0.0,
-) -> tuple[Plan, dict[int, str]]:
+) -> tuple[Plan, T | None, dict[int, str]]:
     """Agrees on a plan; called by every worker, in the same order of prefixes.
 
     Args:
         store: the store; used from a thread of its own, with a deadline.
         prefix: namespace of this start.
-        cluster: who the workers are; the chief proposes.
-        propose: makes the chief's plan, JSON-able.
-        check: what this worker finds wrong with the plan, for people; None if nothing.
+        cluster: the workers; the chief proposes.
+        propose: on the chief, returns the plan, JSON-able, and the chief's own view.
+        check: on the other workers, returns the answer to the plan, None for no
+            objection, and the worker's own view. A `TfpreemptError` is an answer too.
         timeout: seconds to wait for the slowest worker.
-        proposing: more seconds that the others give the chief for its plan.
+        proposing: more seconds that the other workers wait for the chief's plan.
 
     Returns:
-        The plan, and what each worker found wrong (empty: all agree).
+        The plan; this worker's own view, None if `check` raised an error; and the
+        answers by worker (empty: no worker objects).
 
     Raises:
         CoordinationError: a key holds what this version does not write.
         WaitTimeoutError: a worker did not come in time, or is dead.
         StoreGoneError: the store cannot be reached.
     """
-    plan: Plan = {}
     if cluster.is_chief:
+        mine: T | None
         try:
-            plan = {"ok": True, **propose()}
+            proposed, mine = propose()
         except TfpreemptError as error:
-            plan = {"ok": False, "problem": describe(error)}
-            _put(store, f"{prefix}/plan", plan)
+            refusal = {"ok": False, "problem": describe(error)}
+            _put(store, f"{prefix}/plan", refusal)
             raise
+        plan: Plan = {"ok": True, **proposed}
         _put(store, f"{prefix}/plan", plan)
+        try:
+            ready = _hear_all(store, prefix, cluster.world, timeout)
+        except WaitTimeoutError as error:
+            ready = {MISSING: str(error)}
+        _put(store, f"{prefix}/ready", ready)
     else:
         patience = timeout + proposing
         plan = _take(store, f"{prefix}/plan", patience, "worker 0's plan", "ok")
         if not plan["ok"]:
-            return plan, {0: str(plan.get("problem"))}
-    try:
-        problem = check(plan)
-    except TfpreemptError as error:
-        problem = describe(error)
-    _put(store, f"{prefix}/hello/{cluster.worker}", {"problem": problem})
-    if cluster.is_chief:
+            return plan, None, {0: str(plan.get("problem"))}
         try:
-            hellos = _hear_all(store, prefix, cluster.world, timeout)
-            problems = {str(i): each["problem"] for i, each in enumerate(hellos)}
-        except WaitTimeoutError as error:
-            problems = {MISSING: str(error)}
-        problems = {who: text for who, text in problems.items() if text}
-        _put(store, f"{prefix}/ready", problems)
-    patience = timeout + HEARD_WITHIN
-    ready = _take(store, f"{prefix}/ready", patience, "worker 0's go-ahead")
+            answer, mine = check(plan)
+        except TfpreemptError as error:
+            answer, mine = describe(error), None
+        _put(store, f"{prefix}/hello/{cluster.worker}", {"problem": answer})
+        patience = timeout + HEARD_WITHIN
+        ready = _take(store, f"{prefix}/ready", patience, "worker 0's go-ahead")
     if MISSING in ready:
         raise WaitTimeoutError(ready[MISSING])
-    said = {i: ready[f"{i}"] for i in range(cluster.world) if f"{i}" in ready}
-    return plan, {i: str(problem) for i, problem in said.items()}
+    answers = {i: ready[f"{i}"] for i in range(cluster.world) if f"{i}" in ready}
+    return plan, mine, {i: str(text) for i, text in answers.items()}
 
 
 def describe(error: TfpreemptError) -> str:
@@ -105,20 +105,23 @@ def describe(error: TfpreemptError) -> str:
 
 def _hear_all(
     store: KeyValueStore, prefix: str, world: int, timeout: float
-) -> list[Plan]:
-    """What each worker says, to the chief, which asks meanwhile who is dead.
+) -> dict[str, str]:
+    """Returns the answers of the other workers, by worker; on the chief.
+
+    Meanwhile the chief asks the store for dead workers.
 
     Raises:
-        WaitTimeoutError: one is dead, or too late.
+        WaitTimeoutError: a worker is dead, or too late.
     """
-    clock, missing = SystemClock(), set(range(world))
+    others = range(1, world)
+    clock, missing = SystemClock(), set(others)
     end, asks_at = clock.monotonic() + timeout, clock.monotonic()
 
-    def hear(worker: int) -> Plan:
+    def hear(worker: int) -> str | None:
         key = f"{prefix}/hello/{worker}"
-        hello = _read(key, store.get(key), "problem")
+        problem: str | None = _read(key, store.get(key), "problem")["problem"]
         missing.discard(worker)
-        return hello
+        return problem
 
     def watch() -> None:
         nonlocal asks_at
@@ -130,9 +133,10 @@ def _hear_all(
             for worker in sorted(missing & store.dead_workers()):
                 raise _missing(worker, "the coordination service reports it dead")
 
-    return map_in_threads(
-        hear, range(world), threads=walks(world), name="tfpreempt-start", watch=watch
+    answers = map_in_threads(
+        hear, others, threads=walks(world), name="tfpreempt-start", watch=watch
     )
+    return {f"{i}": text for i, text in zip(others, answers, strict=True) if text}
 
 
 def _missing(worker: int, why: str) -> WaitTimeoutError:

@@ -17,13 +17,14 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
+from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler import training_end
 from tfpreempt.handler.collective_save import PLAIN, Stages
 from tfpreempt.handler.current_session import find_session, protected_start, take_over
 from tfpreempt.handler.exit import describe
-from tfpreempt.handler.registration import admit, check_given
+from tfpreempt.handler.registration import CheckpointOptions, admit
 from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.training_end import is_end_of_data, step_failed, was_preemption
 from tfpreempt.platforms.detected import resolve_config
@@ -98,23 +99,22 @@ class PreemptionCheckpointHandler:
         async_save: bool = True,
     ) -> None:
         given = checkpoint_or_checkpoint_manager
-        check_given(given, checkpoint_dir)
+        if given is not None:
+            adapter_of(given).check_directory(given, checkpoint_dir)
         config = resolve_config(termination_config)
         every = check_save_every(save_every)
+        options = CheckpointOptions(
+            checkpoint_dir=checkpoint_dir,
+            restore=restore,
+            max_to_keep=max_to_keep,
+            remote_checkpoint_dir=remote_checkpoint_dir,
+            async_save=async_save,
+        )
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, save_timeout)
         self._gate = self._session.gate
         with protected_start(config), self._session.activity.hang_detection_paused():
-            self._member = admit(
-                self._session,
-                given,
-                checkpoint_dir,
-                config,
-                restore=restore,
-                max_to_keep=max_to_keep,
-                remote_checkpoint_dir=remote_checkpoint_dir,
-                async_save=async_save,
-            )
+            self._member = admit(self._session, given, config, options)
             with training_end.closing_on_failure(self._session, self._member):
                 self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
                 self._member.restore()

@@ -1,13 +1,16 @@
-"""How a handler starts: one storage, one commit to restore, agreed on by all."""
+"""The start of a handler or a fit: all workers agree on a directory and a commit."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
@@ -20,10 +23,19 @@ from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange
 from tfpreempt.checkpoint.mirror.upload import Upload
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.opening import open_directory
+from tfpreempt.checkpoint.state.state import REGISTRY, StateRegistry
 from tfpreempt.coordination import rendezvous
+from tfpreempt.coordination.rendezvous import Plan
 from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.handler.snapshots import Snapshots, attempt_of, is_newer
+from tfpreempt.core.memory import LentMemory
+from tfpreempt.handler.snapshots import (
+    Snapshots,
+    attempt_of,
+    is_newer,
+    open_snapshots,
+)
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.interface import ObjectStore
@@ -35,10 +47,44 @@ LEASE_TIMEOUT = LONGEST_GRACE + PACE.expiry + MARGIN
 
 FETCH_TIMEOUT = 3600.0  # more seconds for the others while one fetches a checkpoint
 
-APART = "apart"  # what a worker says that does not see the chief's directory
-NO_MEMORY = "no memory"  # what a worker says that can have no snapshots
-NOT_SHARED = "DirectoryNotSharedError: "
-DISAGREES = "WorkersDisagreeError: "
+APART = "apart"  # answer of a worker that does not see the chief's directory
+NO_MEMORY = "no memory"  # answer of a worker that cannot have snapshots
+RESTORE_FALSE = "pass restore=False"  # what a user can do to start from scratch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """What one worker brings to the start of a handler or a fit.
+
+    Args:
+        checkpoint: a Checkpoint, a CheckpointManager, or None for named States alone.
+        directory: the checkpoint directory of this worker, as the user gave it.
+        cluster: the workers, and the index of this worker.
+        restore: False to start from scratch.
+        max_to_keep: number of commits to keep in the directory; None keeps all.
+        save_fn: saves in place of tfpreempt; None without one.
+        io_device: see `open_directory`.
+        store: the object store of the mirror; None without a mirror.
+        mirror: on the chief, the mirror.
+        lease: on the chief, the lease of the directory.
+        memory: memory for snapshots; None if this worker takes no snapshots.
+        in_use: directories of the other open handlers of this process.
+        registry: the named States that are saved.
+    """
+
+    checkpoint: Any = None
+    directory: str | os.PathLike[str] | None
+    cluster: Cluster
+    restore: bool = True
+    max_to_keep: int | None = 2
+    save_fn: Callable[..., Any] | None = None
+    io_device: str | None = None
+    store: ObjectStore | None = None
+    mirror: Mirror | None = None
+    lease: Lease | None = None
+    memory: LentMemory | None = None
+    in_use: Sequence[str] = ()
+    registry: StateRegistry = REGISTRY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +95,12 @@ class Agreed:
         directory: the checkpoint directory, as this worker sees it.
         candidate: the commit that all workers restore; None to start from scratch.
         token: unique to this start, equal on all workers; begins the names of saves.
-        skipped: what was found corrupt (chief only).
+        skipped: descriptions of the commits that were passed over (chief only).
         tier: where the candidate is: "memory", "disk" or "bucket".
-        on_disk: the newest commit of the directory, if the candidate is a snapshot.
-        snapshots: of this worker in memory, if all workers have memory for any.
+        on_disk: the newest commit of the directory, which the candidate is too unless
+            the candidate is a snapshot.
+        snapshots: of this worker in memory; None if not all workers have memory.
+        seconds: duration of the start, with the fetch of a commit.
     """
 
     directory: Directory
@@ -62,336 +110,383 @@ class Agreed:
     tier: str = "disk"
     on_disk: Entry | None = None
     snapshots: Snapshots | None = None
+    seconds: float = 0.0
 
 
-@dataclasses.dataclass(eq=False)
-class Start:
-    """Opens this worker's directory and finds the commit that all will restore.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Newest:
+    """The newest commit that the chief can restore.
 
-    Args:
-        make: opens this worker's directory; `chief_directory` names it, where
-            it is not this worker's own, and `is_shared` says whether all see it.
-        own: this worker's directory, as the user gave it.
-        cluster: who the workers are.
-        restore: False starts afresh.
-        store: where commits are copied to; None without one.
-        mirror: on the chief, what copies them.
-        lease: on the chief, of the directory; taken before anything is touched there.
-        in_use: directories of this process's other open handlers.
-        make_snapshots: of this worker's snapshots, given its directory; None where it
-            can have none.
+    Attributes:
+        commit: None without one.
+        tier: see `Agreed`.
+        skipped: see `Agreed`.
+        damaged: why no commit can be restored, if there are commits.
     """
 
-    make: Callable[..., Directory]
-    own: str | os.PathLike[str] | None
-    cluster: Cluster
-    restore: bool = True
-    store: ObjectStore | None = None
-    mirror: Mirror | None = None
-    lease: Lease | None = None
-    in_use: Sequence[str] = ()
-    make_snapshots: Callable[[str], Snapshots | None] = lambda directory: None
-    _built: Directory | None = None
-    _candidate: Entry | None = None
-    _tier: str = "disk"
-    _damaged: str = ""  # on the chief: why nothing on the disk can be restored
-    _snapshots: Snapshots | None = None
-    _skipped: list[str] = dataclasses.field(default_factory=list)
-    _apart: set[int] = dataclasses.field(default_factory=set)  # see another directory
+    commit: Entry | None = None
+    tier: str = "disk"
+    skipped: Sequence[str] = ()
+    damaged: str = ""
 
-    def agree(
-        self,
-        store: KeyValueStore,
-        prefix: str,
-        timeout: float,
-        lease_timeout: float = LEASE_TIMEOUT,
-    ) -> Agreed:
-        """Runs the rendezvous; main thread of every worker, in the same order.
 
-        With a `remote_checkpoint_dir` there are two: who sees the chief's directory is
-        known before it is said what to restore, since the others fetch that.
+def agree(
+    start: Start,
+    keys: KeyValueStore,
+    prefix: str,
+    timeout: float,
+    lease_timeout: float = LEASE_TIMEOUT,
+) -> Agreed:
+    """Agrees with all workers on a directory, and on the commit that all restore.
 
-        Args:
-            store: the store.
-            prefix: namespace of this start.
-            timeout: seconds to wait for the slowest worker.
-            lease_timeout: more seconds for a chief that waits for the lease.
+    Main thread of every worker, in the same order. If an error is raised, the leases
+    are released.
 
-        Returns:
-            What all workers have agreed on.
+    Args:
+        start: what this worker brings.
+        keys: the key-value store of the workers.
+        prefix: namespace of this start.
+        timeout: seconds to wait for the slowest worker.
+        lease_timeout: more seconds for a chief that waits for the lease.
 
-        Raises:
-            DirectoryInUseError: another program is at work in the directory.
-            DirectoryNotSharedError: a worker sees other storage.
-            CheckpointDamagedError: there are commits, and none is whole.
-            WorkersDisagreeError: workers differ in world size or in what they find.
-            ConfigurationError: the directory cannot work.
-            WaitTimeoutError: a worker is missing.
-        """
-        ask = functools.partial(self._ask, store, proposing=lease_timeout)
-        try:
-            if self.store is not None:
-                if self.cluster.world > 1:
-                    ask(f"{prefix}/place", timeout, self._place, self._sees)
-                timeout += FETCH_TIMEOUT  # who is missing was missed in the first one
-            plan = ask(prefix, timeout, self._propose, self._check)
-            on_disk = self._candidate
-            if plan["snapshots"] is not None:
-                attempts = plan["snapshots"]
-                self._agree_on_memory(store, f"{prefix}/memory", attempts, timeout)
-            if plan["damaged"] and self._candidate is None:
-                raise errors.CheckpointDamagedError(plan["damaged"])
-        except BaseException:
-            if self.lease is not None:
-                self.lease.release()
-            if self.mirror is not None:
-                self.mirror.release()
-            raise
-        assert self._built is not None  # both ways to the plan have built it
-        if self.store is not None and self._apart:
-            worker, files = self.cluster.worker, LocalFiles(self._built.path)
-            self._built.exchange = ShardExchange(self.store, worker, self._apart, files)
-        return Agreed(
-            directory=self._built,
-            candidate=self._candidate,
-            token=str(plan["token"]),
-            skipped=self._skipped,
-            tier=self._tier,
-            on_disk=on_disk,
-            snapshots=self._snapshots,
-        )
+    Raises:
+        DirectoryInUseError: another program is at work in the directory.
+        DirectoryNotSharedError: a worker sees other storage.
+        CheckpointDamagedError: there are commits, and no commit is intact.
+        WorkersDisagreeError: workers differ in world size or in what they find.
+        ConfigurationError: the directory cannot work.
+        WaitTimeoutError: a worker is missing.
+    """
+    began, cluster = time.monotonic(), start.cluster
+    with contextlib.ExitStack() as undo:
+        for held in (start.mirror, start.lease):
+            if held is not None:
+                undo.callback(held.release)
 
-    def _ask(
-        self,
-        store: KeyValueStore,
-        prefix: str,
-        timeout: float,
-        propose: Callable[[], rendezvous.Plan],
-        check: Callable[[rendezvous.Plan], str | None],
-        *,
-        proposing: float,
-    ) -> rendezvous.Plan:
-        """One rendezvous; all workers raise what any of them found wrong."""
-        plan, problems = rendezvous.agree(
-            store, prefix, self.cluster, propose, check, timeout, proposing
-        )
-        self._apart |= {worker for worker, text in problems.items() if text == APART}
-        if wrong := {w: text for w, text in problems.items() if text != APART}:
-            raise _as_error(wrong)
-        return plan
+        # Workers that do not see the chief's directory fetch the commit from the store.
+        apart: frozenset[int] = frozenset()
+        if start.store is not None:
+            if cluster.world > 1:
+                place = f"{prefix}/place"
+                apart = _find_apart(start, keys, place, timeout, lease_timeout)
+            timeout += FETCH_TIMEOUT  # a missing worker was noticed before
 
-    def _place(self) -> rendezvous.Plan:
-        return self._leased(self._build(None).path)
-
-    def _leased(self, directory: str) -> rendezvous.Plan:
-        """The directory, and the lease by which other workers know it again."""
-        lease = self.lease.token if self.lease is not None else None
-        return {"directory": directory, "lease": lease or ""}
-
-    def _sees(self, plan: rendezvous.Plan) -> str | None:
-        if self.cluster.is_chief or self._shared_directory(plan) is not None:
-            return None
-        self._build(None)  # its own is to be a directory that can work
-        return APART
-
-    def _build(self, directory: str | None) -> Directory:
-        mine = directory or self.own
-        mine = paths.absolute(mine) if mine else ""
-        for other in self.in_use:
-            if layout.is_same(other, mine):
-                raise errors.ConfigurationError(
-                    f"checkpoint_dir {mine!r}: another handler of this process is open "
-                    f"in {other!r}, and the commits of the two would be taken for one "
-                    "another's. Close that one first (its close(), or the end of its "
-                    "`with` block), or give each a directory of its own"
-                )
-        self._built = self.make(chief_directory=directory, is_shared=not self._apart)
-        if self.lease is not None:
-            self.lease.acquire(self._built.path)
-        return self._built
-
-    def _propose(self) -> rendezvous.Plan:
-        opened = self._build(None)
-        opened.check_nothing_came()
-        opened.start()
-        if self.mirror is not None:
-            instead = "pass restore=False"
-            import_commit.settle(
-                self.mirror, opened.files, adopts=self.restore, instead=instead
-            )
-            if self.mirror.scratch is not None:
-                self.mirror.scratch.check_room(opened.contents.held_bytes())
-        if self.restore:
-            self._find_newest(opened)
-            if self._apart and self.store is not None:
-                self._bring_before_all(self.store)
-        elif self.mirror is not None:
-            self.mirror.look()
-        offered = self._offered(opened.path)
-        if self._damaged and not offered:
-            raise errors.CheckpointDamagedError(self._damaged)
-        plan = self._leased(opened.path)
-        return plan | {
-            "checkpoint": self._candidate.token if self._candidate else None,
-            "world": self.cluster.world,
-            "token": (plan["lease"] or uuid.uuid4().hex)[:12],
-            "snapshots": offered,
-            "damaged": self._damaged,
-        }
-
-    def _offered(self, directory: str) -> list[str] | None:
-        """The snapshots that may be restored in place of what is on the disk.
-
-        Returns:
-            Their names, newest first; None where the chief has no memory for any.
-        """
-        self._snapshots = self.make_snapshots(directory)
-        if self._snapshots is None:
-            return None
-        if not self.restore:
-            self._snapshots.clear()
-        highest = catalog.highest_sequence(catalog.scan(directory))
-        return [
-            attempt_of(each)
-            for each in self._snapshots.find()
-            if is_newer(each, self._candidate, highest)
-        ]
-
-    def _agree_on_memory(
-        self, store: KeyValueStore, prefix: str, attempts: list[str], timeout: float
-    ) -> None:
-        """Restores the newest snapshot that all workers have, if there is one.
-
-        Each says which it has not, and all hear it, so that all draw the same
-        conclusion. Nobody takes snapshots where one worker has no memory for them: what
-        a save needs of all workers, a snapshot needs too.
-        """
-
-        def missing(plan: rendezvous.Plan) -> str | None:
-            if not self.cluster.is_chief and self._built is not None:
-                self._snapshots = self.make_snapshots(self._built.path)
-            if self._snapshots is None:
-                return NO_MEMORY
-            return "\n".join(self._snapshots.lacks(plan["attempts"])) or None
-
-        _, said = rendezvous.agree(
-            store,
+        # The chief opens the directory and proposes a commit; the others look for it.
+        plan, agreed, problems = rendezvous.agree(
+            keys,
             prefix,
-            self.cluster,
-            lambda: {"attempts": attempts},
-            missing,
+            cluster,
+            functools.partial(_propose, start, apart),
+            functools.partial(_follow, start, apart),
             timeout,
+            lease_timeout,
         )
-        if NO_MEMORY in said.values():
-            self._snapshots = None
-        if self._snapshots is None:
-            return
-        lacking = {attempt for text in said.values() for attempt in text.split("\n")}
-        chosen = next((each for each in attempts if each not in lacking), None)
-        if chosen is not None:
-            found = {attempt_of(each): each for each in self._snapshots.find()}
-            self._candidate, self._tier = found[chosen], "memory"
-            self._snapshots.agreed = chosen
+        if problems:
+            raise _as_error(problems)
+        assert agreed is not None  # this worker has no problem
 
-    def _check(self, plan: rendezvous.Plan) -> str | None:
-        if self.cluster.is_chief:
-            return None
-        if plan["world"] != self.cluster.world:
-            return (
-                f"{DISAGREES}worker 0 counts {plan['world']} workers, this one "
-                f"{self.cluster.world}; give all workers the same TF_CONFIG cluster"
+        # A snapshot in memory is restored in place of the commit if all have it.
+        if (attempts := plan["snapshots"]) is not None:
+            memory = f"{prefix}/memory"
+            agreed = agree_on_snapshot(agreed, attempts, keys, memory, cluster, timeout)
+        if plan["damaged"] and agreed.candidate is None:
+            raise errors.CheckpointDamagedError(plan["damaged"])
+        undo.pop_all()
+    if start.store is not None and apart:
+        files = LocalFiles(agreed.directory.path)
+        exchange = ShardExchange(start.store, cluster.worker, apart, files)
+        agreed.directory.exchange = exchange
+    return dataclasses.replace(agreed, seconds=time.monotonic() - began)
+
+
+def _find_apart(
+    start: Start,
+    keys: KeyValueStore,
+    prefix: str,
+    timeout: float,
+    lease_timeout: float,
+) -> frozenset[int]:
+    """Returns the workers that do not see the chief's directory.
+
+    Raises:
+        TfpreemptError: a worker's own directory cannot work.
+    """
+
+    def propose() -> tuple[Plan, None]:
+        path = _open(start).path
+        return {"directory": path, "lease": start.lease and start.lease.token}, None
+
+    def look(plan: Plan) -> tuple[str | None, None]:
+        if _shared_directory(start, plan) is not None:
+            return None, None
+        _open(start)  # raises if this worker cannot use its own directory
+        return APART, None
+
+    _, _, answers = rendezvous.agree(
+        keys, prefix, start.cluster, propose, look, timeout, lease_timeout
+    )
+    if problems := {i: text for i, text in answers.items() if text != APART}:
+        raise _as_error(problems)
+    return frozenset(answers)
+
+
+def _open(
+    start: Start, chief_directory: str | None = None, *, is_shared: bool = True
+) -> Directory:
+    """Opens the directory of this worker; the chief takes the lease of it.
+
+    Args:
+        start: see `agree`.
+        chief_directory: the directory to open in place of this worker's own.
+        is_shared: whether all workers see the directory.
+    """
+    given = chief_directory or start.directory
+    mine = paths.absolute(given) if given else ""
+    for other in start.in_use:
+        if layout.is_same(other, mine):
+            raise errors.ConfigurationError(
+                f"checkpoint_dir {mine!r}: another handler of this process is open "
+                f"in {other!r}, and the commits of the two would be taken for one "
+                "another's. Close that one first (its close(), or the end of its "
+                "`with` block), or give each a directory of its own"
             )
-        directory = self._shared_directory(plan)
-        is_apart = self.cluster.worker in self._apart
-        if directory is None and not is_apart:
-            return (
-                f"{NOT_SHARED}{self.own!r} here is not the same storage as worker 0's "
-                f"{plan['directory']!r} (a file by which worker 0 marks it is not "
-                "there). Use a directory that all machines mount; or, where there is "
-                "none, give all workers a remote_checkpoint_dir in object storage, by "
-                "way of which each has what it needs on its own disk."
-            )
-        opened = self._build(None if is_apart else directory)
-        if is_apart:
-            opened.start(is_sole=False)  # other workers of this machine may be there
-        token = plan["checkpoint"]
-        if token is not None:
-            if is_apart and self.store is not None:
-                self._candidate = opened.fetch(self.store, token)
-                self._tier = "bucket"
-            else:
-                self._candidate = opened.find(token)
-            if self._candidate is None:
-                return (
-                    f"{DISAGREES}worker 0 restores the commit {token} of "
-                    f"{plan['directory']!r}, which this worker does not find there"
-                    + (f" nor in {self.store.uri}" if is_apart and self.store else "")
-                )
-        return None
+    opened = open_directory(
+        start.checkpoint,
+        start.directory,
+        cluster=start.cluster,
+        max_to_keep=start.max_to_keep,
+        save_fn=start.save_fn,
+        chief_directory=chief_directory,
+        io_device=start.io_device,
+        mirror=start.mirror,
+        is_shared=is_shared,
+        registry=start.registry,
+        lease=start.lease,
+    )
+    if start.lease is not None:
+        start.lease.acquire(opened.path)
+    return opened
 
-    def _shared_directory(self, plan: rendezvous.Plan) -> str | None:
-        """The chief's directory as this worker names it; None if it sees another."""
-        chiefs = str(plan["directory"])
-        own = paths.absolute(self.own) if self.own else ""
-        for directory in (chiefs, own):
-            if directory and is_leased_by(directory, plan["lease"]):
-                return directory
-        return None
 
-    def _find_newest(self, opened: Directory) -> None:
-        lost: list[str] = []  # of what had been saved
-        self._candidate = opened.newest(self._skipped.append, lost.append)
-        if self.mirror is not None and import_commit.look_for_newer(
-            self.mirror,
-            self._candidate,
-            functools.partial(
-                opened.fetch_newer,
-                self.mirror.store,
-                self._candidate,
-                self._skipped.append,
-                lost.append,
-            ),
-            instead="pass restore=False",
-        ):
-            opened.check_nothing_came()  # nor to the place, by way of another directory
-            self._candidate = opened.newest(self._skipped.append, lost.append)
-            self._tier = "bucket"
-        self._skipped += lost
-        if lost and self._candidate is None:
-            found = "; ".join(text.rstrip(".") for text in lost)
-            places = opened.path
-            if self.mirror is not None:
-                places += f" or {self.mirror.store.uri}"
-            self._damaged = (
-                f"no commit in {places} is whole ({found}), and a training "
-                "that begins anew would write over them. Put the files back from a "
-                "copy; or, to begin anew, move them away or pass restore=False"
-            )
-        used = self._candidate
-        instead = f"{used.path!r} is used" if used else "it is passed over"
-        for problem in self._skipped:
-            log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
+def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
+    """Opens the directory on the chief, and proposes its newest intact commit."""
+    opened, mirror = _open(start, is_shared=not apart), start.mirror
+    opened.check_nothing_came()
+    opened.start()
+    if mirror is not None:
+        import_commit.settle(
+            mirror, opened.files, adopts=start.restore, instead=RESTORE_FALSE
+        )
+        if mirror.scratch is not None:
+            mirror.scratch.check_room(opened.contents.held_bytes())
+    newest, snapshots, attempts = _Newest(), None, None
+    if start.restore:
+        newest = _find_newest(start, opened)
+        if apart and mirror is not None and newest.commit is not None:
+            upload_for_others(mirror, newest.commit)
+    elif mirror is not None:
+        mirror.look()
+    if start.memory is not None:
+        snapshots = open_snapshots(
+            start.checkpoint, start.memory, opened.path, start.cluster
+        )
+    if snapshots is not None:
+        if not start.restore:
+            snapshots.clear()
+        highest = catalog.highest_sequence(catalog.scan(opened.path))
+        attempts = [
+            attempt_of(each)
+            for each in snapshots.find()
+            if is_newer(each, newest.commit, highest)
+        ]
+    if newest.damaged and not attempts:
+        raise errors.CheckpointDamagedError(newest.damaged)
+    lease = start.lease.token if start.lease is not None else None
+    agreed = Agreed(
+        directory=opened,
+        candidate=newest.commit,
+        token=(lease or uuid.uuid4().hex)[:12],
+        skipped=newest.skipped,
+        tier=newest.tier,
+        on_disk=newest.commit,
+        snapshots=snapshots,
+    )
+    plan = {
+        "directory": opened.path,
+        "lease": lease,
+        "checkpoint": newest.commit.token if newest.commit else None,
+        "world": start.cluster.world,
+        "token": agreed.token,
+        "snapshots": attempts,
+        "damaged": newest.damaged,
+    }
+    return plan, agreed
 
-    def _bring_before_all(self, store: ObjectStore) -> None:
-        """Workers with other disks fetch what this one restores, so it must be there.
 
-        The copy of the newest commit may have been cut short by the last preemption.
-        """
-        if self._candidate is None:
-            return
-        if self._candidate.manifest is None:
+def _find_newest(start: Start, opened: Directory) -> _Newest:
+    """Finds the newest commit that is intact, in the directory or in the mirror."""
+    skipped: list[str] = []
+    lost: list[str] = []  # the skipped ones that were intact once
+    mirror, tier = start.mirror, "disk"
+    commit = opened.newest(skipped.append, lost.append)
+    if mirror is not None and import_commit.look_for_newer(
+        mirror,
+        commit,
+        functools.partial(
+            opened.fetch_newer, mirror.store, commit, skipped.append, lost.append
+        ),
+        instead=RESTORE_FALSE,
+    ):
+        opened.check_nothing_came()  # nor to the mirror, from another directory
+        commit, tier = opened.newest(skipped.append, lost.append), "bucket"
+    damaged = ""
+    if lost and commit is None:
+        found = "; ".join(text.rstrip(".") for text in lost)
+        places = opened.path
+        if mirror is not None:
+            places += f" or {mirror.store.uri}"
+        damaged = (
+            f"no commit in {places} is whole ({found}), and a training that begins "
+            "anew would write over them. Put the files back from a copy; or, to begin "
+            f"anew, move them away or {RESTORE_FALSE}"
+        )
+    instead = f"{commit.path!r} is used" if commit else "it is passed over"
+    for problem in (*skipped, *lost):
+        log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
+    return _Newest(commit=commit, tier=tier, skipped=(*skipped, *lost), damaged=damaged)
+
+
+def upload_for_others(mirror: Mirror, commit: Entry) -> None:
+    """Uploads the commit that workers on other disks are about to fetch.
+
+    The last preemption may have ended the upload of the newest commit.
+
+    Args:
+        mirror: the mirror, on the chief.
+        commit: the commit that all workers restore.
+
+    Raises:
+        WorkersDisagreeError: the commit is a checkpoint of TensorFlow alone.
+        CheckpointError: the object store.
+    """
+    if commit.manifest is None:
+        raise errors.WorkersDisagreeError(
+            f"{commit.path!r}, the newest checkpoint, was not written by tfpreempt, "
+            "and not all workers see this directory, so they cannot restore it. Put "
+            "it on storage that all mount, for one start; or move it away"
+        )
+    Upload(mirror.store, commit, before_marker=mirror.announce).run()
+
+
+def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agreed]:
+    """Opens the directory on another worker, and finds the commit of the chief.
+
+    Raises:
+        TfpreemptError: this worker cannot follow the plan.
+    """
+    cluster, store = start.cluster, start.store
+    if plan["world"] != cluster.world:
+        raise errors.WorkersDisagreeError(
+            f"worker 0 counts {plan['world']} workers, this one {cluster.world}; give "
+            "all workers the same TF_CONFIG cluster"
+        )
+    is_apart = cluster.worker in apart
+    directory = None if is_apart else _shared_directory(start, plan)
+    if directory is None and not is_apart:
+        raise errors.DirectoryNotSharedError(
+            f"{start.directory!r} here is not the same storage as worker 0's "
+            f"{plan['directory']!r} (a file by which worker 0 marks it is not there). "
+            "Use a directory that all machines mount; or, where there is none, give "
+            "all workers a remote_checkpoint_dir in object storage, by way of which "
+            "each has what it needs on its own disk."
+        )
+    opened = _open(start, directory, is_shared=not apart)
+    if is_apart:
+        opened.start(is_sole=False)  # other workers of this machine may use it too
+    token, commit, tier = plan["checkpoint"], None, "disk"
+    if token is not None:
+        if is_apart and store is not None:
+            commit, tier = opened.fetch(store, token), "bucket"
+        else:
+            commit = opened.find(token)
+        if commit is None:
             raise errors.WorkersDisagreeError(
-                f"{self._candidate.path!r}, the newest checkpoint, was not written by "
-                "tfpreempt, and not all workers see this directory, so they cannot "
-                "restore it. Put it on storage that all mount, for one start; or move "
-                "it away"
+                f"worker 0 restores the commit {token} of {plan['directory']!r}, "
+                "which this worker does not find there"
+                + (f" nor in {store.uri}" if is_apart and store else "")
             )
-        assert self.mirror is not None  # it is the chief that brings
-        Upload(store, self._candidate, before_marker=self.mirror.announce).run()
+    snapshots = None
+    if plan["snapshots"] is not None and start.memory is not None:
+        snapshots = open_snapshots(start.checkpoint, start.memory, opened.path, cluster)
+    return None, Agreed(
+        directory=opened,
+        candidate=commit,
+        token=str(plan["token"]),
+        tier=tier,
+        on_disk=commit,
+        snapshots=snapshots,
+    )
+
+
+def _shared_directory(start: Start, plan: Plan) -> str | None:
+    """Returns the path of the chief's directory on this worker; None without one."""
+    own = paths.absolute(start.directory) if start.directory else ""
+    for directory in (str(plan["directory"]), own):
+        if directory and is_leased_by(directory, plan["lease"] or ""):
+            return directory
+    return None
+
+
+def agree_on_snapshot(
+    agreed: Agreed,
+    attempts: Sequence[str],
+    keys: KeyValueStore,
+    prefix: str,
+    cluster: Cluster,
+    timeout: float,
+) -> Agreed:
+    """Agrees on the newest snapshot that is intact on all workers.
+
+    Each worker publishes which snapshots it lacks, so all draw the same conclusion. If
+    a worker has no memory for snapshots, no worker takes any: a snapshot needs from all
+    workers what a save needs.
+
+    Args:
+        agreed: what all have agreed on before.
+        attempts: names of the snapshots to choose from, newest first.
+        keys: the key-value store of the workers.
+        prefix: namespace of this agreement.
+        cluster: the workers, and the index of this worker.
+        timeout: seconds to wait for the slowest worker.
+
+    Returns:
+        `agreed`, with the snapshot as the candidate if there is one.
+    """
+    snapshots, mine = agreed.snapshots, NO_MEMORY
+    if snapshots is not None:
+        mine = "\n".join(snapshots.lacks(attempts))
+    plan, _, answers = rendezvous.agree(
+        keys,
+        prefix,
+        cluster,
+        lambda: ({"lacks": mine}, None),
+        lambda plan: (mine or None, None),
+        timeout,
+    )
+    texts = [str(plan["lacks"]), *answers.values()]
+    if snapshots is None or NO_MEMORY in texts:
+        return dataclasses.replace(agreed, snapshots=None)
+    lacking = {attempt for text in texts for attempt in text.split("\n")}
+    chosen = next((each for each in attempts if each not in lacking), None)
+    if chosen is None:
+        return agreed
+    found = {attempt_of(each): each for each in snapshots.find()}
+    snapshots.agreed = chosen
+    return dataclasses.replace(agreed, candidate=found[chosen], tier="memory")
 
 
 def _as_error(problems: dict[int, str]) -> Exception:
-    """What workers found wrong with the start, each as "ClassOfError: text"."""
+    """Returns the problems of workers, each "ClassOfError: text", as one error."""
     name = problems[min(problems)].split(":")[0]
     kind: type[Exception] = getattr(errors, name, errors.WorkersDisagreeError)
     text = "; ".join(

@@ -67,7 +67,6 @@ class Run:
             "model.fit"; empty if the state is complete there.
         async_save: whether periodic saves are asynchronous, if the contents allow it.
         is_alive: whether boundaries are still to come; any thread.
-        start_seconds: time that the start took, with the fetch of a commit.
 
     Attributes:
         directory: the checkpoint directory.
@@ -103,7 +102,6 @@ class Run:
     amid: str = ""
     async_save: bool = False
     is_alive: Callable[[], bool] = lambda: True
-    start_seconds: float = 0.0
     runs: int = 0
     stop_at: int = 0
     base: int = dataclasses.field(init=False)
@@ -200,7 +198,7 @@ class Run:
             restored = dataclasses.replace(restored, tier=self.start.tier)
             self._random_at_start = self.source.random_bytes()
         restored = dataclasses.replace(restored, skipped=tuple(self.start.skipped))
-        took = self.start_seconds + self._clock.monotonic() - began
+        took = self.start.seconds + self._clock.monotonic() - began
         self._record_start(restored, took)
         if restored.path is not None:
             # Not a fault, but the first question about a restarted run.
@@ -225,7 +223,7 @@ class Run:
         self.candidate = None
         world = self.directory.cluster.world
         adopted_as = Restored(path=None, step=self.base, sequence=0, world_size=world)
-        self._record_start(adopted_as, self.start_seconds)
+        self._record_start(adopted_as, self.start.seconds)
 
     @property
     def unrestored_variables(self) -> Sequence[str]:

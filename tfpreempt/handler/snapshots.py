@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout, retention
@@ -28,8 +29,10 @@ from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.directory.commit import Permit
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.restore.save import AsyncSave, Save
 from tfpreempt.checkpoint.state.state import sync_states
+from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.memory import LentMemory, available_bytes
 from tfpreempt.storage import reading
 from tfpreempt.storage.local import LocalStore
@@ -441,6 +444,36 @@ class Snapshots:
                 shutil.rmtree(states)
         except OSError as error:
             log.info("tfpreempt: snapshots could not be removed: %s", error)
+
+
+def open_snapshots(
+    checkpoint: Any, memory: LentMemory, checkpoint_dir: str, cluster: Cluster
+) -> Snapshots | None:
+    """Opens the snapshots of this worker; None, logged, if there can be none.
+
+    Args:
+        checkpoint: a Checkpoint, a CheckpointManager, or None for named States alone.
+        memory: the memory that was lent to this worker.
+        checkpoint_dir: the checkpoint directory of the run.
+        cluster: the workers, and the index of this worker.
+    """
+    try:
+        directory = open_directory(
+            getattr(checkpoint, "checkpoint", checkpoint),
+            directory_for(memory, checkpoint_dir, cluster.worker),
+            cluster=dataclasses.replace(cluster, saves_all=True),
+            max_to_keep=KEPT,
+            is_second=True,
+        )
+        directory.start()
+    except errors.TfpreemptError as error:
+        log.warning(
+            "tfpreempt: there can be no snapshots, so a death without a notice costs "
+            "what came after the last commit: %s",
+            error,
+        )
+        return None
+    return Snapshots(directory, memory.bytes, workers=memory.workers)
 
 
 def _tell_of_damage(problem: str) -> None:

@@ -7,10 +7,11 @@ import datetime
 from typing import Any
 
 from tfpreempt import errors
+from tfpreempt.handler.registration import CheckpointOptions
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(CheckpointOptions):
     """See the arguments of `PreemptionCallback`.
 
     Raises:
@@ -20,11 +21,7 @@ class Options:
     checkpoint_dir: str
     save_freq: str | int | datetime.timedelta | None
     termination_config: Any
-    restore: bool
     save_timeout: float
-    max_to_keep: int | None
-    remote_checkpoint_dir: Any
-    async_save: bool
 
     def __post_init__(self) -> None:
         if not isinstance(self.checkpoint_dir, str) or not self.checkpoint_dir:

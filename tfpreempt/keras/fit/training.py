@@ -123,12 +123,8 @@ class Training:
             self.member = admit(
                 self.session,
                 self._state.checkpoint,
-                options.checkpoint_dir,
                 config,
-                restore=options.restore,
-                max_to_keep=options.max_to_keep,
-                remote_checkpoint_dir=options.remote_checkpoint_dir,
-                async_save=options.async_save,
+                options,
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
