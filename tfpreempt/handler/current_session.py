@@ -44,8 +44,8 @@ def _after_fork_in_child() -> None:
     global _current, _pending
     if _current is None:
         return
-    for member in _current.members:
-        member.stop_at = -1  # so that run() looks
+    for run in _current.members:
+        run.stop_at = -1  # so that run() looks
     _current, _pending = None, PendingNotices()
 
 
@@ -58,7 +58,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
     Args:
         cluster_resolver: names the cluster; None for one process.
         save_timeout: seconds that waiting may take where no deadline is known; the
-            newest member's word holds.
+            newest handler's number holds.
 
     Raises:
         ConfigurationError: the resolver or the time-out cannot be one.
@@ -71,7 +71,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
         store: KeyValueStore
         if cluster.world > 1:
             service = frameworks.adapter("tensorflow", "coordination")
-            store = service.open_store(cluster.jobs)
+            store = service.TensorFlowStore(cluster.jobs)
         else:
             store = MemoryStore()
             if cluster_resolver is None and connection() is None:
@@ -121,8 +121,8 @@ def new_process() -> Iterator[None]:
         made = current()
         _current, _pending = before
         if made is not None:
-            for member in made.members:
-                made.part(member)
+            for run in made.members:
+                made.part(run)
             made.come_back()
             made.runtime.stop()
             if isinstance(made.runtime.store, MemoryStore):
@@ -130,10 +130,11 @@ def new_process() -> Iterator[None]:
 
 
 def keep(notice: Notice) -> bool:
-    """A notice came while nobody listened: the next member serves it. Any thread.
+    """Keeps a notice that came while no run listened, for the next run. Any thread.
 
     Returns:
-        Whether it waits for that; False: a member that listens by now has it.
+        Whether the notice waits for the next run; False: a run that listens by now has
+        the notice.
     """
     _pending.keep(notice)
     if _current is not None:
@@ -153,10 +154,10 @@ def take_kept() -> bool:
 
 
 def hears_notices() -> bool:
-    """Whether a member of this process listens, or it is on its way out. Any thread."""
+    """Whether a run of this process listens, or the process exits. Any thread."""
     if _current is None:
         return False
-    return _current.exit.left or any(m.watcher.is_started for m in _current.members)
+    return _current.exit.left or any(run.watcher.is_started for run in _current.members)
 
 
 def current() -> Session | None:
@@ -193,7 +194,7 @@ class Protection:
         self._config = config
         self._process = os.getpid()
         self._alarms: list[threading.Timer] = []
-        self._left: Notice | None = None  # to the members that listened
+        self._left: Notice | None = None  # to the runs that listened
         self._names = frozenset(each.source.name for each in watched)
         self._watcher = Watcher(watched, 0, self._hear, find_more=find_more)
         _newest = self
@@ -227,7 +228,7 @@ class Protection:
         self.close()
 
     def _hear(self, notice: Notice) -> None:
-        """A notice has come; any thread. One that a member hears is left to that."""
+        """Serves a notice, unless a run of this process listens. Any thread."""
         if os.getpid() != self._process:
             return
         if hears_notices():
@@ -251,10 +252,10 @@ class Protection:
             self._alarms.append(alarm)
 
     def _take_unheard(self, heard_at: float) -> Notice | None:
-        """What it left to a member that was closed before its own source spoke.
+        """Returns a notice that was left to a run whose own source never told of it.
 
         Args:
-            heard_at: when members heard of a notice last.
+            heard_at: monotonic seconds of the newest notice of the runs.
         """
         left, self._left = self._left, None
         return left if left and left.received_at > heard_at + SLOWEST else None
@@ -328,7 +329,7 @@ def protect(termination_config: Any = None) -> Protection:
     global _protection
     config = resolve_config(termination_config)
     cluster_from_environment(os.environ)  # refused now, not when a notice comes
-    made = Protection(config, config.watched_sources(), config.finder())
+    made = Protection(config, config.watched_sources(), config.find_sources)
     before, _protection = _protection, made
     if before is not None:
         before.close()
@@ -349,15 +350,16 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
     if _protection is not None:
         _protection.rearm()
         signals = _protection._unheard(signals)
-    with Protection(config, signals) as meanwhile:
-        _is_starting = True
-        try:
-            yield
-        except Exception as error:
-            meanwhile.leave_by(error)
-            raise
-        finally:
-            _is_starting = False
+    meanwhile = Protection(config, signals)
+    _is_starting = True
+    try:
+        yield
+    except Exception as error:
+        meanwhile.leave_by(error)
+        raise
+    finally:
+        _is_starting = False
+        meanwhile.close()
 
 
 def take_over() -> None:
@@ -367,7 +369,7 @@ def take_over() -> None:
     process has ended, without `protect()` too: the next handler serves the notice, or
     the process exits just before the deadline.
     """
-    here = current()
+    here = _current
     if here is None:
         return
     notice = here.take_left_over()
@@ -401,7 +403,7 @@ def _seconds_to_wait(notice: Notice) -> float | None:
     Returns:
         Seconds; 0: leave at once; None: until the next handler is there.
     """
-    here = current()
+    here = _current
     has_trained = here is not None and here.gate.started > 0
     others_wait = _cluster().world > 1 and (_is_starting or not has_trained)
     if not has_trained and not others_wait:
@@ -414,5 +416,5 @@ def _seconds_to_wait(notice: Notice) -> float | None:
 
 def _cluster() -> Cluster:
     """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
-    here = current()
+    here = _current
     return cluster_from_environment(os.environ) if here is None else here.cluster

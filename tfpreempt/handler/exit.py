@@ -59,7 +59,7 @@ def held_back(is_saving: Callable[[], bool]) -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if is_main else None
-    if not callable(before) or REGISTRY.is_watched(signal.SIGINT):
+    if not callable(before) or signal.SIGINT in REGISTRY.watches:
         yield
         return
     count, told = 0, False

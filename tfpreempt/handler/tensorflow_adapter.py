@@ -63,9 +63,13 @@ class TensorFlowStore:
 
     Args:
         jobs: (job name, number of tasks) in the order in which workers are numbered.
+
+    Raises:
+        UnsupportedVersionError: this TensorFlow lacks a name that the store rests on.
     """
 
     def __init__(self, jobs: Sequence[tuple[str, int]]) -> None:
+        seams.require("coordination")
         self._jobs = list(jobs)
 
     def insert(self, key: str, value: str) -> None:
@@ -102,19 +106,6 @@ class TensorFlowStore:
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone("ask for the states of the tasks", error) from error
         return frozenset(i for i, state in enumerate(states) if state is not None)
-
-
-def open_store(jobs: Sequence[tuple[str, int]]) -> TensorFlowStore:
-    """Returns the store of this process's cluster.
-
-    Args:
-        jobs: see `TensorFlowStore`.
-
-    Raises:
-        UnsupportedVersionError: this TensorFlow lacks a name that the store rests on.
-    """
-    seams.require("coordination")
-    return TensorFlowStore(jobs)
 
 
 def read_native_notice() -> str:

@@ -8,6 +8,7 @@ before and steps in only where somebody else has taken the wake-up fd.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import signal
@@ -27,39 +28,45 @@ Listener = Callable[[], None]
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
+@dataclasses.dataclass(eq=False)
 class _Watch:
-    """One signal: who listens, and which handlers ours hides.
+    """One watched signal: its listeners, and the handlers that our handler hides.
 
     The handlers are a stack, because a handler that was installed over ours may call
-    ours, and `rearm()` then puts ours over it: each time ours is entered from within
-    itself it calls the next one down, so nobody is called twice and nothing loops.
+    ours, and `rearm()` then puts ours over it: each time our handler is entered from
+    within itself it calls the next handler down, so no handler is called twice.
+
+    Args:
+        signum: the signal.
+        registry: puts the hidden handler back.
+
+    Attributes:
+        listeners: called for each such signal, in the reading thread.
+        hidden: the handlers; the last one is the handler that ours replaced.
+        receiver: the thread that receives a signal which the main thread blocks.
     """
 
-    def __init__(self, signum: int, registry: SignalRegistry) -> None:
-        self.signum = signum
-        self.listeners: tuple[Listener, ...] = ()
-        self.hidden: list[_Handler] = []  # the last one is the one that we replaced
-        self.handler = self._handle
-        self._registry = registry
-        self._depth = 0
-        self._receiver: OwnedThread | None = None
+    signum: int
+    registry: SignalRegistry
+    listeners: tuple[Listener, ...] = ()
+    hidden: list[_Handler] = dataclasses.field(default_factory=list)
+    receiver: OwnedThread | None = None
+    _depth: int = 0
 
-    def unblock(self) -> None:
+    def start_receiver(self) -> None:
         """Receives the signal although the main thread blocks it. Main thread.
 
         A mask is inherited from the process that starts this one, and by threads and
         children. So the main thread's mask is left alone: the kernel delivers a signal
         of the process to any thread that does not block it.
         """
-        if self._receiver is not None or not is_blocked(self.signum):
-            return
         name = signal.Signals(self.signum).name
 
         def receive() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.signum})
             receiver.stop_event.wait()
 
-        receiver = self._receiver = OwnedThread(f"tfpreempt-{name}", receive)
+        receiver = self.receiver = OwnedThread(f"tfpreempt-{name}", receive)
         receiver.start()
         _logger.info(
             "tfpreempt: %s is blocked in this process's signal mask, which the process "
@@ -68,28 +75,25 @@ class _Watch:
             name,
         )
 
-    def forget_receiver(self) -> None:
-        """In a forked child, which does not have the thread."""
-        self._receiver = None
-
     def disarm(self) -> None:
         """Puts back the handler that ours replaced, if ours is still there."""
-        receiver, self._receiver = self._receiver, None
+        receiver, self.receiver = self.receiver, None
         if receiver is not None:  # first: the handler before may end the process
             receiver.stop_event.set()
             receiver.join(_JOIN_LIMIT_SECONDS)
-        if signal.getsignal(self.signum) is self.handler:
-            self._registry.put_back(self.signum, self.hidden[-1])
+        if signal.getsignal(self.signum) == self.handle:
+            self.registry.put_back(self.signum, self.hidden[-1])
 
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """The handler of the signal. Python calls it on the main thread."""
         depth = self._depth
         if depth == 0:
-            is_ours = signal.getsignal(signum) is self.handler
+            is_ours = signal.getsignal(signum) == self.handle
             if is_ours and not self.listeners:  # a close() off the main thread left it
                 self.disarm()
                 signal.raise_signal(signum)
                 return
-            wakeup = self._registry.wakeup
+            wakeup = self.registry.wakeup
             if wakeup is not None and wakeup.probe() != wakeup.fd:
                 wakeup.put(signum)  # its byte went elsewhere
         if depth >= len(self.hidden):
@@ -104,13 +108,18 @@ class _Watch:
 
 
 class SignalRegistry:
-    """All watched signals of the process. Made once, by this module."""
+    """All watched signals of the process. Made once, by this module.
+
+    Attributes:
+        watches: the watched signals, by number.
+        wakeup: the wake-up fd; None while no signal is watched.
+    """
 
     def __init__(self) -> None:
         # Re-entrant: a chained handler may close a source while we hold it. Never
         # taken by the signal handler or the reading thread.
         self._lock = threading.RLock()
-        self._watches: dict[int, _Watch] = {}
+        self.watches: dict[int, _Watch] = {}
         self.wakeup: WakeupFd | None = None
         self._mask = threading.local()
         self._is_leaving = False
@@ -126,16 +135,16 @@ class SignalRegistry:
         with self._lock:
             if self.wakeup is None:
                 self.wakeup = WakeupFd(self._dispatch)
-            watch = self._watches.get(signum)
+            watch = self.watches.get(signum)
             if watch is None:
-                watch = self._watches[signum] = _Watch(signum, self)
+                watch = self.watches[signum] = _Watch(signum, self)
             watch.listeners = (*watch.listeners, listener)
             self.rearm(signum)
 
     def rearm(self, signum: int) -> None:
         """Installs handler and wake-up fd anew, over what came since. Main thread."""
         with self._lock:
-            watch = self._watches.get(signum)
+            watch = self.watches.get(signum)
             if self.wakeup is None or watch is None:
                 return
             if self.wakeup.probe() not in (self.wakeup.fd, -1):
@@ -145,13 +154,16 @@ class SignalRegistry:
                 retired, self.wakeup = self.wakeup, WakeupFd(self._dispatch)
                 retired.stop()
             current = signal.getsignal(signum)
-            if current is not watch.handler:
+            if current != watch.handle:
                 if current in watch.hidden:
                     watch.hidden.remove(current)
                 watch.hidden.append(current)
             # Also where it seems to be there: C++ replaces it without a word.
-            signal.signal(signum, watch.handler)
-            watch.unblock()  # last: one that is pending is a notice at once
+            signal.signal(signum, watch.handle)
+            # Last: a signal that is pending is a notice at once.
+            is_blocked = signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            if is_blocked and watch.receiver is None:
+                watch.start_receiver()
 
     def unsubscribe(self, signum: int, listener: Listener) -> None:
         """Ends it. The last one puts handler and wake-up fd back. Main thread.
@@ -161,7 +173,7 @@ class SignalRegistry:
         """
         done: WakeupFd | None = None
         with self._lock:
-            watch = self._watches.get(signum)
+            watch = self.watches.get(signum)
             if watch is None or listener not in watch.listeners:
                 return  # a forked child inherited the source, but not its watch
             remaining = [each for each in watch.listeners if each != listener]
@@ -176,16 +188,12 @@ class SignalRegistry:
                 )
                 return
             watch.disarm()
-            del self._watches[signum]
-            if not self._watches and self.wakeup is not None:
+            del self.watches[signum]
+            if not self.watches and self.wakeup is not None:
                 self.wakeup.put_back()
                 done, self.wakeup = self.wakeup, None
         if done is not None:
             done.stop()  # outside the lock: it waits for listeners that may want it
-
-    def is_watched(self, signum: int) -> bool:
-        """Whether somebody listens to it."""
-        return signum in self._watches
 
     def put_back(self, signum: int, handler: _Handler) -> None:
         """Installs the handler that was there before. Main thread.
@@ -221,8 +229,8 @@ class SignalRegistry:
         one that a pool ends them by may have come as one with that.
         """
         release_children(True)
-        for signum, watch in self._watches.items():
-            if signal.getsignal(signum) is watch.handler:
+        for signum, watch in self.watches.items():
+            if signal.getsignal(signum) == watch.handle:
                 signal.signal(signum, signal.SIG_IGN)
 
     def _stay(self) -> None:
@@ -238,7 +246,7 @@ class SignalRegistry:
 
     def _dispatch(self, signum: int) -> None:
         """In the reading thread."""
-        watch = self._watches.get(signum)
+        watch = self.watches.get(signum)
         for listener in () if watch is None else watch.listeners:
             listener()
 
@@ -248,7 +256,7 @@ class SignalRegistry:
         A child that is signalled before it has let go of our socket would write its
         signal into it, and the parent would take it for its own.
         """
-        watched = tuple(self._watches)
+        watched = tuple(self.watches)
         self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
 
     def _after_fork_in_parent(self) -> None:
@@ -259,20 +267,15 @@ class SignalRegistry:
         """Makes the child as if nobody had watched: it dies of SIGTERM as it would."""
         self._lock = threading.RLock()
         self._stay()  # without a word to the parent's other children
-        for watch in self._watches.values():
+        for watch in self.watches.values():
             watch.listeners = ()
-            watch.forget_receiver()
+            watch.receiver = None  # the child does not have the thread
             watch.disarm()
         if self.wakeup is not None:
             self.wakeup.put_back()
             self.wakeup.abandon()
-        self._watches, self.wakeup = {}, None
+        self.watches, self.wakeup = {}, None
         self._after_fork_in_parent()
-
-
-def is_blocked(signum: int) -> bool:
-    """Whether the calling thread's mask blocks a signal."""
-    return signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 REGISTRY = SignalRegistry()

@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.core.arguments import is_seconds
@@ -55,49 +56,42 @@ FindSources = Callable[[], Sequence[WatchedSource]]
 """Finds sources that were not started yet; may take seconds. Any thread."""
 
 
+@dataclasses.dataclass(eq=False)
 class Watcher:
-    """Starts sources, and turns what they say into notices.
+    """Starts sources, and makes a notice of each report of a source.
 
     Args:
-        sources: they belong to the watcher from now on.
+        sources: belong to the watcher from now on; more may be found later.
         worker: index of this worker, written into each notice.
         on_notice: called with each notice, one at a time, from a thread of the source.
-            It returns quickly; what it raises is logged and the sources live on.
-        clock: where times come from.
+            It returns quickly; an error is logged, and the sources live on.
+        clock: time source.
         find_more: finds more sources, on a thread of the watcher's own; the found
-            sources are started there. They are not signals: only the main thread can
-            watch those. None: there are no more.
+            sources are started there. They are not signals, which only the main thread
+            can watch. None: there are no more.
 
     Attributes:
-        is_started: whether every source of `sources` listens.
+        is_started: whether every source of the beginning listens.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[WatchedSource],
-        worker: int,
-        on_notice: Callable[[Notice], None],
-        clock: Clock | None = None,
-        *,
-        find_more: FindSources | None = None,
-    ) -> None:
-        self._sources = tuple(sources)
-        self._worker = worker
-        self._on_notice = on_notice
-        self._clock = SystemClock() if clock is None else clock
-        self._started: list[NoticeSource] = []
-        self._closed = threading.Event()
-        self.is_started = False
-        # Held while on_notice runs. Re-entrant: on_notice may close the watcher.
-        self._delivery = threading.RLock()
-        # Held while a found source starts. Re-entrant: on_notice may close the watcher.
-        self._starting = threading.RLock()
-        self._find_more = find_more
+    sources: Sequence[WatchedSource]
+    worker: int
+    on_notice: Callable[[Notice], None]
+    clock: Clock = dataclasses.field(default_factory=SystemClock)
+    _: dataclasses.KW_ONLY
+    find_more: FindSources | None = None
+    is_started: bool = dataclasses.field(default=False, init=False)
+    _started: list[NoticeSource] = dataclasses.field(default_factory=list)
+    _closed: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # Held while on_notice runs, and while a found source starts. Both are re-entrant:
+    # on_notice may close the watcher.
+    _delivery: Any = dataclasses.field(default_factory=threading.RLock)
+    _starting: Any = dataclasses.field(default_factory=threading.RLock)
 
     @property
     def shortest_grace(self) -> float | None:
         """The least seconds that a notice leaves; None where no source says."""
-        known = [each.grace_seconds for each in self._sources if each.grace_seconds]
+        known = [each.grace_seconds for each in self.sources if each.grace_seconds]
         return min(known, default=None)
 
     def start(self) -> None:
@@ -113,15 +107,15 @@ class Watcher:
                 "started once: make a new one with new sources"
             )
         try:
-            for watched in self._sources:
+            for watched in self.sources:
                 watched.source.start(functools.partial(self._receive, watched))
                 self._started.append(watched.source)
         except BaseException:
             self.close()
             raise
         self.is_started = True
-        if self._find_more is not None:
-            search = functools.partial(self._add_found, self._find_more)
+        if self.find_more is not None:
+            search = functools.partial(self._add_found, self.find_more)
             OwnedThread("tfpreempt-find-sources", search).start()
 
     def _add_found(self, find: FindSources) -> None:
@@ -143,7 +137,7 @@ class Watcher:
                     watched.source.close()
                     return
                 self._started.append(watched.source)
-            self._sources = (*self._sources, watched)
+            self.sources = (*self.sources, watched)
 
     def rearm(self) -> None:
         """Watches again after something may have disarmed signals. Main thread."""
@@ -184,16 +178,16 @@ class Watcher:
     def _receive(self, watched: WatchedSource, detail: str) -> None:
         notice = Notice(
             source=watched.source.name,
-            worker=self._worker,
+            worker=self.worker,
             grace_seconds=watched.grace_now(),
-            received_at=self._clock.monotonic(),
+            received_at=self.clock.monotonic(),
             detail=detail,
         )
         with self._delivery:
             if self._closed.is_set():
                 return
             try:
-                self._on_notice(notice)
+                self.on_notice(notice)
             except Exception:
                 _logger.exception(
                     "on_notice raised an error, given %s; watching goes on", notice

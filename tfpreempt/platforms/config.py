@@ -87,6 +87,9 @@ class TerminationConfig:
     exit_code: ClassVar[int] = 143
     """What the platform restarts on: 128 + SIGTERM, as a killed process has."""
 
+    find_sources: FindSources | None = None
+    """Finds more sources, which may take seconds; any thread. None: there are none."""
+
     def __init__(
         self,
         termination_watcher_fn: Callable[[], Any] | None = None,
@@ -160,13 +163,6 @@ class TerminationConfig:
             else WatchedSource(each, self.grace_seconds)
             for each in found
         )
-
-    def finder(self) -> FindSources | None:
-        """Finds more sources, which may take seconds; None: there are no more.
-
-        The function may be called on any thread.
-        """
-        return None
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """The exit code of `leave`; None where an `exit_fn` decides."""

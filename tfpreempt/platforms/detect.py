@@ -142,11 +142,6 @@ class LocalFindings:
     platform: Platform | None
     to_ask: tuple[str, ...]
 
-    @property
-    def may_be_cloud(self) -> bool:
-        """Whether this is a cloud's machine, or a server is to be asked about that."""
-        return self.machine.cloud is not None or bool(self.to_ask)
-
 
 def read_local(
     environment: Mapping[str, str] | None = None, root: Path = Path("/")
@@ -162,7 +157,7 @@ def read_local(
     """
     environment = os.environ if environment is None else environment
     machine = read_machine(root)
-    if probing.is_excluded(machine.cloud, environment):
+    if machine.cloud is not None and probing.is_excluded(machine.cloud, environment):
         machine = dataclasses.replace(machine, cloud=None, evidence=())
     addressed = tuple(
         cloud
@@ -170,9 +165,28 @@ def read_local(
         if any(environment.get(each) for each in variables)
     )
     platform, to_ask = None, addressed
-    if (named := _by_variables(environment)) is not None:
-        name, evidence = named
-        platform = _platform(name, (evidence, *machine.evidence), machine.cloud)
+    if chosen := environment.get(VARIABLE, "").strip():
+        if chosen not in VARIANTS:
+            raise ConfigurationError(
+                f"the environment variable {VARIABLE} is {chosen!r}; expected one of "
+                f"{', '.join(sorted(VARIANTS))}. Unset it to have the platform detected"
+            )
+        named = [(chosen, f"{VARIABLE} is {chosen!r}")]
+    else:
+        named = [
+            (name, f"{variable} is set")
+            for name, variables in _BY_VARIABLE.items()
+            for variable in variables
+            if environment.get(variable)
+        ]
+    if named:
+        name, evidence = named[0]
+        platform = Platform(
+            name=name,
+            variant=VARIANTS[name],
+            evidence=(evidence, *machine.evidence),
+            cloud=machine.cloud,
+        )
     elif not (addressed or machine.is_identified):
         to_ask = tuple(probing.PROBES)
     if machine.cloud == "gce" and not addressed:
@@ -200,45 +214,23 @@ def find_cloud(
     machine = found.machine
     asked = {name: probes[name] for name in found.to_ask if name in probes}
     answer = probing.probe_all(asked, found.environment, limit_seconds)
-    return _by_machine(machine, answer or Finding(cloud=machine.cloud))
-
-
-def _by_variables(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """A name and what says so, or None."""
-    chosen = environment.get(VARIABLE, "").strip()
-    if chosen:
-        if chosen not in VARIANTS:
-            raise ConfigurationError(
-                f"the environment variable {VARIABLE} is {chosen!r}; expected one of "
-                f"{', '.join(sorted(VARIANTS))}. Unset it to have the platform detected"
-            )
-        return chosen, f"{VARIABLE} is {chosen!r}"
-    for name, variables in _BY_VARIABLE.items():
-        for variable in variables:
-            if environment.get(variable):
-                return name, f"{variable} is set"
-    return None
-
-
-def _by_machine(machine: Finding, found: Finding) -> Platform:
-    evidence = machine.evidence + found.evidence
-    if found.cloud is None:
-        nothing = "no variable, no file and no metadata server names a platform"
+    answer = answer or Finding(cloud=machine.cloud)
+    name, evidence = answer.cloud, machine.evidence + answer.evidence
+    if name is None:
+        name = "generic"
+        evidence = ("no variable, no file and no metadata server names a platform",)
         if machine.is_identified:
-            nothing = f"the files in /{_DMI} name no cloud"
-        return _platform("generic", (nothing,), None)
-    if found.cloud != "gce":
-        return _platform(found.cloud, evidence, found.cloud)
-    kinds = found.kinds | machine.kinds
-    # Spot also with a GPU: it is preempted, not maintained.
-    kind = next((each for each in ("tpu", "spot", "gpu") if each in kinds), "cpu")
-    if kind == "gpu" and "gpu" in machine.kinds:
-        evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
-    return _platform(f"gce-{kind}", evidence, found.cloud)
-
-
-def _platform(name: str, evidence: tuple[str, ...], cloud: str | None) -> Platform:
-    return Platform(name=name, variant=VARIANTS[name], evidence=evidence, cloud=cloud)
+            evidence = (f"the files in /{_DMI} name no cloud",)
+    elif name == "gce":
+        kinds = answer.kinds | machine.kinds
+        # Spot also with a GPU: it is preempted, not maintained.
+        kind = next((each for each in ("tpu", "spot", "gpu") if each in kinds), "cpu")
+        if kind == "gpu" and "gpu" in machine.kinds:
+            evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
+        name = f"gce-{kind}"
+    return Platform(
+        name=name, variant=VARIANTS[name], evidence=evidence, cloud=answer.cloud
+    )
 
 
 def read_machine(root: Path = Path("/")) -> Finding:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice.watcher import FindSources, WatchedSource
+from tfpreempt.notice.watcher import WatchedSource
 from tfpreempt.platforms import probing
 from tfpreempt.platforms.config import (
     FIELDS,
@@ -41,7 +41,7 @@ def resolve_config(
 ) -> TerminationConfig:
     """The config that a `termination_config` argument means.
 
-    Makes no request: metadata servers are asked by `TerminationConfig.finder`.
+    Makes no request: metadata servers are asked by `TerminationConfig.find_sources`.
 
     Args:
         value: a TerminationConfig, which is returned as it is; None, or a
@@ -68,7 +68,9 @@ def resolve_config(
     options = {name: each for name, each in given.items() if each is not None}
     found = read_local(environment, root)
     platform = found.platform
-    if found.may_be_cloud and (platform is None or platform.name in SCHEDULERS):
+    # A machine of a cloud, or a machine about which a server is to be asked.
+    may_be_cloud = found.machine.cloud is not None or bool(found.to_ask)
+    if may_be_cloud and (platform is None or platform.name in SCHEDULERS):
         return DetectedTerminationConfig(found, **options)
     if platform is None:
         platform = find_cloud(found, {}, 0.0)
@@ -102,12 +104,10 @@ class DetectedTerminationConfig(TerminationConfig):
             **{**options, "grace_period": variant(**options).grace_seconds}
         )
         self._found = found
+        self.find_sources = self._ask_server
 
-    def finder(self) -> FindSources | None:
-        """Asks the metadata server, where one is to be asked."""
-        return self._find_sources
-
-    def _find_sources(self) -> Sequence[WatchedSource]:
+    def _ask_server(self) -> Sequence[WatchedSource]:
+        """Returns the sources of the cloud that the metadata server names."""
         cloud = find_cloud(self._found, probing.PROBES, LIMIT_SECONDS)
         known = {each.source.name for each in self.watched_sources()}
         sources = [

@@ -90,7 +90,7 @@ def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
     return Finding(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
 
 
-def is_excluded(cloud: str | None, environment: Mapping[str, str]) -> bool:
+def is_excluded(cloud: str, environment: Mapping[str, str]) -> bool:
     """Whether the environment forbids requests to this cloud's metadata server."""
     checks = {"gce": gce.is_excluded, "aws": aws.is_excluded}
     return cloud in checks and checks[cloud](environment)
