@@ -381,7 +381,7 @@ class SnapshotForm(Form):
             program.assign(STEPS[0])
             handler.run(int)
             handler.save()
-            run = handler._member
+            run = handler._run
             for step in STEPS[1:]:
                 program.assign(step)
                 run.runs = step

@@ -538,7 +538,11 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
         (22, 17),
         "what saves and restores use",
     ),
-    "handler/run.py:Run": ((26, 31), "all that the session asks of it"),
+    "handler/run.py:Run": (
+        (22, 26),
+        "its counters and marks are read and written by the session, the rounds, the "
+        "end of training and a fit: a value for each would be one more name to follow",
+    ),
     "platforms/config.py:TerminationConfig.__init__": ((9,), "public"),
 }
 

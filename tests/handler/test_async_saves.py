@@ -295,7 +295,7 @@ def test_what_it_took_is_known_when_a_notice_comes(
 def test_a_notice_at_its_very_step_leaves_with_it(program: Program, disk: Gate) -> None:
     handler = program.handler(save_every=3, config={"grace_period": LIMIT})
     steps(program, handler, 3)
-    handler._session.saves.try_save(handler._member)
+    handler._session.saves.try_save(handler._run)
     threading.Timer(0.2, disk.opened.set).start()
     program.button.press()
     handler.run(program.step)
@@ -341,7 +341,7 @@ def test_one_that_came_to_nothing_is_made_good_at_the_end(
     """Nothing was trained since, but nothing was committed either."""
     handler = program.handler(save_every=3)
     steps(program, handler, 3)
-    handler._session.saves.try_save(handler._member)
+    handler._session.saves.try_save(handler._run)
     disk.failure = OSError(28, "No space left on device")
     disk.opened.set()
     wait_until(lambda: program.events("fault"))

@@ -278,7 +278,7 @@ def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
     assert any("not whole in time" in text for text in faults(program))
     assert steps(store) == []
     assert program.events("exit")[-1]["outcome"] == "committed"
-    handler._member.close()
+    handler._run.close()
     store.opened.set()
     with program.handler(remote_checkpoint_dir=store) as handler:
         assert handler.total_run_calls == 1  # here nothing was lost
@@ -294,7 +294,7 @@ def test_without_a_code_of_its_own_it_is_the_restart_code(program: Program) -> N
     with pytest.raises(SystemExit) as left:
         handler.run(program.step)
     assert left.value.code == 143
-    handler._member.close()
+    handler._run.close()
 
 
 def test_a_notice_while_the_end_waits_has_the_run_started_again(
@@ -315,7 +315,7 @@ def test_a_notice_while_the_end_waits_has_the_run_started_again(
         handler.close()
     thread.join(LIMIT)
     assert left.value.code == 143
-    handler._member.close()
+    handler._run.close()
 
 
 def test_what_is_not_of_this_run_is_not_deleted(
@@ -446,4 +446,4 @@ def test_a_damaged_local_commit_is_not_copied(
     assert not handler.wait_for_mirror(LIMIT)
     assert steps(store) == []
     assert "look at the disk" in caplog.text
-    handler._member.close()
+    handler._run.close()

@@ -104,7 +104,7 @@ def test_the_way_out_says_that_the_copy_is_whole(
         handler.run(program.step)
     (said,) = [r.message for r in caplog.records if "whole" in r.message]
     assert said == f"tfpreempt: the copy of step 1 in {store.uri} is whole"
-    handler._member.close()
+    handler._run.close()
 
 
 @pytest.mark.parametrize("beside", ["", "inside", "..", "link"])

@@ -454,7 +454,7 @@ def test_a_save_that_failed_just_before_a_notice_is_tried_again(
 ) -> None:
     handler = program.handler()
     handler.run(program.step)
-    contents = handler._member.directory.contents
+    contents = handler._run.directory.contents
     capture, contents.capture = contents.capture, lambda *args: 1 / 0
     with pytest.raises(ZeroDivisionError):
         handler.save()
@@ -474,7 +474,7 @@ def test_a_save_that_fails_leaves_the_last_commit(program: Program) -> None:
     handler.run(program.step)
     handler.save()
     handler.run(program.step)
-    handler._member.directory.contents.capture = fail
+    handler._run.directory.contents.capture = fail
     program.button.press()
     handler.run(program.step)
     assert program.exits == 1

@@ -11,11 +11,12 @@ import pytest
 from tests.checkpoint.fakes import OwnContents, Words, cluster, content, open_directory
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt.checkpoint.state.state import StateRegistry
+from tfpreempt.core.memory import LentMemory
 from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
 
 pytestmark = pytest.mark.slow  # searches long
 
-ROOM = 1 << 40
+MEMORY = LentMemory(directory="/never", bytes=1 << 40)
 
 
 def snapshots(
@@ -28,11 +29,11 @@ def snapshots(
         directory, contents, registry=registry, files=files, worker=1
     )
     opened.cluster = dataclasses.replace(cluster(1, 2), saves_all=True)
-    return Snapshots(opened, ROOM), contents, word
+    return Snapshots(opened, MEMORY), contents, word
 
 
 def take(made: Snapshots, step: int) -> None:
-    made.capture(step, f"start-round-{step}", {})
+    made.capture(step, f"start-round-{step}")
     made.go_on(0.0, 0.0, 0)
     made.wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import threading
@@ -65,7 +66,7 @@ class Worker:
         raise AssertionError("a snapshot waited for a commit")
 
     def take_snapshot(self, name: str) -> bool:
-        return self.snapshots.capture(self.runs, f"start-{name}", {})
+        return self.snapshots.capture(self.runs, f"start-{name}")
 
     def begin(self, round: int) -> RoundSave:
         """Trains a step, and comes to the boundary of the round."""
@@ -312,7 +313,7 @@ def test_who_takes_none_still_takes_part_in_what_states_do_together(
     assert isinstance(registry, StateRegistry)
     if not fails:
         made.end("of a test")
-    assert not made.capture(1, "start-round-1", {})
+    assert not made.capture(1, "start-round-1")
     assert synced == [kept.name]
 
 
@@ -389,10 +390,10 @@ def test_as_many_workers_take_theirs_at_the_same_time(tmp_path: Path) -> None:
     made, _, _ = snapshots(tmp_path)
     made.expect(1000)
     made.available = lambda: 100_000
-    assert made.capture(1, "start-round-1", {})
+    assert made.capture(1, "start-round-1")
     made.discard()
-    made.workers = 100
-    assert not made.capture(1, "start-round-2", {})
+    made.memory = dataclasses.replace(made.memory, workers=100)
+    assert not made.capture(1, "start-round-2")
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -401,14 +402,14 @@ def test_the_first_one_has_a_bound_too(
 ) -> None:
     """Also where no variable says how large it is, nor a commit on the disk."""
     made, _, _ = snapshots(tmp_path)
-    made.limit = 17_000
+    made.memory = dataclasses.replace(made.memory, bytes=17_000)
     if is_known:
         made.expect(7000)
     captured = []
     contents = made.directory.contents
     capture = contents.capture
     contents.capture = lambda *args: captured.append(args) or capture(*args)  # type: ignore[method-assign, func-returns-value]
-    assert not made.capture(1, "start-round-1", {})
+    assert not made.capture(1, "start-round-1")
     assert made.is_off
     assert len(captured) == (not is_known)
     assert caplog.text.count(SAID) == 1
@@ -428,16 +429,16 @@ def test_what_is_there_for_other_directories_goes_where_room_is_short(
     )
     for directory in (first, peers):
         made, _, word = snapshots(directory, "words")
-        made.capture(1, "start-round-1", {})
+        made.capture(1, "start-round-1")
         made.go_on(0.0, 0.0, 0)
         made.wait()
     made, _, word = snapshots(second, word.text)
-    made.limit = 40_000
-    assert made.capture(1, "start-round-1", {})
+    made.memory = dataclasses.replace(made.memory, bytes=40_000)
+    assert made.capture(1, "start-round-1")
     made.discard()
     assert first.is_dir()
-    made.limit = 20_000
-    assert made.capture(1, "start-round-2", {})
+    made.memory = dataclasses.replace(made.memory, bytes=20_000)
+    assert made.capture(1, "start-round-2")
     assert not first.exists()
     assert peers.is_dir()
 

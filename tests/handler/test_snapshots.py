@@ -284,7 +284,7 @@ def test_a_state_can_be_loaded_when_its_snapshot_is_gone(
         again, handler, lambda: min(int(p.name) for p in snapshots(memory)) > restored
     )
     other = Words("word", registry=StateRegistry())
-    assert handler._member.load_state(other)
+    assert handler._run.load_state(other)
     assert other.text == "kept"
 
 
@@ -493,6 +493,6 @@ def test_none_without_memory_or_where_no_copy_is_wanted(
 ) -> None:
     for more in ({"async_save": False}, {"config": {"save_fn": lambda: None}}):
         handler = start().handler(**more)
-        assert handler._member.snapshots is None
+        assert handler._run.snapshots is None
     os.rmdir(memory.directory)
-    assert start().handler()._member.snapshots is None
+    assert start().handler()._run.snapshots is None

@@ -133,19 +133,19 @@ class ProgressSample:
 
 @dataclasses.dataclass(eq=False)
 class SnapshotScheduler:
-    """Schedules the snapshots of one member while it is open. Thread of the alarms.
+    """Schedules the snapshots of one run while the run is open. Thread of the alarms.
 
     Args:
-        member: its snapshots; held weakly.
-        members: the open ones.
-        coordinator: asks all.
-        runtime: has alarms.
-        clock: measures.
+        run: the run, held weakly.
+        runs: the open runs.
+        coordinator: asks all workers for a snapshot.
+        runtime: calls `look` at a time.
+        clock: time source.
         is_busy: whether a commit is being written.
     """
 
-    member: weakref.ref[Run]
-    members: Members
+    run: weakref.ref[Run]
+    runs: Members
     coordinator: Coordinator
     runtime: Runtime
     clock: Clock
@@ -158,55 +158,55 @@ class SnapshotScheduler:
 
     def look(self) -> None:
         """Looks now, and again when there may be something to do."""
-        member = self.member()
-        if member is None or member not in self.members:
+        run = self.run()
+        if run is None or run not in self.runs:
             return
-        snapshots = member.snapshots
+        snapshots = run.snapshots
         if snapshots is None or snapshots.is_off:
             return
         taken = snapshots.taken
         if taken is None:
-            seconds = self._ask_if_due(member, snapshots)
+            seconds = self._ask_if_due(run, snapshots)
         else:
-            seconds = self._watch(member, snapshots, taken)
+            seconds = self._watch(run, snapshots, taken)
         self.runtime.at(self.clock.monotonic() + seconds, self.look)
 
-    def _sample(self, member: Run) -> ProgressSample:
+    def _sample(self, run: Run) -> ProgressSample:
         return ProgressSample(
             at=self.clock.monotonic(),
-            steps=member.runs,
+            steps=run.runs,
             intervals=self.coordinator.gate.started,
-            saved_at=member.saved_at,
+            saved_at=run.saved_at,
         )
 
-    def _ask_if_due(self, member: Run, snapshots: Snapshots) -> float:
+    def _ask_if_due(self, run: Run, snapshots: Snapshots) -> float:
         """Asks for a snapshot, if one is due; returns seconds to the next look."""
-        now, steps = self.clock.monotonic(), member.runs
+        now, steps = self.clock.monotonic(), run.runs
         if self._quiet is None:
             if steps >= 1:  # the first one also traces
-                self._quiet, self._due = self._sample(member), now + SHORTEST
+                self._quiet, self._due = self._sample(run), now + SHORTEST
             return _LOOKS
         if self.is_busy():  # what goes on beside a commit is not quiet
-            self._quiet = self._sample(member)
+            self._quiet = self._sample(run)
         if now < self._due:
             return self._due - now
         is_known = self.interval.step_seconds is not None
         if not is_known and steps - self._quiet.steps < _FEWEST_STEPS:
             return _LOOKS
-        if self._may_take(member) and self.coordinator.periodic(snapshot=True):
+        if self._may_take(run) and self.coordinator.periodic(snapshot=True):
             wait = SHORTEST * _LATER ** min(snapshots.refused, TRIES)
-            self._due, self._last = now + wait, member.runs
+            self._due, self._last = now + wait, run.runs
         return _LOOKS
 
-    def _may_take(self, member: Run) -> bool:
-        is_alone = [each for each in self.members if each.is_armed] == [member]
-        has_moved = member.has_moved and member.runs != self._last
+    def _may_take(self, run: Run) -> bool:
+        is_alone = [each for each in self.runs if each.is_armed] == [run]
+        has_moved = run.has_moved and run.runs != self._last
         is_quiet = not (self.is_busy() or self.coordinator.is_told_to_go)
         return is_alone and has_moved and is_quiet
 
-    def _watch(self, member: Run, snapshots: Snapshots, taken: Taken) -> float:
+    def _watch(self, run: Run, snapshots: Snapshots, taken: Taken) -> float:
         """Waits for the end of the first step after it was written."""
-        now, steps = self.clock.monotonic(), member.runs
+        now, steps = self.clock.monotonic(), run.runs
         if snapshots.is_busy:
             return _LOOKS_WHILE_WRITTEN
         if self._written is None:
@@ -217,7 +217,7 @@ class SnapshotScheduler:
         if snapshots.is_dropped:
             period = max(SHORTEST, stood / SHARE)
         else:
-            quiet, after = self._quiet, self._sample(member)
+            quiet, after = self._quiet, self._sample(run)
             if (
                 quiet is not None
                 and quiet.saved_at == after.saved_at
@@ -232,7 +232,7 @@ class SnapshotScheduler:
             if not before.has_only_steps(after.steps, after.intervals):
                 beside, made = 0.0, 0
             period = self.interval.after(stood=stood, beside=beside, steps=made)
-        of_step = f"of step {member.base + taken.steps}"
+        of_step = f"of step {run.base + taken.steps}"
         log.info(
             "tfpreempt: the snapshot %s stopped training for %.3f s, and the %d steps "
             "after it took %.3f s; the next one in %.1f s",
@@ -242,7 +242,7 @@ class SnapshotScheduler:
             now - taken.left,
             period,
         )
-        self._due, self._quiet = taken.arrived + period, self._sample(member)
+        self._due, self._quiet = taken.arrived + period, self._sample(run)
         self._last = taken.steps
         self._written = snapshots.taken = None
         return _LOOKS
@@ -254,23 +254,23 @@ _TRAINS = (Main.TRAINING, Main.DETACHED)
 _STANDS = (*STANDING, Main.LEAVING)
 
 
+@dataclasses.dataclass(eq=False)
 class Activity:
     """Whether the main thread trains, saves or waits; any thread may ask.
 
     Args:
-        coordinator: of this worker.
-        members: the open members.
+        coordinator: the coordinator of this worker.
+        runs: the open runs.
 
     Attributes:
-        traces: the newest interval that is one of a member's first intervals, which
-            trace and compile; the main thread writes it.
+        traces: the newest interval that is one of a run's first intervals, which trace
+            and compile; the main thread writes the number.
     """
 
-    def __init__(self, coordinator: Coordinator, members: Members) -> None:
-        self.traces = 0
-        self._coordinator = coordinator
-        self._members = members
-        self._pauses = 0  # contexts in which hang detection is paused
+    coordinator: Coordinator
+    runs: Members
+    traces: int = 0
+    _pauses: int = 0  # contexts in which hang detection is paused
 
     def heartbeat(self) -> Sign:
         """The number of boundaries so far, and whether a timeout holds for the next.
@@ -279,10 +279,10 @@ class Activity:
         of others, may run. The first steps trace and compile. A program that counts no
         steps, but enters watch scopes, may trace in each of its steps.
         """
-        gate, armed = self._coordinator.gate, [m for m in self._members if m.is_armed]
-        main = self._coordinator.state.main
-        is_between = any(each.amid for each in self._members) and not gate.busy
-        is_saving = self._coordinator.is_saving or main not in _TRAINS
+        gate, armed = self.coordinator.gate, [r for r in self.runs if r.is_armed]
+        main = self.coordinator.state.main
+        is_between = any(each.amid for each in self.runs) and not gate.busy
+        is_saving = self.coordinator.is_saving or main not in _TRAINS
         stage = Stage.STEPS
         if main in WAITS:
             stage = Stage.WAITS
@@ -299,8 +299,8 @@ class Activity:
 
     def now(self) -> Doing:
         """The activity of the main thread, for the status file."""
-        main = self._coordinator.state.main
-        if self._coordinator.is_saving or main not in (*_TRAINS, *_STANDS):
+        main = self.coordinator.state.main
+        if self.coordinator.is_saving or main not in (*_TRAINS, *_STANDS):
             return Doing.SAVING
         return Doing.WAITING if main in _STANDS else Doing.TRAINING
 
@@ -326,6 +326,7 @@ class Activity:
             yield
 
 
+@dataclasses.dataclass(eq=False)
 class StepTimer:
     """The mean duration of a step, without the evaluations between steps.
 
@@ -333,15 +334,14 @@ class StepTimer:
     intervals that were started.
 
     Args:
-        clock: measures.
+        clock: time source.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._since: float | None = None
-        self._apart = 0.0  # seconds since then, and intervals, that are no step's
-        self._no_steps = 0
-        self._checked: tuple[int, float] | None = None  # the newest check, and when
+    clock: Clock
+    _since: float | None = None
+    _apart: float = 0.0  # seconds since then, and intervals, that are no step's
+    _no_steps: int = 0
+    _checked: tuple[int, float] | None = None  # the newest check, and when
 
     def begin(self, started: int) -> None:
         """Measures from now on: the first step, which traces its function, is over.
@@ -349,7 +349,7 @@ class StepTimer:
         Args:
             started: intervals so far.
         """
-        self._since, self._no_steps, self._apart = self._clock.monotonic(), started, 0.0
+        self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
 
     def check(self, started: int) -> None:
         """A boundary that no step follows; between two of these nothing is a step's.
@@ -357,7 +357,7 @@ class StepTimer:
         Args:
             started: intervals so far, that one included.
         """
-        now, before = self._clock.monotonic(), self._checked
+        now, before = self.clock.monotonic(), self._checked
         self._checked = started, now
         self._no_steps += 1
         if before is not None and before[0] == started - 1:
@@ -371,5 +371,5 @@ class StepTimer:
         """
         if self._since is None:
             return 0.0
-        passed = self._clock.monotonic() - self._since - self._apart
+        passed = self.clock.monotonic() - self._since - self._apart
         return passed / max(1, started - self._no_steps)

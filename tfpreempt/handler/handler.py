@@ -114,13 +114,16 @@ class PreemptionCheckpointHandler:
         self._session = find_session(cluster_resolver, save_timeout)
         self._gate = self._session.gate
         with protected_start(config), self._session.activity.hang_detection_paused():
-            self._member = admit(self._session, given, config, options)
-            with training_end.closing_on_failure(self._session, self._member):
+            self._run = admit(self._session, given, config, options)
+            with training_end.closing_on_failure(self._session, self._run):
                 self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
-                self._member.restore()
-                self._member.clear_caches(is_all_restored=False)
+                self._run.restore()
+                self._random_at_start = b""  # as a save would hold the generators
+                if self._run.candidate is not None:
+                    self._random_at_start = self._run.source.random_bytes()
+                self._run.clear_caches(is_all_restored=False)
                 period = None if isinstance(every, int) else every
-                self._session.open(self._member, period)
+                self._session.open(self._run, period)
 
     # --- the loop --------------------------------------------------------------------
 
@@ -145,11 +148,11 @@ class PreemptionCheckpointHandler:
             NestedRunError: inside another `run()`.
             SystemExit: by the exit function, after a commit.
         """
-        gate, member = self._gate, self._member
+        gate, run = self._gate, self._run
         gate.started += 1
-        if gate.flag or gate.busy or member.runs >= member.stop_at:
+        if gate.flag or gate.busy or run.runs >= run.stop_at:
             self._enter("run()")
-            if member.runs in (1, 2) and member.config.save_fn is None:
+            if run.runs in (1, 2) and run.config.save_fn is None:
                 # Two, as a GAN's, may take turns. Nobody knows what a save_fn saves.
                 self._unsaved.before_call(fn, args, kwargs)
         gate.busy = True
@@ -159,7 +162,7 @@ class PreemptionCheckpointHandler:
             step_failed(error, self._session)
             raise
         gate.busy = False
-        member.runs += 1
+        run.runs += 1
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -169,19 +172,19 @@ class PreemptionCheckpointHandler:
             *args: for `CheckpointManager.save`, or for the config's save_fn.
             **kwargs: likewise, such as `checkpoint_number=` or `options=`.
         """
-        gate, mine = self._gate, self._member
+        gate, run = self._gate, self._run
         gate.started += 1
-        if gate.flag or gate.busy or mine.runs >= mine.stop_at:
-            if not mine.is_armed:
-                mine.warn_of_late_random_state()
+        if gate.flag or gate.busy or run.runs >= run.stop_at:
+            if not run.is_armed and run.candidate is not None:
+                self._warn_of_late_random_state()
             self._enter(
                 "save_checkpoint_if_preempted()",
-                {mine: lambda name: mine.stage(name, *args, **kwargs)}
+                {run: lambda name: run.stage(name, *args, **kwargs)}
                 if args or kwargs
                 else PLAIN,
             )
         gate.bare = gate.started
-        mine.runs += 1
+        run.runs += 1
 
     def check(self) -> None:
         """A place within an evaluation, say, where this worker may save and leave.
@@ -195,9 +198,9 @@ class PreemptionCheckpointHandler:
             NestedRunError: inside `run()`.
             SystemExit: by the exit function, after a commit.
         """
-        gate, member = self._gate, self._member
-        if gate.flag or gate.busy or member.stop_at < 0:
-            self._session.ready(member, "check()")
+        gate, run = self._gate, self._run
+        if gate.flag or gate.busy or run.stop_at < 0:
+            self._session.ready(run, "check()")
         if gate.bare == gate.started:
             gate.bare += 1  # its step goes on
         self._session.boundary()
@@ -213,18 +216,18 @@ class PreemptionCheckpointHandler:
         Yields:
             Nothing.
         """
-        session, member = self._session, self._member
-        session.check_open(member, "watch_preemption_scope()")
-        session.arm(member)
+        session, run = self._session, self._run
+        session.check_open(run, "watch_preemption_scope()")
+        session.arm(run)
         try:
             yield
         except BaseException as error:
             self._gate.failed = self._gate.started  # steps may be bare in here
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
-            session.part(member)  # the exit function came back; the step is half done
+            session.part(run)  # the exit function came back; the step is half done
             return
-        if not member.is_closed:
+        if not run.is_closed:
             session.boundary()
 
     def without_hang_timeout(self) -> contextlib.AbstractContextManager[None]:
@@ -242,12 +245,12 @@ class PreemptionCheckpointHandler:
     @property
     def total_run_calls(self) -> int:
         """Calls that came back, over all restarts; what the checkpoint counts."""
-        return self._member.step
+        return self._run.step
 
     @property
     def runs(self) -> int:
         """Calls of `run()` that came back in this process."""
-        return self._member.runs
+        return self._run.runs
 
     # --- saving ----------------------------------------------------------------------
 
@@ -263,7 +266,7 @@ class PreemptionCheckpointHandler:
         Raises:
             SaveError: the directory, or a worker whose part did not come in time.
         """
-        self._session.save(self._member)
+        self._session.save(self._run)
         return self.latest_checkpoint if self._session.cluster.is_chief else None
 
     # --- its commits -----------------------------------------------------------------
@@ -271,7 +274,7 @@ class PreemptionCheckpointHandler:
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest commit in the directory, or None. Reads the directory."""
-        return latest(self._member.directory.path)
+        return latest(self._run.directory.path)
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes a commit, in the directory and in `remote_checkpoint_dir`.
@@ -295,14 +298,14 @@ class PreemptionCheckpointHandler:
                 "tfpreempt.Checkpoint(path)"
             )
         self._session.check_process("delete_checkpoint()")
-        if self._member.is_closed:
+        if self._run.is_closed:
             raise errors.HandlerClosedError(
                 f"delete_checkpoint({checkpoint!r}) was called after close(); call it "
                 "before, or on a new handler of the same directory"
             )
         if self._session.cluster.is_chief:
             self._session.wait_for_save()
-            self._member.directory.delete(checkpoint)
+            self._run.directory.delete(checkpoint)
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
@@ -310,7 +313,7 @@ class PreemptionCheckpointHandler:
 
         None without one, and on workers other than the chief, which copies for all.
         """
-        return self._member.directory.mirror_status
+        return self._run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
@@ -329,7 +332,7 @@ class PreemptionCheckpointHandler:
             ConfigurationError: the timeout is no number of seconds.
         """
         check_timeout(timeout)
-        return self._session.wait_for_mirror(self._member, timeout)
+        return self._session.wait_for_mirror(self._run, timeout)
 
     # --- the end ---------------------------------------------------------------------
 
@@ -357,44 +360,52 @@ class PreemptionCheckpointHandler:
         if not self._gate.busy:
             self._unsaved.after_call()
         try:
-            training_end.close(self._session, self._member, timeout)
+            training_end.close(self._session, self._run, timeout)
         finally:
-            if self._member.is_closed:
+            if self._run.is_closed:
                 take_over()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
-        self._session.check_open(self._member, "the `with` block")
+        self._session.check_open(self._run, "the `with` block")
         return self
 
     def __exit__(
         self, kind: Any, error: BaseException | None, trace: Any
     ) -> Literal[False]:
-        session, member = self._session, self._member
+        session, run = self._session, self._run
         if error is None:
             self.close()
-        elif not (member.is_closed or session.is_forked):
+        elif not (run.is_closed or session.is_forked):
             if not session.exit.left:
                 was_preemption(error, session, is_whole=session.is_whole)
             is_exit = isinstance(error, SystemExit | GeneratorExit)
             is_meant = is_exit or is_end_of_data(error)
-            training_end.close_failed(
-                session, member, "" if is_meant else describe(error)
-            )
+            training_end.close_failed(session, run, "" if is_meant else describe(error))
         return False
 
     # --- boundaries, the slow path ---------------------------------------------------
 
+    def _warn_of_late_random_state(self) -> None:
+        """Warns if random numbers were drawn between the restore and the first step."""
+        if self._run.source.random_bytes() != self._random_at_start:
+            log.warning(
+                "tfpreempt: random numbers were drawn after the restart and before the "
+                "first save_checkpoint_if_preempted(); the generators are set back to "
+                "the commit only now. For an exact resume enter "
+                "watch_preemption_scope() before the loop, or call this first in it."
+            )
+
     def _enter(self, what: str, stages: Stages = PLAIN) -> None:
         """A boundary at which there is something to do; the interval is counted."""
-        session, member = self._session, self._member
-        session.enter(member, what, stages)
+        session, run = self._session, self._run
+        session.enter(run, what, stages)
         self._unsaved.after_call()
         every = self._save_steps
-        if every is not None and member.has_moved and member.step % every == 0:
-            session.save_at_boundary(member, stages)
-        if member.runs < 4:
-            member.stop_at = member.runs
+        if every is not None and run.has_moved and run.step % every == 0:
+            session.save_at_boundary(run, stages)
+        if run.runs < 4:
+            run.stop_at = run.runs
         elif every is None:
-            member.stop_at = NEVER
+            run.stop_at = NEVER
         else:
-            member.stop_at = (member.step // every + 1) * every - member.base
+            run.stop_at = (run.step // every + 1) * every - run.base

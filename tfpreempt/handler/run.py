@@ -10,7 +10,6 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfpreempt.checkpoint.directory import catalog
@@ -25,7 +24,7 @@ from tfpreempt.checkpoint.state.unfinished_caches import (
     written_caches,
 )
 from tfpreempt.coordination.deadlines import Deadlines
-from tfpreempt.core.clock import SystemClock, process_seconds
+from tfpreempt.core.clock import process_seconds
 from tfpreempt.core.events import (
     CacheWrite,
     Commit,
@@ -65,7 +64,7 @@ class Run:
         counter: the variable that holds the number of runs; None without a checkpoint.
         amid: what the state is in the middle of outside of steps too, such as
             "model.fit"; empty if the state is complete there.
-        async_save: whether periodic saves are asynchronous, if the contents allow it.
+        async_save: whether periodic saves may be asynchronous.
         is_alive: whether boundaries are still to come; any thread.
 
     Attributes:
@@ -74,6 +73,9 @@ class Run:
             the snapshots.
         candidate: the commit that all workers restore; None to start from scratch.
         snapshots: of this worker in memory; None if not all workers have memory.
+        saves_async: whether periodic saves are asynchronous.
+        journal: records what happens to the run; any thread.
+        record: appends an event to the journal; any thread.
         runs: steps that were completed in this process.
         stop_at: runs at which the loop has to look at more than the flag; -1 if no step
             may follow.
@@ -100,7 +102,7 @@ class Run:
     counter: Any = None
     _: dataclasses.KW_ONLY
     amid: str = ""
-    async_save: bool = False
+    async_save: dataclasses.InitVar[bool] = False
     is_alive: Callable[[], bool] = lambda: True
     runs: int = 0
     stop_at: int = 0
@@ -113,7 +115,7 @@ class Run:
     is_at_end: bool = False
     is_closed: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, async_save: bool) -> None:
         start = self.start
         self.directory = start.directory
         self.snapshots = start.snapshots
@@ -130,27 +132,25 @@ class Run:
         if start.tier == "memory" and agreed is not None:
             # Its own number is its rank in memory; here it comes after what there is.
             agreed = dataclasses.replace(agreed, sequence=highest)
-        # Of the commits on the disk, as far as this worker knows; the chief's counts.
-        token = "" if start.on_disk is None else start.on_disk.token
-        self._parent = Parent(token=token, sequence=highest)
         if start.snapshots is not None:
+            # The newest commit, as far as this worker knows; the chief's counts.
+            token = "" if start.on_disk is None else start.on_disk.token
+            start.snapshots.parent = Parent(token=token, sequence=highest)
             for each in (start.on_disk, start.candidate):
                 if each is not None and each.manifest is not None:
                     start.snapshots.expect_as_in(each.manifest)
         self._states = StateLoader(
             self.directory.path, self.directory.cluster, agreed=agreed, after=highest
         )
-        self._random_at_start = b""
-        self._clock = SystemClock()
-        self._telling: Telling | None = None  # while it takes part
-        self._journal = Journal(
+        self.saves_async = async_save and self.directory.contents.can_be_async
+        self._status: Telling | None = None  # written while training runs
+        self.journal = Journal(
             journal_directory(self.directory.path),
             self.directory.cluster.worker,
-            self._clock,
+            self.directory.clock,
             os.environ.get("TFPREEMPT_INCARNATION", start.token),
         )
-        self.record = self._journal.record  # an event; any thread
-        self.read_earlier = self._journal.read_earlier  # records of a kind of event
+        self.record = self.journal.record
         weakref.finalize(self, self.watcher.close)
         if self.directory.mirror is not None:
             weakref.finalize(self, self.directory.mirror.stop).atexit = False
@@ -167,11 +167,6 @@ class Run:
         """Whether anything has come since its newest save; equal on all workers."""
         return self.runs != self.saved_at
 
-    @property
-    def saves_async(self) -> bool:
-        """Whether its periodic saves are asynchronous."""
-        return self.async_save and self.directory.contents.can_be_async
-
     # --- the start -------------------------------------------------------------------
 
     def restore(self, *, named_states: bool = True) -> None:
@@ -183,7 +178,8 @@ class Run:
         Raises:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         """
-        began, found = self._clock.monotonic(), self.candidate
+        clock, found = self.directory.clock, self.candidate
+        began = clock.monotonic()
         world = self.directory.cluster.world
         restored = Restored(path=None, step=0, sequence=0, world_size=world)
         if found is not None:
@@ -196,9 +192,8 @@ class Run:
             if self.source is not self.directory:
                 self.directory.contents.restored(found)
             restored = dataclasses.replace(restored, tier=self.start.tier)
-            self._random_at_start = self.source.random_bytes()
         restored = dataclasses.replace(restored, skipped=tuple(self.start.skipped))
-        took = self.start.seconds + self._clock.monotonic() - began
+        took = self.start.seconds + clock.monotonic() - began
         self._record_start(restored, took)
         if restored.path is not None:
             # Not a fault, but the first question about a restarted run.
@@ -240,18 +235,6 @@ class Run:
         since; returns whether there was something."""
         return self._states.load(state)
 
-    def warn_of_late_random_state(self) -> None:
-        """Warns if random numbers were drawn between the restore and the first step."""
-        if self.candidate is None:
-            return
-        if self.source.random_bytes() != self._random_at_start:
-            log.warning(
-                "tfpreempt: random numbers were drawn after the restart and before the "
-                "first save_checkpoint_if_preempted(); the generators are set back to "
-                "the commit only now. For an exact resume enter "
-                "watch_preemption_scope() before the loop, or call this first in it."
-            )
-
     def start_mirror(self) -> None:
         """The chief mirrors its commits from now on.
 
@@ -283,7 +266,8 @@ class Run:
             run.record_caches()
             return run._now(doing())
 
-        self._telling = Telling(self._now_path, self._clock, look)
+        path = now_path(self.journal.path.parent, self.directory.cluster.worker)
+        self._status = Telling(path, self.directory.clock, look)
 
     def clear_caches(self, *, is_all_restored: bool) -> None:
         """Deletes the unfinished files of `Dataset.cache(path)` of earlier processes.
@@ -297,7 +281,7 @@ class Run:
         found, since = self.candidate, 0.0
         if found is not None and not is_all_restored:
             since = math.inf if found.time is None else found.time
-        clear_interrupted(self._journal.read_earlier(CacheWrite), since=since)
+        clear_interrupted(self.journal.read_earlier(CacheWrite), since=since)
 
     def record_caches(self) -> None:
         """Records the caches that this process has begun to write; any thread."""
@@ -305,7 +289,9 @@ class Run:
             self.record(CacheWrite(path=path, lock=lock))
 
     def _record_start(self, restored: Restored, seconds: float) -> None:
-        before = read_now(self._now_path)
+        """Records the start, with the step that an earlier process had reached."""
+        path = now_path(self.journal.path.parent, self.directory.cluster.worker)
+        before = read_now(path)
         told = dataclasses.replace(
             restored,
             seconds=seconds,
@@ -317,18 +303,11 @@ class Run:
 
     # --- the status ------------------------------------------------------------------
 
-    @property
-    def _now_path(self) -> Path:
-        return now_path(self._journal.path.parent, self.directory.cluster.worker)
-
     def _now(self, doing: Doing) -> Now:
         """How far it is, but for what takes two looks; any thread."""
-        wall, since, told = (
-            self._clock.wall(),
-            self.deadlines.since_notice,
-            self.deadlines.told,
-        )
-        left = None if told is None else told - self._clock.monotonic()
+        clock, deadlines = self.directory.clock, self.deadlines
+        wall, since, told = clock.wall(), deadlines.since_notice, deadlines.told
+        left = None if told is None else told - clock.monotonic()
         return Now(
             at=wall,
             worker=self.directory.cluster.worker,
@@ -400,7 +379,8 @@ class Run:
         if self.snapshots is not None:
             made = self.directory.read_back(commit.path)
             if made is not None and made.manifest is not None:
-                self._parent = Parent(token=made.token, sequence=commit.sequence)
+                parent = Parent(token=made.token, sequence=commit.sequence)
+                self.snapshots.parent = parent
                 self.snapshots.expect_as_in(made.manifest)
         commit = dataclasses.replace(
             commit,
@@ -431,7 +411,7 @@ class Run:
         if self.counter is not None:
             self.counter.assign(self.step)
         attempt = f"{self.start.token}-{name}"
-        return self.snapshots.capture(self.step, attempt, self._parent)
+        return self.snapshots.capture(self.step, attempt)
 
     # --- the end ---------------------------------------------------------------------
 
@@ -454,10 +434,10 @@ class Run:
         if self.directory.mirror is not None:
             self.directory.mirror.hand_in_journal(HANDS_IN)
             self.directory.mirror.close()
-        if self._telling is not None:
-            self._telling.stop()  # after the mirror: the last report has its last state
+        if self._status is not None:
+            self._status.stop()  # after the mirror: the last report has its last state
         self.release()
-        self._journal.close()
+        self.journal.close()
 
     def release(self) -> None:
         """Lets other programs use the directory; a save takes the lease again."""
@@ -466,36 +446,36 @@ class Run:
         self.directory.release()
 
 
+@dataclasses.dataclass(eq=False)
 class Members:
-    """Those of a session that are not closed, oldest first; iterated on any thread.
+    """The open runs of a session, oldest first; iterated on any thread.
 
-    A member that was never used is held weakly: who drops the handler has closed it.
-    From the first step on it is kept, because a program that never closes its handler
-    still gets a last boundary.
+    A run without a step is held weakly: a program that drops the handler has closed
+    the run. From the first step on the run is kept, because a program that never closes
+    its handler still gets a last boundary.
 
     Attributes:
-        kept: those with which training has begun; dropped, they go with their handler.
+        kept: the runs with which training has begun.
     """
 
-    def __init__(self) -> None:
-        self._refs: list[weakref.ref[Run]] = []
-        self.kept: set[Run] = set()
+    kept: set[Run] = dataclasses.field(default_factory=set)
+    _refs: list[weakref.ref[Run]] = dataclasses.field(default_factory=list)
 
     def __iter__(self) -> Iterator[Run]:
-        members = [member for ref in self._refs if (member := ref()) is not None]
-        return iter([member for member in members if not member.is_closed])
+        runs = [run for ref in self._refs if (run := ref()) is not None]
+        return iter([run for run in runs if not run.is_closed])
 
     def __bool__(self) -> bool:
         return any(True for _ in self)
 
-    def add(self, member: Run) -> None:
-        """It takes part from now on."""
-        self._refs = [weakref.ref(each) for each in (*self, member)]
+    def add(self, run: Run) -> None:
+        """Adds a run, which takes part from now on."""
+        self._refs = [weakref.ref(each) for each in (*self, run)]
 
     def record(self, event: Event) -> None:
         """Writes an event to every journal; any thread."""
-        for member in self:
-            member.record(event)
+        for run in self:
+            run.record(event)
 
     def fault(self, where: str, error: Exception) -> None:
         """Training survives this; it is logged and written to the journals."""

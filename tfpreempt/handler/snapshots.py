@@ -27,6 +27,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout, retention
 from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.head import NONE
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
 from tfpreempt.checkpoint.restore.opening import open_directory
@@ -85,9 +86,8 @@ class Snapshots:
 
     Args:
         directory: the directory in that memory, of which this worker is the chief.
-        limit: bytes that may be taken there, the copies that are made for it included.
-        workers: how many of this machine take snapshots, at the same time.
-        available: says how many bytes of memory can be had.
+        memory: the memory that this worker may use.
+        available: returns how many bytes of memory are free.
 
     Attributes:
         agreed: the name of the newest that all workers have whole; "" while none is.
@@ -98,11 +98,11 @@ class Snapshots:
         is_off: whether none are taken any more; any thread.
         taken: the newest, until its cost was looked at; any thread.
         rounds: rounds of the agreement whose keys are to be deleted.
+        parent: the newest commit of the checkpoint directory.
     """
 
     directory: Directory
-    limit: int
-    workers: int = 1
+    memory: LentMemory
     available: Callable[[], int] = available_bytes
     agreed: str = ""
     refused: int = 0
@@ -110,6 +110,7 @@ class Snapshots:
     is_off: bool = False
     taken: Taken | None = None
     rounds: list[int] = dataclasses.field(default_factory=list)
+    parent: Parent = NONE
     _bytes: int = 0  # of one, as far as it is known
     _latest: str = ""  # the one that all have captured; "" after a round with a no
     _whole: str = ""  # the newest that this worker has made
@@ -188,7 +189,7 @@ class Snapshots:
 
     # --- taking one ------------------------------------------------------------------
 
-    def capture(self, step: int, attempt: str, parent: Parent) -> bool:
+    def capture(self, step: int, attempt: str) -> bool:
         """Takes this worker's part of a snapshot, which `go_on` has written.
 
         What fails is told, and training goes on. What other workers need of this one is
@@ -197,7 +198,6 @@ class Snapshots:
         Args:
             step: that it is of.
             attempt: its name, equal on all workers and never used again.
-            parent: the newest commit of the checkpoint directory.
 
         Returns:
             Whether it was captured, and the one before is whole here.
@@ -224,7 +224,7 @@ class Snapshots:
         except Exception as error:  # noqa: BLE001 - of a State, say; training goes on
             self._failed(error)
             return False
-        self._captured = captured, permit, parent
+        self._captured = captured, permit, self.parent
         self.expect(_size(captured))
         if self._is_too_large():
             self.discard()
@@ -335,7 +335,8 @@ class Snapshots:
         if self._is_too_large():
             return False
         added = self._bytes if self._whole else 2 * self._bytes  # the copy is there
-        needed = _RESERVE * self.workers * added
+        workers = self.memory.workers
+        needed = _RESERVE * workers * added
         try:
             available = self.available()
         except OSError:
@@ -345,23 +346,23 @@ class Snapshots:
         self._failed(
             MemoryError(
                 f"{available} bytes of memory can be had, and {needed} should be "
-                f"left for {self.workers} worker(s)"
+                f"left for {workers} worker(s)"
             )
         )
         return False
 
     def _is_too_large(self) -> bool:
         """What lies there for other directories goes first: they are not trained in."""
-        needed = COPIES * self._bytes
-        if needed <= self.limit:
+        needed, limit = COPIES * self._bytes, self.memory.bytes
+        if needed <= limit:
             beside = _of_other_directories(self.directory.path)
-            if needed + sum(map(_bytes_in, beside)) > self.limit:
+            if needed + sum(map(_bytes_in, beside)) > limit:
                 for each in beside:
                     shutil.rmtree(each, ignore_errors=True)
             return False
         self.end(
             f"the state takes {self._bytes} bytes, {COPIES} times that is needed, and "
-            f"there are {self.limit} for this worker. `tfpreempt run --snapshots SIZE` "
+            f"there are {limit} for this worker. `tfpreempt run --snapshots SIZE` "
             "gives it more"
         )
         return True
@@ -473,7 +474,7 @@ def open_snapshots(
             error,
         )
         return None
-    return Snapshots(directory, memory.bytes, workers=memory.workers)
+    return Snapshots(directory, memory)
 
 
 def _tell_of_damage(problem: str) -> None:

@@ -7,7 +7,6 @@ is written over: by a thread, every few seconds, so that a step does nothing for
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import json
 import logging
@@ -89,17 +88,30 @@ def now_path(journal: Path, worker: int) -> Path:
 
 
 def read_now(path: Path) -> Now | None:
-    """What a worker said last; None where that is nothing that could be read.
+    """Reads the status of a worker.
 
-    A reader may come in the midst of a write: it finds neither the one nor the other.
+    Returns:
+        The status; None if the file cannot be read, is of another version, or is being
+        written at this moment.
     """
     try:
-        descriptor = open_file(path, os.O_RDONLY)
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
+            data = file.read(_MOST_BYTES)
     except OSError:
         return None
-    with open(descriptor, "rb") as file, contextlib.suppress(OSError):
-        return _unpack(file.read(_MOST_BYTES))
-    return None
+    given, _, text = data.rstrip(b"\n").partition(b" ")
+    if given != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        values: dict[str, Any] = json.loads(text)
+        upload = values.pop("upload")
+        values["doing"] = Doing(values["doing"])
+        values["upload"] = None if upload is None else MirrorStatus(**upload)
+        now = Now(**values)
+        is_sound = _is_sound(now) and (not upload or _is_sound(now.upload))
+        return now if is_sound and is_time(now.at) else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
 
 class StepRate:
@@ -217,23 +229,6 @@ class Telling:
 def _pack(now: Now) -> bytes:
     text = json.dumps(dataclasses.asdict(now)).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
-
-
-def _unpack(data: bytes) -> Now | None:
-    """None where it is torn, or of another version."""
-    given, _, text = data.rstrip(b"\n").partition(b" ")
-    if given != b"%08x" % zlib.crc32(text):
-        return None
-    try:
-        values: dict[str, Any] = json.loads(text)
-        upload = values.pop("upload")
-        values["doing"] = Doing(values["doing"])
-        values["upload"] = None if upload is None else MirrorStatus(**upload)
-        now = Now(**values)
-        is_sound = _is_sound(now) and (not upload or _is_sound(now.upload))
-        return now if is_sound and is_time(now.at) else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
 
 
 def _is_sound(value: Any) -> bool:

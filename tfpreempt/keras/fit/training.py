@@ -204,7 +204,7 @@ class Training:
         if saved.phase == "complete" and not past.is_refused:
             refused = [
                 str(each.get("refused"))
-                for each in self.member.read_earlier(DataRefused)
+                for each in self.member.journal.read_earlier(DataRefused)
                 if (each.get("complete"), each.get("arguments")) == start
             ]
         try:
