@@ -778,7 +778,7 @@ def test_a_loss_while_the_start_still_tidies_is_told(tmp_path, monkeypatch):
             steal(tmp_path)
             lost.wait(5)
 
-    lease.acquire_at(Slow(str(tmp_path)))
+    lease.acquire(Slow(str(tmp_path)))
     assert len(heard) == 1
     with pytest.raises(errors.LeaseLostError):
         lease.check()

@@ -106,7 +106,7 @@ def test_a_process_that_lost_the_lease_writes_no_state_file(tmp_path, make_mirro
     lease = types.SimpleNamespace(
         token="1",
         head=types.SimpleNamespace(follow=lambda entries, lease: None),
-        acquire_at=lambda place: None,
+        acquire=lambda place: None,
         check=lambda: None,
         release=lambda: None,
     )

@@ -45,7 +45,7 @@ class Other:
 
 def acquired(store, pause=None):
     lease = Lease(pause=pause or Waiting())
-    lease.acquire_at(StorePlace(store))
+    lease.acquire(StorePlace(store))
     return lease
 
 

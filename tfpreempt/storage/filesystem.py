@@ -17,7 +17,7 @@ import contextlib
 import io
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.storage import pieces
@@ -71,7 +71,7 @@ class FsspecStore:
             return 0  # some refuse to look there
         doing = f"read {name!r}"
         with self._edge(doing, errors.CheckpointError):
-            file = self._open(self._path(name))
+            file = self._fs.open(self._path(name), "rb")
         copied = 0
         with contextlib.closing(file):
             with self._edge(doing, errors.CheckpointError):
@@ -98,15 +98,16 @@ class FsspecStore:
         path = self._path(name)
         with self._edge(f"look at {name!r}", errors.CheckpointError):
             try:
-                size = self._look(path)
+                self._fs.invalidate_cache()  # other processes write too
+                info = self._fs.info(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return None if size is None else ObjectStat(size=size)
+            return ObjectStat(size=int(info["size"])) if _is_file(info) else None
 
     def delete(self, name: str, *, timeout: float | None = None) -> None:
         if self.stat(name) is not None:
             with self._edge(f"delete {name!r}", errors.SaveError):
-                self._remove(self._path(name))
+                self._fs.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"
@@ -124,10 +125,6 @@ class FsspecStore:
                 "passed as filesystem=."
             ) from error
 
-    def _open(self, path: str) -> IO[bytes]:
-        opened: IO[bytes] = self._fs.open(path, "rb")
-        return opened
-
     def _names(self) -> Iterable[str]:
         self._fs.invalidate_cache()
         for path, info in self._fs.find(self._root, detail=True).items():
@@ -135,11 +132,6 @@ class FsspecStore:
             is_temporary = name.rpartition("/")[2].startswith(TEMPORARY)
             if _is_file(info) and not is_temporary:
                 yield name
-
-    def _look(self, path: str) -> int | None:
-        self._fs.invalidate_cache()  # it caches listings, and other processes write too
-        info = self._fs.info(path)
-        return int(info["size"]) if _is_file(info) else None
 
     def _write(self, name: str, source: Source, *, is_new: bool) -> bool:
         path, doing = self._path(name), f"write {name!r}"
@@ -161,9 +153,6 @@ class FsspecStore:
         finally:
             with contextlib.suppress(Exception):  # it was moved, or never was
                 self._fs.rm_file(temporary)
-
-    def _remove(self, path: str) -> None:
-        self._fs.rm_file(path)
 
 
 def as_fsspec(filesystem: Any) -> Any:

@@ -156,19 +156,44 @@ class Lease:
         is_mine = tenure is not None and tenure.process == os.getpid()
         return tenure.token if tenure is not None and is_mine else None
 
-    def acquire(self, directory: str) -> None:
-        """Takes the lease; waits for its holder, as long as that may need to leave.
+    def acquire(self, where: str | Place) -> None:
+        """Takes the lease; waits for its owner, as long as the owner may need to exit.
+
+        A lease that was taken before stays as it is.
 
         Args:
-            directory: the checkpoint directory, which exists.
+            where: path of the checkpoint directory, which exists; or the place of
+                another lease.
 
         Raises:
-            DirectoryInUseError: its holder lives, and does not leave.
+            DirectoryInUseError: the owner lives, and does not exit.
             SaveError: the disk.
+            CheckpointError: the object store.
         """
-        if self._place is None:
-            with failure.translated("take the lease", directory):
-                self.acquire_at(LeaseDirectory(directory, self._disk))
+        if self._place is not None:
+            return
+        name = where if isinstance(where, str) else where.where
+        with failure.translated("take the lease", name):
+            place: Place = (
+                LeaseDirectory(where, self._disk) if isinstance(where, str) else where
+            )
+            here = this_process(self._grace)
+            patience, said_at = Patience(here, place.pace), -SAID_EACH
+            pause = self._pause or _Looks()
+            while not self._try(place, here, patience):
+                if patience.is_over:
+                    raise errors.DirectoryInUseError(_in_use(place, patience))
+                if patience.waited >= said_at + SAID_EACH:
+                    said_at = patience.waited
+                    _log.warning(
+                        "tfpreempt: %s is held by %s; waiting up to %.0f s for it to "
+                        "leave (two runs need a directory each)",
+                        place.where,
+                        patience.holder or "a process that just took it",
+                        patience.limit - patience.waited,
+                    )
+                patience.passed(pause(place.pace.poll))
+            place.sweep()
 
     def acquire_if_free(self, directory: str) -> bool:
         """Takes the lease unless another process or another `Lease` holds the lease.
@@ -189,34 +214,6 @@ class Lease:
                 return False
             here = this_process(self._grace)
             return self._try(place, here, Patience(here, place.pace))
-
-    def acquire_at(self, place: Place) -> None:
-        """As `acquire`, wherever the lease is.
-
-        Raises:
-            DirectoryInUseError: its holder lives, and does not leave.
-            CheckpointError: the object store.
-            OSError: as the file system says.
-        """
-        if self._place is not None:
-            return
-        here = this_process(self._grace)
-        patience, said_at = Patience(here, place.pace), -SAID_EACH
-        pause = self._pause or _Looks()
-        while not self._try(place, here, patience):
-            if patience.is_over:
-                raise errors.DirectoryInUseError(_in_use(place, patience))
-            if patience.waited >= said_at + SAID_EACH:
-                said_at = patience.waited
-                _log.warning(
-                    "tfpreempt: %s is held by %s; waiting up to %.0f s for it to leave "
-                    "(two runs need a directory each)",
-                    place.where,
-                    patience.holder or "a process that just took it",
-                    patience.limit - patience.waited,
-                )
-            patience.passed(pause(place.pace.poll))
-        place.sweep()
 
     def on_loss(self, call: Callable[[str], None]) -> None:
         """Calls, on any thread, when it is lost, with the reason; at once if it was."""

@@ -108,7 +108,7 @@ class Mirror:
         self._retention.look(timeout)
         if self.lease is not None and self.lease.token is None:
             try:
-                self.lease.acquire_at(self._place)
+                self.lease.acquire(self._place)
             except errors.SaveError as error:  # it can be read, that is enough to start
                 if self.scratch is not None:
                     raise
@@ -445,7 +445,7 @@ class Mirror:
 
     def _hold(self, lease: Lease) -> str:
         before = lease.token
-        lease.acquire_at(self._place)  # where the start could not reach the store
+        lease.acquire(self._place)  # where the start could not reach the store
         lease.check()
         if self._is_let_go:  # while it was taken again
             lease.release()
