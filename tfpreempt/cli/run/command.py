@@ -30,32 +30,27 @@ from tfpreempt.storage.files import LocalFiles, make_lasting_dirs
 from tfpreempt.storage.opening import check_apart, local_path, split
 
 
-class Snapshots(Size):
-    """Memory for snapshots: a size, or how to find one."""
+class AutoOr(click.ParamType[Any]):
+    """A value, or the word "auto" or "off".
 
-    name = "auto|off|size"
+    Args:
+        kind: the type of a value.
+        auto: meaning of "auto".
+        off: meaning of "off".
+    """
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        words = {"auto": AUTO, "off": 0, AUTO: AUTO, 0: 0}
-        if value in words:
-            return words[value]
-        return super().convert(value, param, ctx)
-
-
-class HangTimeout(Seconds):
-    """How long a boundary may take: seconds, or how to find them."""
-
-    name = "auto|off|seconds"
+    def __init__(self, kind: click.ParamType[Any], auto: Any, off: Any) -> None:
+        kind.name = self.name = f"auto|off|{kind.name}"  # errors name the type
+        self._kind = kind
+        # click may convert a default once more.
+        self._words = {"auto": auto, "off": off, auto: auto, off: off}
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        words = {"auto": hangs.AUTO, "off": None}
-        if value in words:
-            return words[value]
-        return super().convert(value, param, ctx)
+        if value in self._words:
+            return self._words[value]
+        return self._kind.convert(value, param, ctx)
 
 
 class Address(click.ParamType[tuple[str, int]]):
@@ -164,14 +159,15 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
     help="Copy worker 0's output to the console, or don't.",
 )  # fmt: skip
 @click.option(
-    "--snapshots", metavar="auto|off|SIZE", type=Snapshots(), default="auto",
+    "--snapshots", metavar="auto|off|SIZE", type=AutoOr(Size(), AUTO, 0),
+    default="auto",
     help="Memory of this machine for snapshots, from which workers go on after a death "
     "without a notice. auto: a quarter of what is free, and none where that is little. "
     "It is shared by the workers here; each needs three times its state.",
 )  # fmt: skip
 @click.option(
-    "--hang-timeout", metavar="auto|off|SECONDS", type=HangTimeout(hangs.SHORTEST),
-    default="off",
+    "--hang-timeout", metavar="auto|off|SECONDS",
+    type=AutoOr(Seconds(hangs.SHORTEST), hangs.AUTO, None), default="off",
     help="Workers that begin no step for so long hang: their stacks are written to the "
     "journal, and all are restarted, as after a failure. auto: 20 times as long as "
     "steps take, and 2 minutes at least. The start, saves and the evaluations of a fit "
