@@ -12,6 +12,8 @@ from campaigns import clouds, stores
 from campaigns.clouds import Cloud
 from tests.conftest import SEED
 
+pytestmark = pytest.mark.slow  # imports campaigns and their servers
+
 
 @pytest.mark.slow  # two processes, 128 MiB each way
 @pytest.mark.timeout(600)

@@ -11,7 +11,7 @@ from campaigns.__main__ import CAMPAIGNS
 from campaigns.campaign import Campaign
 from tests.conftest import SEED
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # imports all campaigns
 
 
 @pytest.mark.parametrize(

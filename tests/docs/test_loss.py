@@ -8,6 +8,8 @@ import pytest
 
 from tests.docs import loss
 
+pytestmark = pytest.mark.slow  # imports matplotlib
+
 
 def job(directory: Path, *starts: range) -> None:
     (directory / "logs").mkdir(parents=True)

@@ -12,6 +12,8 @@ from benchmarks.__main__ import ALL
 from tests.docs import performance
 from tests.docs.figures import FIGURES
 
+pytestmark = pytest.mark.slow  # imports all benches
+
 AGAIN = "write the page again: python -m tests.docs.performance"
 FIGURE = next(each for each in FIGURES if each.name == "commit_speed")
 

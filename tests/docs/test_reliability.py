@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from campaigns.__main__ import CAMPAIGNS
 from tests.docs import reliability
+
+pytestmark = pytest.mark.slow  # imports all campaigns
 
 
 def test_the_page_is_what_the_summaries_say() -> None:

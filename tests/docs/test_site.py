@@ -20,6 +20,8 @@ from tests.docs.pages import PAGES, ROOT, read
 from tests.docs.site import fenced, filled
 from tfpreempt.cli import main
 
+pytestmark = pytest.mark.slow  # imports mkdocs
+
 # Shown as `tfpreempt.<name>`, or the other name of a room.
 OTHERWISE = {
     "keras.data",
