@@ -47,6 +47,9 @@ class Phase(enum.Enum):
 TRAINS = (Phase.TRAINING, Phase.NOTICED)
 """In which steps are made."""
 
+MADE_STEPS = (*TRAINS, Phase.LOST)
+"""In which steps were made, whether the run has kept them or not."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
@@ -297,7 +300,7 @@ def trained(spans: Iterable[Span], until: float | None = None) -> float:
     return sum(
         max(0.0, (each.end if until is None else min(each.end, until)) - each.begin)
         for each in spans
-        if each.phase in (*TRAINS, Phase.LOST)
+        if each.phase in MADE_STEPS
     )
 
 

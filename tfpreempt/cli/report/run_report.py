@@ -12,6 +12,7 @@ from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.cli.report.goodput import GoodputBreakdown, break_down
 from tfpreempt.cli.report.process_spans import (
+    MADE_STEPS,
     Phase,
     ProcessLifetime,
     Span,
@@ -446,7 +447,7 @@ def _interruptions(
         if life.restored is None and life.records:
             lost = 0  # a start that failed; those before it have lost what there was
         down = later[0].begin - life.end if later and _has_end(life) else None
-        again = next((s.begin for s in spans[end:] if s.phase in _BACK), None)
+        again = next((s.begin for s in spans[end:] if s.phase in MADE_STEPS), None)
         found.append(
             Interruption(
                 at=at,
@@ -475,9 +476,6 @@ def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | Non
         if commit["because"] == "preemption" or commit["step"] == step:
             return commit
     return None
-
-
-_BACK = (Phase.TRAINING, Phase.NOTICED, Phase.LOST)
 
 
 def _steps_after(

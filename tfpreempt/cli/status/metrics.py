@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfpreempt.cli.status.run_status import RunStatus, State
+from tfpreempt.cli.status.run_status import RESTARTS, RunStatus, State
 from tfpreempt.core.loading import to_install
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
@@ -29,7 +29,6 @@ _logger = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?:(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):)?(?P<port>\d{1,5})")
 _MOST_CONNECTIONS = 16
 _END_SECONDS = 1.0  # until an ended connection is closed by its thread
-_REASONS = ("preemption", "failure", "hang")  # there from the start, for rate()
 
 _OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     "step": ("Steps that the worker has made.", lambda w: w.step),
@@ -101,7 +100,7 @@ class _Run:
             step.add_metric([self._name], status.commit_step)
             yield step
         restarts = counter("restarts", "Restarts, by what they were for.", "reason")
-        for reason in sorted({*_REASONS, *status.restarts}):
+        for reason in sorted({*RESTARTS, *status.restarts}):  # from 0 on, for rate()
             count = status.restarts.get(reason, 0)
             restarts.add_metric([self._name, reason], count)
         yield restarts

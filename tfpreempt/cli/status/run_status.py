@@ -30,7 +30,8 @@ SILENT_AFTER = 6 * TOLD_EVERY
 _LEFT_AFTER = 2 * TOLD_EVERY  # without a report of a worker that says that it exits
 _LONGEST_DELAY = 60.0  # before a start, where the supervisor has not recorded the delay
 _STARTS_WITHIN = 60.0  # after that
-_RESTARTS = {each.value for each in (Cause.PREEMPTION, Cause.FAILURE, Cause.HANG)}
+RESTARTS = (Cause.PREEMPTION.value, Cause.FAILURE.value, Cause.HANG.value)
+"""Why a supervisor starts its workers again."""
 
 
 class State(StrEnum):
@@ -340,7 +341,7 @@ def _why(left: Record) -> str:
 def _restarts_by(start: Start) -> float | None:
     """Returns when the workers are to be started again; None if they are not."""
     budget = start.newest("budget")
-    if budget is None or budget["is_used_up"] or budget["cause"] not in _RESTARTS:
+    if budget is None or budget["is_used_up"] or budget["cause"] not in RESTARTS:
         return None
     if start.newest("left", "supervisor_died") is not None:
         return None

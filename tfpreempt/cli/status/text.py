@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.cli.sizes import size_text
-from tfpreempt.cli.status.run_status import RunStatus, State, Worker
+from tfpreempt.cli.status.run_status import RESTARTS, RunStatus, State, Worker
 from tfpreempt.cli.terminal import plain
 
 _STYLES = {
@@ -24,7 +24,6 @@ _STYLES = {
     State.DOWN: "yellow",
 }
 _LONG_STEP = 60.0  # seconds without a step that are worth a word
-_NOUNS = ("failure", "hang", "preemption")  # of what restarts were for
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -119,7 +118,7 @@ def _of_all(status: RunStatus) -> Iterable[str]:
 
 def _restarts(restarts: Mapping[str, int]) -> str:
     kinds = ", ".join(
-        f"{count} {kind}{'s' if count > 1 and kind in _NOUNS else ''}"
+        f"{count} {kind}{'s' if count > 1 and kind in RESTARTS else ''}"
         for kind, count in sorted(restarts.items())
     )
     return f"restarts: {kinds}"
