@@ -11,6 +11,8 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 pytest.importorskip("tensorflow")
 
+import keras  # noqa: E402
+
 from tfpreempt.core import reach  # noqa: E402
 from tfpreempt.keras.fit.attributes import Attributes  # noqa: E402
 
@@ -95,3 +97,24 @@ def test_what_grows_to_data_is_named(
     assert entry[-1] == "lost"
     [text] = caplog.messages
     assert "the change of model.seen will not be restored" in text
+
+
+def test_an_object_in_place_of_a_number_is_put_back() -> None:
+    """A setting was a number in the first step, and is an object in the restart."""
+    layer, objects = keras.layers.Dropout(0.5), [Helper(), Helper()]
+    attributes = Attributes(Helper(layer=layer))
+    layer.rate = 0.3
+    attributes.traced_by(lambda: None)
+    saved = attributes.capture()
+    layer = keras.layers.Dropout(0.5)
+    layer.rate = objects[0]
+    attributes = Attributes(Helper(layer=layer))
+    with attributes.as_first(saved):
+        assert layer.rate == 0.3
+    assert layer.rate is objects[0]
+    attributes.restore(saved)
+    layer.rate = objects[1]
+    seen: list[Any] = []
+    attributes.traced_by(lambda: seen.append(layer.rate))
+    assert seen == [0.3]
+    assert layer.rate is objects[1]

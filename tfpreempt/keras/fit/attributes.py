@@ -84,6 +84,14 @@ class Value:
         """The path of the owner, and the key of the value in the owner, as saved."""
         return self.owner, self.setting or self.place.key
 
+    def value(self) -> Any:
+        """Returns the value, made again; the object itself where it cannot be made.
+
+        Raises:
+            CheckpointDamagedError: `Encoded.of` did not make what is encoded.
+        """
+        return self.encoded.value() if self.problem is None else self.place.value
+
     @property
     def is_small(self) -> bool:
         """Whether the value is kept from the moment when a step was traced."""
@@ -260,8 +268,12 @@ class Attributes:
         values = _read(saved)
         self._has_stepped = True
         newest = dict(values["newest"])
-        names = {key: each.name for key, each in self._look().items()}
-        self._put({key: newest.pop(n) for key, n in names.items() if n in newest})
+        known = {
+            key: dataclasses.replace(each, encoded=newest.pop(each.name), problem=None)
+            for key, each in self._look().items()
+            if each.name in newest
+        }
+        self._put(known)
         owners = {place.path: place.value for place in reach.walk(self._roots, _enters)}
         for (path, name), encoded in newest.items():  # they are not there yet
             self._set(owners.get(path), name, encoded, path)
@@ -304,10 +316,10 @@ class Attributes:
             is_kept: whether the steps to come use this trace; if not, what it does is
                 taken back, because the next trace does it once more.
         """
-        newest: dict[Any, Encoded] = {}
+        newest: dict[Any, Value] = {}
         trace = self.traces[name]
         if is_kept and trace.is_due:
-            newest = self._put({k: each.encoded for k, each in trace.values.items()})
+            newest = self._put(trace.values)
         before = self._look()
         try:
             return step(*args)
@@ -346,10 +358,11 @@ class Attributes:
         first = _read(saved)["first"]
         for key, value in self._look().items():
             if value.setting and value.name in first:
-                then = dataclasses.replace(value, encoded=first[value.name])
-                self._at_first[key] = then
+                self._at_first[key] = dataclasses.replace(
+                    value, encoded=first[value.name], problem=None
+                )
         settings = self._settings | self._at_first
-        newest = self._put({k: v.encoded for k, v in settings.items() if v.is_small})
+        newest = self._put({k: v for k, v in settings.items() if v.is_small})
         try:
             yield
         finally:
@@ -412,12 +425,12 @@ class Attributes:
                 "tfpreempt: %s will not be restored after a restart: %s.", what, why
             )
 
-    def _put(self, wanted: Mapping[Any, Encoded]) -> dict[Any, Encoded]:
+    def _put(self, wanted: Mapping[Any, Value]) -> dict[Any, Value]:
         """Sets values by key, and no others; returns those that were replaced."""
         replaced = {}
         for key, value in self._look().items() if wanted else ():  # models come first
             if key in wanted and wanted[key].digest != value.digest:
-                replaced[key] = value.encoded
+                replaced[key] = value
                 self._set(value.place.owner, value.name[1], wanted[key], value.owner)
             elif value.setting:  # to set `trainable` of a model sets that of its layers
                 owner, now = value.place.owner, value.place.value
@@ -425,9 +438,9 @@ class Attributes:
                     setattr(owner, value.setting, now)
         return replaced
 
-    def _set(self, owner: Any, name: Any, encoded: Encoded, path: str) -> None:
+    def _set(self, owner: Any, name: Any, then: Value | Encoded, path: str) -> None:
         try:
-            _put(owner, name, encoded.value())
+            _put(owner, name, then.value())
         except (*_UNPLACED, errors.CheckpointDamagedError) as error:
             why = f"there is no place for it: {error!r}"
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
