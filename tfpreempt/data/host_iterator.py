@@ -14,7 +14,7 @@ tf.function receives it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,7 +32,7 @@ _Trackable: Any = _base.Trackable
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _OneByOne:
+class _PerReplica:
     """One worker's host iterator; an element of it is for one replica."""
 
     iterator: Any
@@ -47,7 +47,7 @@ class _OneByOne:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Together:
+class _GlobalBatch:
     """One worker's host iterator of global batches; each replica gets a slice."""
 
     iterator: Any
@@ -62,7 +62,7 @@ class _Together:
 
     def get_next_as_optional_list(self) -> list[Any]:
         whole = self.iterator.get_next_as_optional()
-        return [_Slice(whole, number, self, self.spec) for number in self._numbers]
+        return [_OptionalSlice(whole, n, self, self.spec) for n in self._numbers]
 
     @property
     def _numbers(self) -> range:
@@ -70,19 +70,19 @@ class _Together:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Slice:
+class _OptionalSlice:
     """One replica's part of an Optional batch, as `tf.experimental.Optional` has it."""
 
     whole: Any
     number: int
-    worker: _Together
+    worker: _GlobalBatch
     element_spec: Any
 
     def has_value(self) -> Any:
         return self.whole.has_value()
 
     def get_value(self) -> Any:
-        # Whoever asks is on the replica's device, where only the slice is to go.
+        # The caller is on the replica's device, which gets the slice only.
         with tf.device(self.worker.device):
             return self.worker.cut.slice_of(self.number, self.whole.get_value())
 
@@ -90,25 +90,40 @@ class _Slice:
 class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     """A `tf.distribute.DistributedIterator` that a `tf.train.Checkpoint` can hold.
 
-    Its spec makes it. What is saved of it are the host iterators below.
+    The type spec makes the iterator. A checkpoint holds the host iterators.
+
+    Args:
+        spec: the type spec.
+        workers: the sources of the replicas' batches, one for each worker.
+
+    Attributes:
+        host_iterators: the ordinary iterators whose states are the position.
+        is_shared: whether the position is one in the global batches: the same on all
+            workers, whatever their number.
     """
 
     _type_spec: Any = None
 
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        for number, iterator in enumerate(self.host_iterators()):
-            self._track_trackable(iterator, self._name_of_place(number))
-
-    def _name_of_place(self, number: int) -> str:
-        """Another one for each kind of place, so that none is taken for another."""
-        if self.is_shared:
-            return "global_batches"
-        return f"part_{number}_for_{self._strategy.num_replicas_in_sync}_replicas"
-
-    def host_iterators(self) -> Iterator[Any]:
-        """Those whose states are its place."""
-        return (worker.iterator for worker in self._iterators)
+    def __init__(self, spec: Any, workers: Sequence[Any]) -> None:
+        super().__init__(
+            input_workers=spec._input_workers,
+            components=workers,
+            element_spec=spec._element_spec,
+            strategy=spec._strategy,
+            cardinality=spec._cardinality,
+            enable_get_next_as_optional=spec._enable_get_next_as_optional,
+            options=spec._options,
+            replica_order=spec._replica_order,
+        )
+        self._type_spec = spec
+        self.host_iterators = [worker.iterator for worker in workers]
+        self.is_shared = isinstance(spec, _GlobalBatchSpec)
+        replicas = self._strategy.num_replicas_in_sync
+        for number, iterator in enumerate(self.host_iterators):
+            # The name tells the kind of the position: none is taken for another.
+            name = f"part_{number}_for_{replicas}_replicas"
+            name = "global_batches" if self.is_shared else name
+            self._track_trackable(iterator, name)
 
     def read_locally(self) -> None:
         """Reads the local part of one global batch and drops it; needs no other worker.
@@ -122,158 +137,129 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
         except tf.errors.OutOfRangeError:
             raise StopIteration from None
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether its place is that in the global batches: the same on all workers,
-        however many there are."""
-        return all(isinstance(worker, _Together | Ahead) for worker in self._iterators)
-
     def check_shares(self) -> None:
         """Sees whether the replicas have equal shares of a global batch.
 
         Raises:
             ConfigurationError: they have not, as far as that can be seen.
         """
-        size = batch_size(self._iterators[0].iterator._dataset)
+        size = batch_size(self.host_iterators[0]._dataset)
         if size is not None:
             check_shares(size, self._strategy.num_replicas_in_sync)
 
 
-class _HostIteratorSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """Its components are the ordinary tf.data iterators, one for each worker.
+class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
+    """The type spec where each replica draws a batch of its own.
 
-    Attributes:
-        cut: how global batches are cut; None where a replica draws its own batch.
+    The components are the ordinary tf.data iterators, one for each worker.
     """
-
-    cut: Cut | None = None
-
-    def _serialize(self) -> Any:
-        cut = () if self.cut is None else dataclasses.astuple(self.cut)
-        return *super()._serialize(), cut
-
-    # TensorFlow makes these anew, without what it does not know.
-
-    def is_subtype_of(self, other: Any) -> bool:
-        is_one = super().is_subtype_of(other)
-        return bool(is_one and self._general([other]) == other.cut)
-
-    def most_specific_common_supertype(self, others: Any) -> Any:
-        found = super().most_specific_common_supertype(others)
-        if found is None or all(each.cut is None for each in (self, *others)):
-            return found
-        found.cut = self._general(others)
-        return None if found.cut is None else found
-
-    def _general(self, others: Sequence[_HostIteratorSpec]) -> Cut | None:
-        """The cut for the batches of all; None if they are cut in different ways, or
-        not at all."""
-        cuts = [each.cut for each in others if each.cut is not None]
-        if self.cut is None or len(cuts) < len(others):
-            return None
-        return self.cut.general(cuts)
-
-    def _with_tensor_ranks_only(self) -> Any:
-        return self._handed_to(
-            super()._with_tensor_ranks_only(),
-            lambda spec: spec._with_tensor_ranks_only(),
-        )
-
-    def _without_tensor_names(self) -> Any:
-        return self._handed_to(
-            super()._without_tensor_names(), lambda spec: spec._without_tensor_names()
-        )
-
-    def _handed_to(self, other: Any, less: Callable[[Any], Any]) -> Any:
-        if self.cut is not None:
-            spec = tf.nest.map_structure(less, self.cut.spec)
-            other.cut = dataclasses.replace(self.cut, spec=spec)
-        return other
 
     @property
     def _component_specs(self) -> list[Any]:
-        each = [spec._element_spec for spec in super()._component_specs]
-        if self.cut is None:
-            return [*map(tf.data.IteratorSpec, each)]
-        whole = tf.data.IteratorSpec(self.cut.spec)
-        if not self.cut.is_ahead:
-            return [whole]
-        marked = tf.data.IteratorSpec((*each, tf.TensorSpec([], tf.string)))
-        slices = [marked] * len(self.cut.local)
-        return [whole, *slices, tf.TensorSpec([], tf.resource)]
+        specs = super()._component_specs
+        return [tf.data.IteratorSpec(spec._element_spec) for spec in specs]
 
     def _to_components(self, value: Any) -> list[Any]:
-        if self.cut is None or not self.cut.is_ahead:
-            return [*value.host_iterators()]
-        [worker] = value._iterators
-        return [worker.iterator, *worker.slices, worker.place]
+        return [*value.host_iterators]
 
     def _from_components(self, components: Any) -> HostIterator:
-        iterator = HostIterator(
-            input_workers=self._input_workers,
-            components=self._workers(components),
-            element_spec=self._element_spec,
-            strategy=self._strategy,
-            cardinality=self._cardinality,
-            enable_get_next_as_optional=self._enable_get_next_as_optional,
-            options=self._options,
-            replica_order=self._replica_order,
-        )
-        iterator._type_spec = self
-        return iterator
-
-    def _workers(self, components: Sequence[Any]) -> list[Any]:
         workers = self._input_workers
-        if self.cut is None:
-            return [
-                _OneByOne(
+        return HostIterator(
+            self,
+            [
+                _PerReplica(
                     iterator=iterator,
                     draws=len(workers.compute_devices_for_worker(number)),
                 )
                 for number, iterator in enumerate(components)
-            ]
+            ],
+        )
+
+
+class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
+    """The type spec where each replica gets a slice of a global batch.
+
+    The components are those of this process, which is one worker.
+
+    Attributes:
+        cut: how global batches are cut. TensorFlow derives specs without this.
+    """
+
+    cut: Cut
+
+    def _serialize(self) -> Any:
+        return *super()._serialize(), dataclasses.astuple(self.cut)
+
+    def is_subtype_of(self, other: Any) -> bool:
+        is_one = super().is_subtype_of(other)  # of the same class, too
+        return bool(is_one and self.cut.general([other.cut]) == other.cut)
+
+    def most_specific_common_supertype(self, others: Any) -> Any:
+        found = super().most_specific_common_supertype(others)
+        if found is None:
+            return None
+        found.cut = self.cut.general([each.cut for each in others])
+        return None if found.cut is None else found
+
+    def _with_tensor_ranks_only(self) -> Any:
+        derived = super()._with_tensor_ranks_only()
+        return self._with_cut(derived, lambda spec: spec._with_tensor_ranks_only())
+
+    def _without_tensor_names(self) -> Any:
+        derived = super()._without_tensor_names()
+        return self._with_cut(derived, lambda spec: spec._without_tensor_names())
+
+    def _with_cut(self, derived: Any, less: Callable[[Any], Any]) -> Any:
+        spec = tf.nest.map_structure(less, self.cut.spec)
+        derived.cut = dataclasses.replace(self.cut, spec=spec)
+        return derived
+
+    @property
+    def _component_specs(self) -> list[Any]:
+        whole = tf.data.IteratorSpec(self.cut.spec)
+        if not self.cut.is_ahead:
+            return [whole]
         [one] = super()._component_specs
-        spec = one._element_spec
+        marked = tf.data.IteratorSpec((one._element_spec, tf.TensorSpec([], tf.string)))
+        slices = [marked] * len(self.cut.local)
+        return [whole, *slices, tf.TensorSpec([], tf.resource)]
+
+    def _to_components(self, value: Any) -> list[Any]:
+        [worker] = value._iterators
+        if not self.cut.is_ahead:
+            return [worker.iterator]
+        return [worker.iterator, *worker.slices, worker.place]
+
+    def _from_components(self, components: Any) -> HostIterator:
+        [one] = super()._component_specs
+        spec, workers = one._element_spec, self._input_workers
+        worker: Any
         if not self.cut.is_ahead:
             [iterator], [host] = components, workers.worker_devices
-            return [_Together(iterator=iterator, device=host, cut=self.cut, spec=spec)]
-        iterator, *slices, place = components
-        devices = workers.compute_devices_for_worker(0)
-        return [
-            Ahead(
+            worker = _GlobalBatch(
+                iterator=iterator, device=host, cut=self.cut, spec=spec
+            )
+        else:
+            iterator, *slices, place = components
+            worker = Ahead(
                 iterator=iterator,
                 slices=slices,
                 place=place,
-                devices=devices,
+                devices=workers.compute_devices_for_worker(0),
                 spec=spec,
             )
-        ]
+        return HostIterator(self, [worker])
 
 
 def host_iterator(dataset: Any) -> HostIterator:
-    """An iterator over a distributed dataset.
+    """Returns an iterator over a distributed dataset.
 
     Args:
-        dataset: what `strategy.experimental_distribute_dataset` or
-            `distribute_datasets_from_function` returned.
+        dataset: the result of `strategy.experimental_distribute_dataset` or
+            `distribute_datasets_from_function`.
     """
-    shared = global_batches(dataset)
-    if shared is not None:
-        whole, cut = shared
-        parts = [whole]
-    else:
-        cut = None
-        parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
-    workers = dataset._input_workers
-    components: list[Any] = []
-    for device, part in zip(workers.worker_devices, parts, strict=True):
-        with tf.device(device):
-            if cut is not None and cut.is_ahead:
-                ahead = AheadIterator(part, cut, workers.compute_devices_for_worker(0))
-                components += ahead, *ahead.slices, ahead.place.handle
-            else:
-                components.append(iter(part))
-    spec = _HostIteratorSpec(
+    shared, workers = global_batches(dataset), dataset._input_workers
+    spec: Any = (_PerReplicaSpec if shared is None else _GlobalBatchSpec)(
         workers,
         dataset._element_spec,
         dataset._strategy,
@@ -282,5 +268,19 @@ def host_iterator(dataset: Any) -> HostIterator:
         enable_get_next_as_optional=dataset._enable_get_next_as_optional,
         replica_order=dataset._replica_order,
     )
-    spec.cut = cut
-    return spec._from_components(components)
+    if shared is not None:
+        whole, spec.cut = shared
+        parts = [whole]
+    else:
+        parts = getattr(dataset, "_cloned_datasets", None) or dataset._datasets
+    components: list[Any] = []
+    for device, part in zip(workers.worker_devices, parts, strict=True):
+        with tf.device(device):
+            if shared is not None and spec.cut.is_ahead:
+                devices = workers.compute_devices_for_worker(0)
+                ahead = AheadIterator(part, spec.cut, devices)
+                components += ahead, *ahead.slices, ahead.place.handle
+            else:
+                components.append(iter(part))
+    made: HostIterator = spec._from_components(components)
+    return made

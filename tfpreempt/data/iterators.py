@@ -50,4 +50,4 @@ def owned_iterators(iterator: Any) -> Iterator[Any]:
     if isinstance(iterator, tf.data.Iterator):
         yield iterator
     elif hasattr(iterator, "host_iterators"):
-        yield from iterator.host_iterators()
+        yield from iterator.host_iterators

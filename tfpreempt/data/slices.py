@@ -95,7 +95,9 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     replicas = distributed._num_replicas_in_sync or 1
     context = distributed._input_context
     workers = context.num_input_pipelines if context else 1
-    is_by_batch = _is_shared_by_batch(whole)
+    # By batch: each worker takes its part of each batch, and reads all files.
+    policy = whole.options().experimental_distribute.auto_shard_policy
+    is_by_batch = policy == tf.data.experimental.AutoShardPolicy.DATA
     if workers > 1 and not is_by_batch:
         return None
     spec = whole.element_spec
@@ -120,12 +122,6 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
         is_filled=is_filled,
         is_ahead=_is_copied_ahead(distributed),
     )
-
-
-def _is_shared_by_batch(dataset: Any) -> bool:
-    """Whether each worker takes its part of each batch, and reads all files."""
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    return bool(policy == tf.data.experimental.AutoShardPolicy.DATA)
 
 
 def _is_always(batch: int, spec: Any) -> bool:

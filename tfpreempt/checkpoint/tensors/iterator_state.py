@@ -175,7 +175,7 @@ def _kept_apart(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
     shared = {
         id(owned)
         for each in shared_iterators(checkpoint)
-        for owned in each.host_iterators()
+        for owned in each.host_iterators
     }
     return [pair for pair in iterators(checkpoint) if id(pair[1]) not in shared]
 
