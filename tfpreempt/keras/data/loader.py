@@ -41,7 +41,6 @@ class LoaderTracker(ReplayTracker):
         super().__init__(fit, data)
         assert fit.loader is not None
         self._loader: Loader = fit.loader
-        self._kept = _KEPT
         self._handed: _Handed | None = None  # of the iterator that is trained with
         data.dataset = fit.distribute(self._batches, _AHEAD)
 
@@ -53,13 +52,8 @@ class LoaderTracker(ReplayTracker):
         assert self._handed is not None
         yield from self._handed.batches()
 
-    def epoch_begins(self) -> None:
-        self._kept = _KEPT + 2 * self.fit.steps_per_execution
-        if self._handed is not None:
-            self._handed.kept = self._kept
-
     def begins(self, iterator: Any) -> None:
-        self._handed = _Handed(self._loader, self._kept, taken=self._loader.taken())
+        self._handed = _Handed(self.fit, self._loader, taken=self._loader.taken())
         if (problem := self._handed.problem) is not None:
             log.warning("tfpreempt: %s (%s).", AGAIN, problem)
             warn_of_states()
@@ -75,15 +69,15 @@ class LoaderTracker(ReplayTracker):
             return dataclasses.replace(position, kind="replay")
         return dataclasses.replace(position, more=[state.header, [*state.arrays]])
 
-    def prepare(self, position: Position) -> None:
+    def prepare(self, position: Position) -> Sequence[str]:
         """Sets the loader, also where the fit is over and the next one reads on."""
-        if position.kind == "replay" or not position.batches:
-            return
-        header, arrays = position.more
-        state = Encoded(header=header, arrays=tuple(arrays))
-        self._handed = _Handed(
-            self._loader, self._kept, batches=position.batches, state=state
-        )
+        if position.kind != "replay" and position.batches:
+            header, arrays = position.more
+            state = Encoded(header=header, arrays=tuple(arrays))
+            self._handed = _Handed(
+                self.fit, self._loader, batches=position.batches, state=state
+            )
+        return ()
 
     def restore(self, position: Position, iterator: Any) -> None:
         if self._handed is None:  # nothing was prepared
@@ -107,14 +101,13 @@ class _Handed:
     """The batches of one iterator of a loader, with the place after each.
 
     Args:
+        fit: the fit, whose steps tell how many places are kept.
         loader: is opened.
-        kept: the number of newest places that are kept.
         batches: that were handed out before.
         state: after those; None: the loader is fresh.
         taken: batches that Keras took of it; they come first.
 
     Attributes:
-        kept: see above; may be assigned.
         problem: why places are not known, for people; None if they are.
 
     Raises:
@@ -123,14 +116,14 @@ class _Handed:
 
     def __init__(
         self,
+        fit: Fit,
         loader: Loader,
-        kept: int,
         *,
         batches: int = 0,
         state: Encoded | None = None,
         taken: Sequence[Any] = (),
     ) -> None:
-        self.kept = kept
+        self._fit = fit
         self.problem: str | None = None
         self._iterator = loader.open()
         self._standardize = loader.standardize
@@ -152,9 +145,10 @@ class _Handed:
         while (batch := next(self._iterator, _END)) is not _END:
             standardized = self._standardize(batch)
             # Before it is handed out: training may come past it at any time after.
-            self._states[self._count + 1] = self._state()
-            self._states.pop(self._count + 1 - self.kept, None)
-            self._count += 1
+            number, kept = self._count + 1, _KEPT + 2 * self._fit.steps_per_execution
+            self._states[number] = self._state()
+            self._states.pop(number - kept, None)
+            self._count = number
             yield standardized
         self._is_over = True
 

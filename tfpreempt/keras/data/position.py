@@ -14,7 +14,6 @@ What the pipeline draws for epochs to come is in `pipeline.py`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Sequence
 from types import NoneType
@@ -124,16 +123,15 @@ class Tracker:
     Attributes:
         kind: names the way in a `Position`.
         other_kinds: of positions of other ways from which the tracker resumes.
+        is_shared: whether positions of this way are always in global batches, the same
+            on all workers; otherwise the iterator says so.
     """
 
     kind = ""
     other_kinds: ClassVar[Sequence[str]] = ()
+    is_shared = False
     fit: Fit
     data: CountedDataset
-
-    def is_shared(self, iterator: Any) -> bool:
-        """Whether the place is that in global batches, the same on all workers."""
-        return getattr(iterator, "is_shared", False)
 
     def epoch_begins(self) -> None:
         """An epoch begins, before Keras turns to its data; or training is over."""
@@ -145,8 +143,14 @@ class Tracker:
         """What is known of the position already, with what the way adds."""
         return position
 
-    def prepare(self, position: Position) -> None:
-        """Called before the fit makes its iterators."""
+    def prepare(self, position: Position) -> Sequence[str]:
+        """Called before the fit makes its iterators.
+
+        Returns:
+            The names of files that the position needs and that are missing. With such
+            files the position cannot be restored.
+        """
+        return ()
 
     def restore(self, position: Position, iterator: Any) -> None:
         """Called with the iterator that the fit goes on with; nothing was read."""
@@ -162,7 +166,10 @@ class IteratorTracker(Tracker):
     kind = "iterator"
 
     def begins(self, iterator: Any) -> None:
-        self._keep_seeds(iterator)
+        roots = pipeline.roots(self.data.dataset)
+        for owned in owned_iterators(iterator):
+            keep_seeds(owned, *roots)
+        self._seeds = seeds_of(*roots) if roots else ShuffleSeeds(())
         # At the end of an epoch Keras makes iterators that it does not read. A restart
         # that repeats the end of the epoch makes them again.
         self._seeds.release()
@@ -178,21 +185,7 @@ class IteratorTracker(Tracker):
             return dataclasses.replace(position, kind="replay")
         return dataclasses.replace(position, states=states)
 
-    def extend(self, position: Position, iterator: Any) -> None:
-        self.restore(position, self.data.spare())  # sets the seeds of the shuffles
-        following = self.data.spare()
-        self._keep_seeds(following)
-        self._keep_seeds(iterator)
-        _set_states(iterator, _states(following))
-
-    def restore(self, position: Position, iterator: Any) -> None:
-        self.begins(iterator)
-        # An earlier version also saved the states before the first batch, in front.
-        count = len(list(owned_iterators(iterator)))
-        _set_states(iterator, position.states[-count:])
-
-    def missing_files(self, position: Position) -> list[str]:
-        """Files of caches that the position needs and that are not there."""
+    def prepare(self, position: Position) -> Sequence[str]:
         paths = cache_paths(*pipeline.roots(self.data.dataset))
         return [
             file
@@ -200,29 +193,40 @@ class IteratorTracker(Tracker):
             for file in prepare_cache_files(unpack(state), paths)
         ]
 
-    def _keep_seeds(self, iterator: Any) -> None:
-        roots = pipeline.roots(self.data.dataset)
-        for owned in owned_iterators(iterator):
-            keep_seeds(owned, *roots)
+    def restore(self, position: Position, iterator: Any) -> None:
+        self.begins(iterator)
+        owned = list(owned_iterators(iterator))
+        # An earlier version also saved the states before the first batch, in front.
+        states = position.states[-len(owned) :]
+        for each, state in zip(owned, states, strict=True):
+            try:
+                each._restore_from_tensors({"_STATE": unpack(state)})
+            except tf.errors.OpError as error:
+                raise errors.CheckpointMismatchError(
+                    "The position in the training data was saved for another tf.data "
+                    f"pipeline than this one: {error.message}. Build the dataset as "
+                    "the interrupted run did, or use another checkpoint directory."
+                ) from error
 
-    @functools.cached_property
-    def _seeds(self) -> ShuffleSeeds:
-        roots = pipeline.roots(self.data.dataset)
-        return seeds_of(*roots) if roots else ShuffleSeeds(())
+    def extend(self, position: Position, iterator: Any) -> None:
+        self.restore(position, self.data.spare())  # sets the seeds of the shuffles
+        following = self.data.spare()
+        self.begins(following)
+        next_position = dataclasses.replace(position, states=_states(following))
+        self.restore(next_position, iterator)
 
 
 class IndexTracker(Tracker):
     """By the number of batches in arrays; the iterator is over what is left."""
 
     kind = "index"
+    is_shared = True
 
-    def is_shared(self, iterator: Any) -> bool:
-        return True
-
-    def prepare(self, position: Position) -> None:
+    def prepare(self, position: Position) -> Sequence[str]:
         if position.batches:
             rest = self.fit.distribute_arrays(position.batches)
             self.data.instead = self.fit.first_iterator, rest
+        return ()
 
 
 class ReplayTracker(Tracker):
@@ -254,11 +258,12 @@ class ReplayTracker(Tracker):
         element = self._elements.get(batches)
         return {} if element is None else {"element": element}
 
-    def prepare(self, position: Position) -> None:
+    def prepare(self, position: Position) -> Sequence[str]:
         for root in pipeline.roots(self.data.dataset):
             pipeline.draw(root, position.read)
         for _ in range(position.made - (self.fit.first_iterator - 1)):
             self.data.spare()
+        return ()
 
     def restore(self, position: Position, iterator: Any) -> None:
         if not position.batches:
@@ -287,18 +292,6 @@ def _states(iterator: Any) -> list[list[bytes]]:
         tf.errors.OpError: one has none.
     """
     return [pack(state_of(owned)) for owned in owned_iterators(iterator)]
-
-
-def _set_states(iterator: Any, states: Sequence[Sequence[bytes]]) -> None:
-    for owned, state in zip(owned_iterators(iterator), states, strict=True):
-        try:
-            owned._restore_from_tensors({"_STATE": unpack(state)})
-        except tf.errors.OpError as error:
-            raise errors.CheckpointMismatchError(
-                "The position in the training data was saved for another tf.data "
-                f"pipeline than this one: {error.message}. Build the dataset as the "
-                "interrupted run did, or use another checkpoint directory."
-            ) from error
 
 
 # --- which way a pipeline allows -----------------------------------------------------

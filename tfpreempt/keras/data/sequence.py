@@ -20,7 +20,7 @@ import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,7 @@ class SequenceTracker(Tracker):
     """By the index of the batch. The hooks of the data are watched from now on."""
 
     kind = "sequence"
+    is_shared = True
 
     def __init__(self, fit: Fit, data: CountedDataset) -> None:
         super().__init__(fit, data)
@@ -108,9 +109,6 @@ class SequenceTracker(Tracker):
         if changes and not self._has_state and not is_seeded():
             log.warning("tfpreempt: %s.", _UNSEEDED)
 
-    def is_shared(self, iterator: Any) -> bool:
-        return True
-
     def epoch_begins(self) -> None:
         state = encode(self._sequence.get_state()) if self._has_state else None
         self._before_epoch = (len(self._calls), state)
@@ -139,7 +137,7 @@ class SequenceTracker(Tracker):
             return {}
         return {"permutation": data_order.of_indices(self._order[:batches])}
 
-    def prepare(self, position: Position) -> None:
+    def prepare(self, position: Position) -> Sequence[str]:
         more = position.more
         self._shuffle_state = more["shuffle"]
         self._calls, self._again = [*more["calls"]], [*more["again"]]
@@ -154,6 +152,7 @@ class SequenceTracker(Tracker):
             here = self._fingerprint(position.batches)
             data_order.check(position.order, here, "The batches of the training data")
             self.data.instead = self.fit.first_iterator, rest
+        return ()
 
     def extend(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)

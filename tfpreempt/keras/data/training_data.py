@@ -17,7 +17,6 @@ from tfpreempt.keras.data.loader import LoaderTracker, warn_of_states
 from tfpreempt.keras.data.position import (
     WAYS,
     IndexTracker,
-    IteratorTracker,
     Position,
     ReplayTracker,
     Tracker,
@@ -56,9 +55,8 @@ class TrainingData:
         self._read = 0  # iterators that were trained with, this one included
         self._made_before = 0  # iterators made before a restart, and not since
         self._saved: Position | None = None  # where a restart goes on
-        self._order: dict[
-            str, int
-        ] = {}  # of each epoch, as far as the pipeline tells it
+        # The fingerprints of each epoch's order that the pipeline gives.
+        self._order: dict[str, int] = {}
 
     def any_iterator(self) -> Any:
         """One to look at, not to read: the one that is trained with, or another."""
@@ -102,7 +100,8 @@ class TrainingData:
             made=made,
             read=read,
             batches=batches,
-            is_shared=self.tracker.is_shared(self._iterator),
+            is_shared=self.tracker.is_shared
+            or getattr(self._iterator, "is_shared", False),
             order=self._order,
         )
         return self.tracker.save(self._iterator, position)
@@ -134,8 +133,10 @@ class TrainingData:
         Raises:
             CheckpointMismatchError: the data are of another kind.
         """
-        if saved is not None and saved.is_shared and not self._is_shared(saved.kind):
-            saved = None
+        if saved is not None and saved.is_shared:
+            is_counted = saved.kind in (IndexTracker.kind, SequenceTracker.kind)
+            if not is_counted and global_batches(self.dataset.dataset) is None:
+                saved = None  # here a position of this kind is not in global batches
         if saved is None:
             if batches:
                 log.warning(
@@ -154,9 +155,7 @@ class TrainingData:
                     "data of the interrupted run, or use another checkpoint directory."
                 )
             self._choose(WAYS[saved.kind])
-        if isinstance(self.tracker, IteratorTracker) and (
-            missing := self.tracker.missing_files(saved)
-        ):
+        if missing := self.tracker.prepare(saved):
             log.warning(
                 "tfpreempt: files of the cache that the training data are read from "
                 "are missing: %s. The %d batches before the position are read again, "
@@ -167,14 +166,8 @@ class TrainingData:
             )
             saved = dataclasses.replace(saved, kind=ReplayTracker.kind, states=())
             self._choose(ReplayTracker)
-        self.tracker.prepare(saved)
+            self.tracker.prepare(saved)
         self._saved = saved
-
-    def _is_shared(self, kind: str) -> bool:
-        """Whether a place of this kind is one in global batches here, too."""
-        if kind in (IndexTracker.kind, SequenceTracker.kind):
-            return True
-        return global_batches(self.dataset.dataset) is not None
 
     def restore(self, iterator: Any, *, extends: bool) -> int:
         """Goes to what was prepared, in the iterator that the fit goes on with.
