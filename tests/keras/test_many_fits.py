@@ -206,6 +206,26 @@ def test_a_complete_fit_whose_data_differ_in_each_start_is_restored(
 
 
 @LINES
+def test_arrays_that_a_program_changes_in_place_are_compared_as_the_fit_began(
+    on: Machine, line: str
+) -> None:
+    rows = X.copy()
+
+    def double(epoch: int, logs: Any = None) -> None:
+        rows[:] *= 2
+
+    def program() -> list[int]:
+        rows[:] = X
+        epochs: list[int] = on.fit(
+            None, on.callback(on_epoch_end=double), epochs=1, x=rows
+        ).epoch
+        return epochs
+
+    for _ in range(2):
+        assert on.run(program) == [0]
+
+
+@LINES
 def test_the_end_of_a_fold_is_given_to_no_other_fold(on: Machine, line: str) -> None:
     """Also where a program goes through its folds in spite of the error."""
     on.run(lambda: on.fit(epochs=1))

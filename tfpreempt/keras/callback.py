@@ -17,17 +17,16 @@ from tfpreempt.checkpoint.restore import handle
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.core.scratch import local_directory
-from tfpreempt.keras.callbacks.files import resolved
+from tfpreempt.keras.callbacks import files, known
 from tfpreempt.keras.callbacks.state import capture_files
 from tfpreempt.keras.fit import plan
 from tfpreempt.keras.fit.lookup import (
     callbacks_of,
-    check_model,
+    is_of_tf_keras,
     is_running,
     is_validation,
 )
-from tfpreempt.keras.fit.options import Options
-from tfpreempt.keras.fit.training import Training
+from tfpreempt.keras.fit.training import Options, Training
 from tfpreempt.keras.record import Encoded
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
@@ -92,6 +91,20 @@ class PreemptionCallback:
     ) -> None:
         if isinstance(checkpoint_dir, os.PathLike):
             checkpoint_dir = os.fspath(checkpoint_dir)
+        if not isinstance(checkpoint_dir, str) or not checkpoint_dir:
+            raise errors.ConfigurationError(
+                f"checkpoint_dir is {checkpoint_dir!r}; expected the path of a "
+                "directory of its own for this run, on storage that all workers share"
+            )
+        every: Any = save_freq
+        is_time = isinstance(every, datetime.timedelta) and every.total_seconds() > 0
+        is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
+        if not (every is None or every == "epoch" or is_time or is_count):
+            raise errors.ConfigurationError(
+                f'save_freq is {every!r}; expected "epoch", a positive number of '
+                "batches (an int), a positive datetime.timedelta "
+                "(timedelta(minutes=5)), or None for notices only"
+            )
         self._options = Options(
             checkpoint_dir=checkpoint_dir,
             save_freq=save_freq,
@@ -110,7 +123,6 @@ class PreemptionCallback:
         self._directory: str | None = None  # of the newest fit
         self._last: MirrorStatus | None = None  # at the end of the newest fit
         self.model: Any = None
-        self.params: Any = None
 
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -156,22 +168,28 @@ class PreemptionCallback:
 
     # --- what Keras calls ------------------------------------------------------------
 
-    def set_params(self, params: Any) -> None:
-        """Keras tells the number of epochs and steps."""
-        self.params = params
-
     def set_model(self, model: Any) -> None:
-        """Keras tells the model.
+        """Takes the model, at the start of a fit.
 
         Raises:
-            ConfigurationError: it is not trained by TensorFlow.
+            ConfigurationError: Keras 3 runs on another backend than TensorFlow.
         """
-        check_model(model)
+        if not is_of_tf_keras(model):
+            import keras
+
+            if (backend := keras.backend.backend()) != "tensorflow":
+                raise errors.ConfigurationError(
+                    f"Keras runs on the backend {backend!r}; tfpreempt works with the "
+                    "TensorFlow backend only. Set KERAS_BACKEND=tensorflow before "
+                    "keras is imported."
+                )
         self.model = model
         callbacks = callbacks_of(model)
         self._names.close()  # of a fit that died
-        self._names.enter_context(resolved(callbacks))
-        self._files = capture_files(callbacks)  # a logger may empty its file
+        self._files = None
+        if loggers := [each for each in callbacks if known.kind(each) == files.KIND]:
+            self._names.enter_context(files.resolved(loggers))
+            self._files = capture_files(loggers)  # a logger may empty its file
 
     def on_train_begin(self, logs: Any = None) -> None:
         """A fit begins: agrees with all workers on a checkpoint, finds its place."""
@@ -233,7 +251,7 @@ class PreemptionCallback:
         """Nothing: the train function is the boundary."""
 
     _not_used._is_default = True  # type: ignore[attr-defined]  # as Keras marks its own
-    on_batch_begin = on_batch_end = _not_used
+    set_params = on_batch_begin = on_batch_end = _not_used
     on_train_batch_begin = on_train_batch_end = on_test_batch_end = _not_used
     on_predict_begin = on_predict_end = _not_used
     on_predict_batch_begin = on_predict_batch_end = _not_used

@@ -65,10 +65,10 @@ class Fit(Protocol):
         dataset_name: its attribute with the dataset that it makes its iterators of.
         adapter: Keras' own data adapter.
         callbacks: the CallbackList.
-        arguments: the arguments of `fit` by name, as they are when training begins.
+        arguments: the arguments of `fit` by name, as they are when training begins: x
+            and y are without the part that validates.
         steps_per_execution: batches that a whole call of the train function trains in
             this epoch.
-        given: the arguments x and y, without the part that validates.
         cuts_last_step: whether the last step of an epoch trains on fewer batches, where
             fewer are left.
         keeps_iterator: whether one iterator serves several epochs.
@@ -88,7 +88,6 @@ class Fit(Protocol):
     callbacks: Any
     arguments: Mapping[str, Any]
     steps_per_execution: int
-    given: Sequence[Any]
     cuts_last_step: bool
     keeps_iterator: bool
     first_iterator: int

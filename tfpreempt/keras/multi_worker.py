@@ -175,7 +175,19 @@ def _building(previous: _Function) -> _Function:
         if iterator is None:
             previous(self, data_batch=data_batch)
         else:
-            _draw_order(iterator)
+            # Keras reads a batch here where a strategy has one worker. Draws what that
+            # read draws for the order of the data, so the epochs have the same orders
+            # with any number of workers.
+            from tfpreempt.keras.data import pipeline
+
+            adapter = iterator.data_adapter
+            sequence = getattr(adapter, "py_dataset", None)
+            if sequence is None:
+                for root in pipeline.roots(iterator._distributed_dataset):
+                    iter(root)
+                    pipeline.draw(root, 1)
+            elif adapter.shuffle and sequence.num_batches is not None:
+                random.shuffle([*range(sequence.num_batches)])
             with strategy.scope():
                 self._symbolic_build(iterator=_example(iterator, strategy))
         for variable in self.metrics_variables:
@@ -188,24 +200,6 @@ def _building(previous: _Function) -> _Function:
                 )
 
     return build
-
-
-def _draw_order(iterator: Any) -> None:
-    """Draws what reading a batch draws for the order of the data; reads none.
-
-    Keras reads one here where a strategy has one worker, so the epochs have the same
-    orders with any number of workers.
-    """
-    from tfpreempt.keras.data import pipeline
-
-    adapter = iterator.data_adapter
-    sequence = getattr(adapter, "py_dataset", None)
-    if sequence is None:
-        for root in pipeline.roots(iterator._distributed_dataset):
-            iter(root)
-            pipeline.draw(root, 1)
-    elif adapter.shuffle and sequence.num_batches is not None:
-        random.shuffle([*range(sequence.num_batches)])
 
 
 def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]]]:

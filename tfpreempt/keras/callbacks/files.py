@@ -16,7 +16,6 @@ from typing import Any
 
 from tfpreempt.core import contained
 from tfpreempt.core.scratch import is_url
-from tfpreempt.keras.callbacks import known
 from tfpreempt.storage import paths
 from tfpreempt.storage.reading import open_file
 
@@ -24,15 +23,14 @@ KIND = "CSVLogger"
 
 
 @contextlib.contextmanager
-def resolved(callbacks: Sequence[Any]) -> Iterator[None]:
+def resolved(loggers: Sequence[Any]) -> Iterator[None]:
     """Gives each CSVLogger the absolute name of its file inside.
 
     A program may change its directory while a fit runs.
 
     Args:
-        callbacks: any; the fit has not opened their files yet.
+        loggers: the CSVLoggers of a fit, which has not opened their files yet.
     """
-    loggers = [each for each in callbacks if known.kind(each) == KIND]
     given = [logger.filename for logger in loggers]
     for logger in loggers:
         logger.filename = paths.absolute(logger.filename)

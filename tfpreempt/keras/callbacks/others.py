@@ -122,6 +122,12 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
     lost = []
     named = {"Callback", *known.REMEMBERED}
     for callback in callbacks:
+        # The first class of Keras itself of which all that it remembers is saved.
+        kinds = type(callback).__mro__
+        of_keras = (kind for kind in kinds if kind.__module__.startswith(known.ROOTS))
+        anchor = next((kind for kind in of_keras if kind.__name__ in named), None)
+        if anchor is kinds[0]:
+            continue
         attributes = {**_defaults(type(callback)), **getattr(callback, "__dict__", {})}
         has_state = any(isinstance(v, State) for v in (callback, *attributes.values()))
         hooks = [hook for hook in ("get_state", "set_state") if hasattr(callback, hook)]
@@ -132,12 +138,6 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
                 f"{class_name(callback)} (of get_state and set_state only "
                 f"{hooks[0]} is there)"
             )
-            continue
-        # The first class of Keras itself of which all that it remembers is saved.
-        kinds = type(callback).__mro__
-        of_keras = (kind for kind in kinds if kind.__module__.startswith(known.ROOTS))
-        anchor = next((kind for kind in of_keras if kind.__name__ in named), None)
-        if anchor is kinds[0]:
             continue
         understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
         unknown = [

@@ -5,7 +5,6 @@ epoch_end         the end of an epoch's training, held while the validation foll
 held_values       values that variables had earlier, for a save that is made later
 keras3            `model.fit` of Keras 3 with the TensorFlow backend
 lookup            finds the `model.fit` that runs, on the stack of the main thread
-options           what the user of the callback asked for, checked
 phases            the phases of a fit under the callback, as a table
 plan              how a fit begins, given the checkpoint and the fits before it
 progress          how far a fit is, as a value, and whether a checkpoint fits a fit

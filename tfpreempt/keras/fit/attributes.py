@@ -62,27 +62,19 @@ class Value:
 
     Attributes:
         place: where it lies.
-        owner: the path of the object that holds it.
-        setting: the name by which a library's setting is set; None for others.
-        encoded: what it can be made of again; of what cannot, how it looks.
+        name: the path of the object that holds the value, and the key of the value in
+            that object, as saved.
+        is_setting: whether the value is a library's setting.
+        encoded: the value, encoded; of a value that cannot be made again, the problem
+            and how the value looks, so that digests tell the values apart.
         problem: why it cannot be made again; None if it can.
     """
 
     place: reach.Place
-    owner: str
-    setting: str | None
+    name: tuple[str, Any]
+    is_setting: bool
     encoded: Encoded
     problem: str | None
-
-    @property
-    def digest(self) -> bytes:
-        """Equal where the values are, bit for bit."""
-        return self.encoded.digest + (self.problem or "").encode()
-
-    @property
-    def name(self) -> tuple[str, Any]:
-        """The path of the owner, and the key of the value in the owner, as saved."""
-        return self.owner, self.setting or self.place.key
 
     def value(self) -> Any:
         """Returns the value, made again; the object itself where it cannot be made.
@@ -173,7 +165,7 @@ class Attributes:
         self._at_first: dict[Any, Value] = {}  # those that the first step had
         self._at_start: dict[Any, bytes] = {}
         now = self._look()
-        self._at_start = {key: each.digest for key, each in now.items()}
+        self._at_start = {key: each.encoded.digest for key, each in now.items()}
         self._at_end: dict[Any, bytes] = {}
         self._optimizer = getattr(model, "optimizer", None)
         self._functions: dict[str, Any] = {}  # of the model at the end
@@ -203,7 +195,7 @@ class Attributes:
                 self._at_start[key] = before._at_start[key]
                 if key in before._settings:
                     self._settings[key] = dataclasses.replace(
-                        before._settings[key], owner=self._settings[key].owner
+                        before._settings[key], name=self._settings[key].name
                     )
 
     def _continue(self, model: Any, before: Attributes) -> None:
@@ -218,7 +210,8 @@ class Attributes:
     def end(self) -> None:
         """Keeps the values of the end of the fit for the model's next fit."""
         model = self._roots["model"]
-        self._at_end = {key: each.digest for key, each in self._look().items()}
+        now = self._look()
+        self._at_end = {key: each.encoded.digest for key, each in now.items()}
         self._functions = _functions(model)
         vars(model)[_KEPT] = self
         _ended[id(self)] = self
@@ -227,11 +220,11 @@ class Attributes:
         """The values that have changed; those that cannot be saved are named, once."""
         rows: list[tuple[str, Any, Encoded, str]] = []  # owner, key, value, kind
         for key, value in self._look().items():
-            digest = value.digest
+            digest = value.encoded.digest
             then = {
                 _KINDS[name]: trace.values[key].encoded
                 for name, trace in self.traces.items()
-                if key in trace.values and trace.values[key].digest != digest
+                if key in trace.values and trace.values[key].encoded.digest != digest
             }
             is_as_started = digest == self._at_start.get(key)
             if key in self._traced or (is_as_started and not then):
@@ -291,7 +284,9 @@ class Attributes:
                     encoded = then.get(value.name, value.encoded)
                     trace.values[key] = dataclasses.replace(value, encoded=encoded)
             pairs = ((built[key], v) for key, v in trace.values.items() if key in built)
-            trace.outdated = [v for was, v in pairs if was.digest != v.digest]
+            trace.outdated = [
+                new for was, new in pairs if was.encoded.digest != new.encoded.digest
+            ]
             trace.is_due = bool(trace.outdated) or not built
         for (what, _), reason in values["lost"].items():
             if what not in self._lost:
@@ -326,7 +321,7 @@ class Attributes:
         finally:
             for key, value in self._look().items():
                 was = before.get(key, self._settings.get(key))
-                if was is not None and was.digest == value.digest:
+                if was is not None and was.encoded.digest == value.encoded.digest:
                     continue
                 if is_kept:
                     self._traced.add(key)
@@ -340,9 +335,10 @@ class Attributes:
                     self._has_stepped = True
                     self._at_first = {
                         # A restart looks for the owner before the model is built.
-                        key: dataclasses.replace(each, owner=self._settings[key].owner)
+                        key: dataclasses.replace(each, name=self._settings[key].name)
                         for key, each in trace.values.items()
-                        if each.setting and each.digest != self._at_start[key]
+                        if each.is_setting
+                        and each.encoded.digest != self._at_start[key]
                     }
             if is_kept:
                 trace.is_due = False
@@ -357,7 +353,7 @@ class Attributes:
         """
         first = _read(saved)["first"]
         for key, value in self._look().items():
-            if value.setting and value.name in first:
+            if value.is_setting and value.name in first:
                 self._at_first[key] = dataclasses.replace(
                     value, encoded=first[value.name], problem=None
                 )
@@ -372,8 +368,10 @@ class Attributes:
         """Names settings of the test function that no trace of this fit restores."""
         trace = self.traces["test"]
         newest = self._look()
-        pairs = [(newest.get(key), was.digest) for key, was in trace.values.items()]
-        if trace.is_due and any(now and now.digest != was for now, was in pairs):
+        pairs = [(newest.get(key), was) for key, was in trace.values.items()]
+        if trace.is_due and any(
+            now and now.encoded.digest != was.encoded.digest for now, was in pairs
+        ):
             log.warning(
                 "tfpreempt: the settings with which the test function was traced were "
                 "not restored by this restart: this fit is complete and validates no "
@@ -387,17 +385,17 @@ class Attributes:
         self.traces[name] = Trace()
 
     def must_trace_again(self, name: str, *, only_for_settings: bool) -> bool:
-        """Whether a function was traced before the restore, with other values.
+        """Whether a function whose trace is outdated must be traced again.
 
         Args:
-            name: of Keras' function.
+            name: the name of Keras' function, which has outdated values.
             only_for_settings: whether values of the program's own do not count. They
                 may differ between workers, and all workers must trace equally often. A
                 warning names them.
         """
         outdated = self.traces[name].outdated
-        if not only_for_settings or any(value.setting for value in outdated):
-            return bool(outdated)
+        if not only_for_settings or any(value.is_setting for value in outdated):
+            return True
         for value in outdated:
             log.warning(
                 "tfpreempt: the %s function of the interrupted run was traced while "
@@ -407,7 +405,7 @@ class Attributes:
                 "tf.Variable.",
                 name,
                 value.name[1],
-                value.owner,
+                value.name[0],
                 value.encoded.value(),
             )
         return False
@@ -429,13 +427,14 @@ class Attributes:
         """Sets values by key, and no others; returns those that were replaced."""
         replaced = {}
         for key, value in self._look().items() if wanted else ():  # models come first
-            if key in wanted and wanted[key].digest != value.digest:
+            (path, name), owner = value.name, value.place.owner
+            if key in wanted and wanted[key].encoded.digest != value.encoded.digest:
                 replaced[key] = value
-                self._set(value.place.owner, value.name[1], wanted[key], value.owner)
-            elif value.setting:  # to set `trainable` of a model sets that of its layers
-                owner, now = value.place.owner, value.place.value
-                if getattr(owner, value.place.key) is not now:
-                    setattr(owner, value.setting, now)
+                self._set(owner, name, wanted[key], path)
+            elif value.is_setting and (
+                getattr(owner, value.place.key) is not value.place.value
+            ):  # to set `trainable` of a model sets that of its layers
+                setattr(owner, name, value.place.value)
         return replaced
 
     def _set(self, owner: Any, name: Any, then: Value | Encoded, path: str) -> None:
@@ -485,8 +484,8 @@ class Attributes:
                 found = _taken(place, path, setting)
             if key not in self._settings:
                 self._settings[key] = found
-                self._at_start[key] = found.digest
-            looked[key] = dataclasses.replace(found, place=place, owner=path)
+                self._at_start[key] = found.encoded.digest
+            looked[key] = dataclasses.replace(found, place=place, name=(path, setting))
         return looked
 
 
@@ -565,8 +564,14 @@ def _taken(place: reach.Place, owner: str, setting: str | None) -> Value:
         except errors.SaveError as error:
             encoded = Encoded(header=repr(_state_of(place.value)))
             problem = str(error)
+    if problem is not None:
+        encoded = Encoded(header=[problem, encoded.header])
     return Value(
-        place=place, owner=owner, setting=setting, encoded=encoded, problem=problem
+        place=place,
+        name=(owner, setting or place.key),
+        is_setting=setting is not None,
+        encoded=encoded,
+        problem=problem,
     )
 
 

@@ -46,7 +46,6 @@ class Keras3Fit(Fit):
         self.loop = self.arguments["epoch_iterator"]
         self.adapter = self.loop.data_adapter
         self.steps_per_execution = int(self.loop.steps_per_execution)
-        self.given = self.arguments["x"], self.arguments["y"]
         self.keeps_iterator = self.loop.steps_per_epoch is not None
         self.sequence: SequenceData | None = None
         if (sequence := getattr(self.adapter, "py_dataset", None)) is not None:
@@ -55,7 +54,9 @@ class Keras3Fit(Fit):
                 shuffles=bool(self.adapter.shuffle),
                 workers=1 if sequence.use_multiprocessing else int(sequence.workers),
             )
-        self.loader = self._grain_loader(self.arguments["x"])
+        self.loader: Loader | None = None
+        if type(self.adapter).__name__ == "GrainDatasetAdapter":
+            self.loader = self._grain_loader(self.arguments["x"])
         self._note: Callable[[int], None] = lambda index: None
         self._skip = 0
         self._steps_seen_before_epoch = 0
@@ -63,8 +64,6 @@ class Keras3Fit(Fit):
 
     def _grain_loader(self, given: Any) -> Loader | None:
         """Grain's, where its batches are made of plain arrays."""
-        if type(self.adapter).__name__ != "GrainDatasetAdapter":
-            return None
         spec = tf.nest.flatten(self.adapter.get_tf_dataset().element_spec)
         if not all(isinstance(each, tf.TensorSpec) for each in spec):
             return None

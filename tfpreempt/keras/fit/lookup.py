@@ -40,7 +40,7 @@ def find(model: Any) -> Fit:
             "while an epoch runs, so that nobody knows where it stands. Compile with a "
             "number."
         )
-    line = "tf_keras" if _is_of_tf_keras(model) else "keras"
+    line = "tf_keras" if is_of_tf_keras(model) else "keras"
     seams.require("pipelines", "iterators", f"{line}_fit")
     seams.name_if_unseen(line)
     frame = next(_calls(model, "fit", LOOPS), None)
@@ -88,25 +88,8 @@ def callbacks_of(model: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else []
 
 
-def check_model(model: Any) -> None:
-    """Refuses models that are not trained by TensorFlow.
-
-    Raises:
-        ConfigurationError: another backend of Keras 3.
-    """
-    if _is_of_tf_keras(model):
-        return
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
-        raise errors.ConfigurationError(
-            f"Keras runs on the backend {keras.backend.backend()!r}; tfpreempt works "
-            "with the TensorFlow backend only. Set KERAS_BACKEND=tensorflow before "
-            "keras is imported."
-        )
-
-
-def _is_of_tf_keras(model: Any) -> bool:
+def is_of_tf_keras(model: Any) -> bool:
+    """Whether the model is one of tf_keras; otherwise it is one of Keras 3."""
     return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
 
 

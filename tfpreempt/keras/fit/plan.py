@@ -53,7 +53,9 @@ def make_plan(
         CheckpointMismatchError: later fits of the program are in the checkpoint, and
             this fit is none of those that it can be.
     """
-    number, note = _find(saved, len(before) + 1, now), ""
+    number, note = len(before) + 1, ""
+    if number < saved.fit:
+        number = _find(saved, number, now)
     beginning, histories = Phase.RESTORE, saved.histories
     if number > saved.fit:
         beginning, histories = Phase.START, tuple(before)
@@ -91,15 +93,13 @@ def make_plan(
 
 
 def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
-    """The number of a fit in the program.
+    """Returns the number of a fit where later fits are in the checkpoint.
 
     Args:
         saved: of the checkpoint.
         number: the fit's, if the program has left out none before it.
         now: what the fit is made of.
     """
-    if number >= saved.fit:
-        return number
     each = [*(past.get("made_of", {}) for past in saved.histories), saved.made_of]
     found = [
         (n, may_be(made, now, exactly=True))

@@ -39,7 +39,9 @@ class Progress:
         logs: what the last train step returned; in "validation" those of the epoch.
         histories: of the fits before this one; each has `epoch`, `history` and
             `made_of`.
-        made_of: what the run is made of; must not change over restarts.
+        made_of: facts about the run that must not change over restarts: those of
+            `made_of`; "values", from `some_values`; and "varies", whether the values
+            differed between starts.
         metrics: variables that the model's metrics have; a validation may have made
             some of them.
     """
@@ -107,7 +109,6 @@ def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
         "model": type(fit.model).__name__,
         "weights": len(shapes),
         "shapes": zlib.crc32("\n".join(shapes).encode()),
-        "values": _some_values(fit.given),
         "initial_epoch": fit.arguments["initial_epoch"],
         "epochs": fit.arguments["epochs"],
     }
@@ -116,8 +117,8 @@ def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
 _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4
 
 
-def _some_values(given: Sequence[Any]) -> str | None:
-    """A few values of training data in arrays, from all over them; None without any.
+def some_values(given: Sequence[Any]) -> str | None:
+    """Returns a few values from all over the training arrays; None for other data.
 
     Ten folds of one data set differ in a tenth of their rows, so there are 32 values.
     """

@@ -98,18 +98,13 @@ class OwnRecord(Record):
         ]
         mine = each_own[worker] if worker < len(each_own) else None
         is_new, own = mine is None, mine or saved[0]
-        place = saved[0]["position"].value()
+        position = Position.parse(saved[0]["position"].value())
+        is_shared = position is not None and position.is_shared
         self.loaded = {
             **own,
             "files": Encoded(header={}) if is_new else own["files"],
-            "position": Encoded.of(place if _is_shared(place) else None),
+            "position": saved[0]["position"] if is_shared else Encoded.of(None),
         }
-
-
-def _is_shared(place: Any) -> bool:
-    """Whether a saved `Position` is one in the global batches of all workers."""
-    found = Position.parse(place)
-    return found is not None and found.is_shared
 
 
 class FitState:
@@ -129,6 +124,7 @@ class FitState:
         shared: what all workers have in common; the chief's is saved.
         own: what is this worker's; nothing is loaded where the commit has no part of
             it.
+        samples: facts about the training arrays; a part of `Progress.made_of`.
     """
 
     def __init__(
@@ -144,6 +140,7 @@ class FitState:
         self._callbacks = callbacks
         self._data = data
         self._random = RandomState()
+        self.samples: dict[str, Any] = {"values": None}
         self.attributes = Attributes(fit.model)
         self.shared = Record("tfpreempt.keras", take_shared)
         self.own = OwnRecord("tfpreempt.keras.worker", take_own, per_worker=True)
@@ -237,9 +234,11 @@ class FitState:
             # A variable is made by all workers at once: all see what they share.
             self._fit.build_test(self._data.any_iterator())
             now = of_worker(self._fit.model, self.checkpoint)
-        replicas = None  # as many again, but where others can resume in global batches
-        if own is not None and not _is_shared(own["position"].value()):
-            replicas = own["replicas"].value()
+        replicas = None  # any number resumes from a position in global batches
+        if own is not None:
+            position = Position.parse(own["position"].value())
+            if position is None or not position.is_shared:
+                replicas = own["replicas"].value()
         check(saved, now, replicas)
         member.restore(named_states=False)
         if own is not None:

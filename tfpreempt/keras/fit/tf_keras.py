@@ -50,7 +50,6 @@ class TfKerasFit(Fit):
         self.callbacks = names["callbacks"]
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
-        self.given = names["x"], names["y"]
         self.keeps_iterator = not self.adapter.should_recreate_iterator()
         # If not, one is made and thrown away.
         self.first_iterator = 1 if self.keeps_iterator else 2

@@ -105,8 +105,10 @@ class TracedFunctions:
             maker = getattr(type(model), f"make_{name}_function")
             if is_eager or reach.is_module_of_program(maker.__module__):
                 self._attributes.forget_trace(name)  # Python may run in each step
-            elif self._attributes.must_trace_again(
-                name, only_for_settings=only_for_settings
+            elif self._attributes.traces[name].outdated and (
+                self._attributes.must_trace_again(
+                    name, only_for_settings=only_for_settings
+                )
             ):
                 maker(model, force=True)
                 self.take_over(name)

@@ -17,7 +17,7 @@ from tfpreempt.checkpoint.tensors.iterator_state import cache_paths
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
 from tfpreempt.handler.current_session import find_session, protected_start, take_over
-from tfpreempt.handler.registration import admit
+from tfpreempt.handler.registration import CheckpointOptions, admit
 from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.tensorflow_adapter import END_OF_DATA
 from tfpreempt.keras.callbacks import state
@@ -28,7 +28,6 @@ from tfpreempt.keras.data.training_data import TrainingData
 from tfpreempt.keras.fit import phases, plan, progress
 from tfpreempt.keras.fit.epoch_end import EpochEnd
 from tfpreempt.keras.fit.lookup import epoch_logs, find, is_running
-from tfpreempt.keras.fit.options import Options
 from tfpreempt.keras.fit.phases import Event, Phase
 from tfpreempt.keras.fit.progress import Progress, Stage
 from tfpreempt.keras.fit.state import FitState, Taken
@@ -45,6 +44,16 @@ _STOPS_WITHIN = 0.25
 """Seconds for which a stop of training waits for the notice that may have caused it.
 
 A signal's notice takes milliseconds, and longer on a machine that is overloaded."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options(CheckpointOptions):
+    """The checked arguments of `PreemptionCallback`, which describes them."""
+
+    checkpoint_dir: str
+    save_freq: str | int | datetime.timedelta | None
+    termination_config: Any
+    save_timeout: float
 
 
 class Training:
@@ -98,9 +107,10 @@ class Training:
                 lambda: self._state.hold(self._progress("validation")),
             )
             undo.callback(self._epoch_end.close)
-            self._plan = self._make_plan()
+            now = progress.made_of(self.fit, is_built=False) | self._state.samples
+            self._plan = self._make_plan(now)
             self._phase = self._plan.beginning
-            self._begin(files)
+            self._begin(now, files)
             self._others.wrap(
                 on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
             )
@@ -128,14 +138,15 @@ class Training:
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
-            if self.session.cluster.world > 1:
-                self.fit.given = ()  # each worker may have arrays of its own
+            if self.session.cluster.world == 1:  # else each worker may have others
+                given = self.fit.arguments["x"], self.fit.arguments["y"]
+                self._state.samples["values"] = progress.some_values(given)
             with training_end.closing_on_failure(self.session, self.member):
                 self.member.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
                 self.session.open(self.member, period)
 
-    def _make_plan(self) -> plan.Plan:
+    def _make_plan(self, now: Mapping[str, Any]) -> plan.Plan:
         shared, past = self._state.shared.loaded, plan.past_of(self._directory)
         if self.member.candidate and shared is None:
             raise errors.ConfigurationError(
@@ -148,15 +159,17 @@ class Training:
         if self._saved.fit == 0 or self._saved.is_untrained:
             self._saved = Progress()
             past.histories, past.is_refused = [], False
-        now = progress.made_of(self.fit, is_built=False)
         made = plan.make_plan(
             self._saved, past.histories, self.fit.arguments["epochs"], now
         )
         if made.note:
             log.warning("tfpreempt: %s", made.note)
+        # The commit may be of another fit of the program.
+        if self._saved.fit == made.number and self._saved.made_of.get("varies"):
+            self._state.samples["varies"] = True
         return made
 
-    def _begin(self, files: Encoded | None) -> None:
+    def _begin(self, now: Mapping[str, Any], files: Encoded | None) -> None:
         """Lets Keras begin where the plan says."""
         if problem := validation_problem(self.fit.arguments["validation_data"]):
             log.warning("tfpreempt: %s.", problem)
@@ -166,9 +179,9 @@ class Training:
             self._others.silence()  # until the end of the last epoch is restored
         if self._phase in phases.RESTORING:
             saved = self._saved
-            now = progress.made_of(self.fit, is_built=False)
             progress.check_same(saved, now, self._directory)
-            self._check_values(now)
+            if now["values"] is not None:
+                self._check_values(now)
             self._steps.epoch = saved.epoch - (saved.phase == "complete")
             is_trained = self._phase in (Phase.RESTORE, Phase.SKIP)
             if self._state.own.part is not None and not is_trained:
@@ -218,19 +231,8 @@ class Training:
             )
             raise
         if problem:
-            made_of = {**saved.made_of, "varies": True}
-            self._saved = dataclasses.replace(saved, made_of=made_of)
+            self._state.samples["varies"] = True
             log.warning("tfpreempt: %s.", problem)
-
-    def _made_of(self) -> dict[str, Any]:
-        """See `progress.made_of`; and whether this fit's data differed between starts.
-
-        The commit may be of another fit of the program.
-        """
-        found = progress.made_of(self.fit, is_built=True)
-        is_same_fit = self._saved.fit == self._plan.number
-        varies = is_same_fit and self._saved.made_of.get("varies")
-        return found | ({"varies": True} if varies else {})
 
     # --- steps -----------------------------------------------------------------------
 
@@ -488,7 +490,7 @@ class Training:
             raise
         # Not where it was broken off: the member is open, and saves the States yet.
         self._release()
-        made_of = self._made_of()
+        made_of = progress.made_of(self.fit, is_built=True) | self._state.samples
         plan.add(plan.past_of(self._directory), history, self._plan, made_of)
         take_over()
 
@@ -562,6 +564,6 @@ class Training:
             loop=self.fit.loop_state(),
             logs={name: plan.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
-            made_of=self._made_of(),
+            made_of=progress.made_of(self.fit, is_built=True) | self._state.samples,
             metrics=sum(len(metric.variables) for metric in model.metrics),
         )
