@@ -73,8 +73,13 @@ def parse(data: bytes) -> Pointer | None:
     if not latest:
         return None
     paths = tuple(fields.get("all_model_checkpoint_paths", ()))
-    times = _floats(fields.get("all_model_checkpoint_timestamps", []))
-    preserved = _floats(fields.get("last_preserved_timestamp", []))
+    seconds: dict[str, tuple[float, ...]] = {}
+    for name in ("all_model_checkpoint_timestamps", "last_preserved_timestamp"):
+        try:
+            seconds[name] = tuple(float(each) for each in fields.get(name, ()))
+        except ValueError:
+            seconds[name] = ()
+    times, preserved = seconds.values()
     return Pointer(
         latest=latest,
         paths=paths,
@@ -158,10 +163,3 @@ def to_bytes(pointer: Pointer) -> bytes:
 
 def _relative(directory: str, name: str) -> str:
     return os.path.relpath(os.path.join(directory, name), directory)
-
-
-def _floats(values: list[str]) -> tuple[float, ...]:
-    try:
-        return tuple(float(value) for value in values)
-    except ValueError:
-        return ()

@@ -124,10 +124,15 @@ def publish(
         SaveError: an asynchronous save was given up; likewise.
     """
     staging = staged.staging
-    contents = {name: os.path.join(staging, name) for name in reading.tree(staging)}
+    contents: dict[str, str] = {}
+    folders: list[str] = []
+    for folder, _, names in reading.walk(staging):
+        folders.append(folder)
+        for path in (os.path.join(folder, name) for name in names):
+            contents[os.path.relpath(path, staging)] = path
     prefix = layout.PAYLOAD if f"{layout.PAYLOAD}.index" in contents else None
     draft = dataclasses.replace(draft, prefix=prefix)
-    manifest = seal(files, clock, staged, contents, [staging], draft)
+    manifest = seal(files, clock, staged, contents, folders, draft)
     if staged.permit is not None:
         staged.permit.take()
     target = free_target(files, directory, staged.number, draft.sequence)
@@ -142,7 +147,7 @@ def seal(
     clock: Clock,
     staged: StagedFiles,
     contents: Mapping[str, str],
-    roots: Sequence[str],
+    folders: Sequence[str],
     draft: Manifest,
 ) -> Manifest:
     """Makes the files durable, and the manifest: steps 1 and 2, in each form.
@@ -152,7 +157,7 @@ def seal(
         clock: for the measured time.
         staged: what was staged; its directory gets the manifest.
         contents: the path of each file, by its name in the manifest.
-        roots: the directories with all of them.
+        folders: the directories with the files, each after the directory above it.
         draft: what the commit says of itself; nothing of its files yet.
 
     Returns:
@@ -170,9 +175,8 @@ def seal(
         with contained.parents_kept_open():
             for path in unknown:
                 files.sync_file(path)
-        for root in roots:
-            for folder, _, _ in reversed(list(reading.walk(root))):
-                files.sync_dir(folder)
+        for folder in reversed(folders):
+            files.sync_dir(folder)
         sums = {**staged.sums, **summing.result()}
 
     entries = [

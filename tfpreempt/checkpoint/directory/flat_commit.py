@@ -161,13 +161,14 @@ def publish(
         inside = f"{stem}{layout.SIDECAR_SUFFIX}/{name}"
         contents[inside] = os.path.join(staging, name)
     roots = [staging, *([prefix] if reading.is_dir(prefix) else [])]
+    folders = [folder for root in roots for folder, _, _ in reading.walk(root)]
     is_tensorflow = reading.is_there(prefix + ".index")
     draft = dataclasses.replace(
         draft,
         sequence=max(draft.sequence, catalog.highest_sequence(catalog.scan(base)) + 1),
         prefix=stem if is_tensorflow else None,
     )
-    manifest = commit.seal(files, clock, staged, contents, roots, draft)
+    manifest = commit.seal(files, clock, staged, contents, folders, draft)
     files.sync_dir(base)  # TensorFlow's files
     if not reading.is_there(prefix + layout.INTENT_SUFFIX):
         # A save_fn's files are intact already, so they do not count as half-written.
