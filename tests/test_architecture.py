@@ -534,10 +534,6 @@ LARGER: dict[str, tuple[tuple[int, ...], str]] = {
     "checkpoint/restore/opening.py:open_directory": ((14,), RUN),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
     "handler/handler.py:PreemptionCheckpointHandler.__init__": ((10,), "public"),
-    "checkpoint/restore/checkpoint_directory.py:Directory": (
-        (22, 17),
-        "what saves and restores use",
-    ),
     "handler/run.py:Run": (
         (22, 26),
         "its counters and marks are read and written by the session, the rounds, the "

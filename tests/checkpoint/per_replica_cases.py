@@ -15,6 +15,7 @@ from tests.checkpoint.fakes import save
 from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState
+from tfpreempt.checkpoint.tensors.variables import attach
 
 
 def saved(state):
@@ -65,7 +66,7 @@ def test_per_replica_values_are_bit_exact(strategy, name):
         component.assign(tf.constant(value))
     before = [component.numpy().tobytes() for component in variable.values]
     assert before[0] == values[0].tobytes()
-    state = PerReplicaState(tf.train.Checkpoint(deep=[variable]))
+    state = PerReplicaState(attach(tf.train.Checkpoint(deep=[variable])))
     data = saved(state)
     for component in variable.values:
         component.assign(tf.zeros([4], tf.as_dtype(name)))
@@ -144,8 +145,8 @@ def test_fewer_replicas_hold_what_reads_the_same(strategy, aggregation, expected
     for part, value in zip(two.values, ([1, 2, 3, 4], [3, 4, 5, 6]), strict=True):
         part.assign(value)
     one = lonely(tf.float32, aggregation)
-    data = saved(PerReplicaState(tf.train.Checkpoint(v=two)))
-    load(PerReplicaState(tf.train.Checkpoint(v=one)), data)
+    data = saved(PerReplicaState(attach(tf.train.Checkpoint(v=two))))
+    load(PerReplicaState(attach(tf.train.Checkpoint(v=one))), data)
     assert values(one) == [expected]
 
 
@@ -153,8 +154,8 @@ def test_more_replicas_have_shares_that_add_up(strategy):
     one = lonely(tf.int64, SUM)
     one.values[0].assign([1, 2, 3, 5])
     two = on_read(strategy, tf.int64)
-    data = saved(PerReplicaState(tf.train.Checkpoint(v=one)))
-    load(PerReplicaState(tf.train.Checkpoint(v=two)), data)
+    data = saved(PerReplicaState(attach(tf.train.Checkpoint(v=one))))
+    load(PerReplicaState(attach(tf.train.Checkpoint(v=two))), data)
     assert values(two) == [[1, 1, 2, 3], [0, 1, 1, 2]]
 
 
@@ -163,13 +164,13 @@ def test_as_many_replicas_of_other_workers_have_the_same_values(strategy):
     ones = [lonely(tf.float32, SUM) for _ in range(2)]
     for number, one in enumerate(ones):
         one.values[0].assign([number, 0.1, number / 3, -0.0])
-    files = [saved(PerReplicaState(tf.train.Checkpoint(v=one))) for one in ones]
+    files = [saved(PerReplicaState(attach(tf.train.Checkpoint(v=one)))) for one in ones]
     two = on_read(strategy, tf.float32)
-    state = PerReplicaState(tf.train.Checkpoint(v=two))
+    state = PerReplicaState(attach(tf.train.Checkpoint(v=two)))
     state.fold([io.BytesIO(file) for file in files], 0, 1)
     assert values(two) == [value for one in ones for value in values(one)]
     again = [lonely(tf.float32, SUM) for _ in range(2)]
     for number, one in enumerate(again):
-        state_of_one = PerReplicaState(tf.train.Checkpoint(v=one))
+        state_of_one = PerReplicaState(attach(tf.train.Checkpoint(v=one)))
         state_of_one.fold([io.BytesIO(saved(state))], number, 2)
     assert [values(one) for one in again] == [values(one) for one in ones]

@@ -228,7 +228,9 @@ def test_a_commit_of_states_alone_is_passed_over_where_weights_are_needed(tmp_pa
     save(open_directory(tmp_path), 2)
     assert open_directory(tmp_path).newest().step == 2
     problems = []
-    saver = open_directory(tmp_path, OwnContents(), needs_prefix=True)
+    contents = OwnContents()
+    contents.needs_prefix = True
+    saver = open_directory(tmp_path, contents)
     assert saver.newest(problems.append).step == 1
     (problem,) = problems
     assert "only named States" in problem

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.tensorflow
 from tfpreempt.checkpoint.tensors import reader  # noqa: E402
 from tfpreempt.checkpoint.tensors.iterator_state import IteratorState  # noqa: E402
 from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState  # noqa: E402
-from tfpreempt.checkpoint.tensors.variables import variable_shape  # noqa: E402
+from tfpreempt.checkpoint.tensors.variables import attach, variable_shape  # noqa: E402
 
 
 def test_nothing_to_save_without_on_read_variables():
     checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
-    assert not PerReplicaState(checkpoint).is_wanted()
-    assert not IteratorState(checkpoint).is_wanted()
+    assert not PerReplicaState(attach(checkpoint)).is_wanted()
+    assert not IteratorState(attach(checkpoint)).is_wanted()
 
 
 def test_iterators_go_on_where_they_were():
@@ -29,11 +29,11 @@ def test_iterators_go_on_where_they_were():
     for _ in range(3):
         next(first)
     file = io.BytesIO()
-    IteratorState(tf.train.Checkpoint(data=first)).save(file)
+    IteratorState(attach(tf.train.Checkpoint(data=first))).save(file)
     file.seek(0)
     expected = [list(batch.numpy()) for batch in first]
     second = iterator()
-    IteratorState(tf.train.Checkpoint(data=second)).load(file)
+    IteratorState(attach(tf.train.Checkpoint(data=second))).load(file)
     assert [list(batch.numpy()) for batch in second] == expected
 
 

@@ -22,9 +22,10 @@ class Parts:
 def test_an_object_keeps_its_name_when_another_comes_before_it() -> None:
     module, old, new = tf.Module(), tf.Variable(1.0), tf.Variable(2.0)
     module.held = Parts(old)
-    untracked = attach(tf.train.Checkpoint(m=module))
+    checkpoint = tf.train.Checkpoint(m=module)
+    attach(checkpoint)
     module.held.parts.insert(0, new)
-    untracked.look()
+    untracked = attach(checkpoint)
     children = untracked._trackable_children()
     assert children["m.held.parts[0]"] is old
     assert any(child is new for child in children.values())
@@ -33,7 +34,8 @@ def test_an_object_keeps_its_name_when_another_comes_before_it() -> None:
 def test_what_takes_the_place_of_another_has_its_name() -> None:
     module, new = tf.Module(), tf.Variable(2.0)
     module.held = Parts(tf.Variable(1.0))
-    untracked = attach(tf.train.Checkpoint(m=module))
+    checkpoint = tf.train.Checkpoint(m=module)
+    attach(checkpoint)
     module.held.parts[0] = new
-    untracked.look()
+    untracked = attach(checkpoint)
     assert untracked._trackable_children()["m.held.parts[0]"] is new

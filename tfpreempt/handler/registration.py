@@ -18,7 +18,7 @@ from tfpreempt.checkpoint.lease.lease_timeouts import GRACE
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.mirror.store_selection import choose_places
 from tfpreempt.checkpoint.restore.opening import adapter_of
-from tfpreempt.core import frameworks
+from tfpreempt.core import frameworks, seams
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
@@ -87,8 +87,8 @@ def admit(
         WorkersDisagreeError: workers differ.
     """
     # The arguments: the counter of steps, the directory, the mirror.
-    for framework in frameworks.adapters("checkpoints"):
-        framework.name_if_untested()
+    for framework in filter(frameworks.is_imported, frameworks.ADAPTERS):
+        seams.name_if_unseen(framework)
     counter = None
     if checkpoint is not None:
         counter = adapter_of(checkpoint).attach_counter(checkpoint)

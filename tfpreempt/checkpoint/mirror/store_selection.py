@@ -114,15 +114,6 @@ class Scratch:
         private_directory(os.path.dirname(directory), VARIABLE)
         return cls(url, private_directory(directory, VARIABLE))
 
-    def max_to_keep(self, given: int | None) -> int | None:
-        """Returns how many commits stay in the scratch directory.
-
-        Args:
-            given: how many stay in the mirror; None: all.
-        """
-        is_more = given is None or (type(given) is int and given > _KEPT)
-        return _KEPT if is_more else given  # Directory validates the rest
-
     def settle(self, store: ObjectStore, files: Files) -> bool:
         """Empties the scratch directory if other programs have changed the mirror.
 
@@ -322,7 +313,8 @@ class Places:
         Args:
             given: how many stay in the mirror, or in the directory without a mirror.
         """
-        return given if self.scratch is None else self.scratch.max_to_keep(given)
+        is_more = given is None or (type(given) is int and given > _KEPT)
+        return _KEPT if self.scratch is not None and is_more else given
 
 
 def choose_places(given: Any, checkpoint_dir: Any) -> Places:

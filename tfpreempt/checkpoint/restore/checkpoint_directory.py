@@ -73,7 +73,6 @@ class Directory:
         random_state: this worker's random generators; None if they are not saved.
         registry: the named States that are saved.
         max_to_keep: number of own commits to keep; None keeps all.
-        needs_prefix: whether a commit of named States alone is nothing to restore.
         mirror: on the chief, the copy of the directory in an object store.
         lease: the lease of the directory; None without one.
         clock: for measured times.
@@ -99,7 +98,6 @@ class Directory:
     random_state: State | None = None
     registry: StateRegistry = REGISTRY
     max_to_keep: int | None = 2
-    needs_prefix: bool = False
     mirror: Mirror | None = None
     lease: Lease | None = None
     clock: Clock = dataclasses.field(default_factory=SystemClock)
@@ -215,7 +213,10 @@ class Directory:
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
         """The newest that verifies; on the chief. See `restore.newest_verified`."""
         return restoring.newest_verified(
-            self.path, *on_skip, needs_prefix=self.needs_prefix, check=self.check
+            self.path,
+            *on_skip,
+            needs_prefix=self.contents.needs_prefix,
+            check=self.check,
         )
 
     def fetch_newer(
@@ -234,7 +235,7 @@ class Directory:
             on_skip,
             on_lost,
             max_to_keep=self.max_to_keep,
-            needs_prefix=self.needs_prefix,
+            needs_prefix=self.contents.needs_prefix,
         )
 
     def fetch(self, store: ObjectStore, token: str) -> Entry | None:
@@ -335,18 +336,17 @@ class Directory:
     def load_named_states(self, candidate: Entry) -> None:
         """Loads the registered States; on every worker, main thread."""
         shared = os.path.join(candidate.shards, layout.STATES)
-        cluster = self.cluster
-        has_own = has_part_of(candidate, cluster)
         for state in self.registry.in_order():
             if not state.per_worker:
                 is_there = read_state(shared, state)
-            elif has_own:
-                is_there = read_own(candidate, state, cluster)
-            else:
-                continue  # a warning says so
+            else:  # `warn_about_workers` has named a worker without any part
+                is_there = read_own(candidate, state, self.cluster) or not has_part_of(
+                    candidate, self.cluster
+                )
             if not is_there:
                 _log.warning(
-                    "tfpreempt: %s has no State %r; it stays as the program made it",
+                    "tfpreempt: %s has no State %r; the State stays as the program "
+                    "made it",
                     candidate.path,
                     state.name,
                 )

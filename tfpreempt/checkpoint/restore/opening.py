@@ -25,10 +25,6 @@ from tfpreempt.storage.files import Files, LocalFiles
 class Checkpoints(Protocol):
     """The questions to the adapter of a framework, which is a module."""
 
-    def name_if_untested(self) -> None:
-        """Logs once that tfpreempt was not tested with this version."""
-        ...
-
     def is_checkpoint(self, given: Any) -> bool:
         """Returns whether an object is a checkpoint, or manager, of the framework."""
         ...
@@ -189,7 +185,6 @@ def open_directory(
         random_state=RandomState(),
         registry=registry,
         max_to_keep=max_to_keep,
-        needs_prefix=given is not None and save_fn is None,
         mirror=mirror,
         lease=lease,
         clock=clock or SystemClock(),

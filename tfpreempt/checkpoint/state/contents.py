@@ -85,10 +85,13 @@ class Contents:
     Attributes:
         states: States of the contents that each worker saves itself.
         can_be_async: whether saves can be written while training continues.
+        needs_prefix: whether a restore needs TensorFlow's files: a commit of named
+            States alone is passed over.
     """
 
     states: Sequence[State] = ()
     can_be_async: ClassVar[bool] = True
+    needs_prefix: ClassVar[bool] = False
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         """Captures this worker's part; the chief writes what is small.

@@ -96,7 +96,8 @@ def reading_in_threads(path: str) -> Iterator[None]:
         CheckpointDamagedError: out of the body. A file cannot be read, or its bytes
             are not those that were written; nothing of it was assigned.
     """
-    if _data_bytes(path) < bundle_writer.WORTH_BYTES:
+    data = glob.iglob(glob.escape(path) + ".data-*")
+    if sum(map(os.path.getsize, data)) < bundle_writer.WORTH_BYTES:
         yield
         return
     restore_v2 = seams.io_ops.restore_v2
@@ -143,11 +144,6 @@ def reading_in_threads(path: str) -> Iterator[None]:
         yield
     finally:
         seams.io_ops.restore_v2 = restore_v2
-
-
-def _data_bytes(path: str) -> int:
-    """What its data files have, all together."""
-    return sum(map(os.path.getsize, glob.iglob(glob.escape(path) + ".data-*")))
 
 
 @contextlib.contextmanager

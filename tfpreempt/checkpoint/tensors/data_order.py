@@ -26,8 +26,8 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import readable
 from tfpreempt.checkpoint.state.state import State
-from tfpreempt.checkpoint.tensors.iterator_state import iterators
 from tfpreempt.checkpoint.tensors.shuffle_seeds import parts
+from tfpreempt.checkpoint.tensors.variables import Attached
 from tfpreempt.core import seams
 from tfpreempt.storage import checksum
 
@@ -157,9 +157,9 @@ class OrderState(State):
 
     _is_reserved = True
 
-    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
+    def __init__(self, attached: Attached) -> None:
         super().__init__("tfpreempt.data_order", per_worker=True, registry=None)
-        self._checkpoint = checkpoint
+        self._attached = attached
 
     def is_wanted(self) -> bool:
         return bool(self._orders())
@@ -183,7 +183,7 @@ class OrderState(State):
     def _orders(self) -> dict[str, Order]:
         return {
             path: order
-            for path, iterator in iterators(self._checkpoint)
+            for path, iterator in self._attached.iterators.items()
             if (order := of_iterator(iterator))
         }
 

@@ -124,30 +124,31 @@ def _evaluate(tensors: Any) -> Any:
 
 
 def _value(owner: Any, value: Any) -> Any:
-    if not _may_need_peers(owner, value):
+    """Returns a tensor in place of a value that may need peers; else the value.
+
+    Tensors, plain variables and mirrored variables are known to be local.
+    """
+    if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return value
     is_spec = isinstance(value, seams.saveable_object.SaveSpec)
+    # In this order: a variable that is asked for an attribute that it lacks reads its
+    # value.
+    variable = distributed(value)
+    if variable is None:
+        variable = distributed(getattr(owner, "obj", owner))
+    if variable is not None:
+        may_need_peers = is_on_read(variable)
+    else:
+        is_lazy = is_spec and callable(value._tensor)
+        is_variable = isinstance(getattr(owner, "obj", owner), tf.Variable)
+        may_need_peers = is_lazy and not is_variable
+    if not may_need_peers:
+        return value
     with tf.device(value.device if is_spec else None):
         tensor = value.tensor if is_spec else value
         if tensor is None:  # TensorFlow writes the object, and no value of it
             return value
         return tf.convert_to_tensor(tensor)
-
-
-def _may_need_peers(owner: Any, value: Any) -> bool:
-    """Known to be local: tensors, plain variables, mirrored ones. All else may not."""
-    if tf.is_tensor(value) and not isinstance(value, tf.Variable):
-        return False
-    # In this order: a variable that is asked for what it has not got reads its value.
-    variable = distributed(value)
-    if variable is None:
-        variable = distributed(getattr(owner, "obj", owner))
-    if variable is not None:
-        return is_on_read(variable)
-    is_lazy = isinstance(value, seams.saveable_object.SaveSpec) and callable(
-        value._tensor
-    )
-    return is_lazy and not isinstance(getattr(owner, "obj", owner), tf.Variable)
 
 
 # Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
@@ -191,9 +192,7 @@ class LargeTensors:
         Returns:
             The rest.
         """
-        here = _here()
-        tensors = _read(tensors, here)
-        large = list(_large(tensors, here, self.small_bytes))
+        tensors, large = _read(tensors, self.small_bytes)
         if sum(_size(value) for *_, value in large) >= self.worth_bytes:
             replication = self.replication
             is_replicated = replication() if replication is not None else None
@@ -232,15 +231,12 @@ def replicated(
             most += _most(distributed(_object(owner)))
     if most < worth_bytes:
         return []
-    here = _here()
-    large = [
-        (name, value) for _, name, value in _large(_read(held, here), here, small_bytes)
-    ]
-    unread = [_unread(name, value, True) for name, value in large]
+    _, large = _read(held, small_bytes)
+    unread = [_unread(name, value, True) for _, name, value in large]
     names = wanted(unread)
     return [
         _in_memory(name, value, True) if name in names else each
-        for (name, value), each in zip(large, unread, strict=True)
+        for (_, name, value), each in zip(large, unread, strict=True)
     ]
 
 
@@ -295,32 +291,33 @@ def _object(owner: Any) -> Any:
     return owner if distributed(owner) is not None else getattr(owner, "obj", owner)
 
 
-def _here() -> tuple[str, ...]:
-    """What the devices of this process begin with."""
-    host = seams.eager_context.context().host_address_space()
-    return f"{host}/device:CPU:", f"{host}/device:GPU:"
-
-
-def _large(
-    tensors: Any, here: tuple[str, ...], small_bytes: int
-) -> Iterator[tuple[Any, str, tf.Tensor]]:
-    """Owner, name and tensor of those that are dense, and not small."""
-    for owner, values in tensors.items():
-        for name, value in values.items():
-            if _is_dense(value, here) and _size(value) >= small_bytes:
-                yield owner, name, value
-
-
-def _read(tensors: Any, here: tuple[str, ...]) -> Any:
-    """The same with tensors in place of what would be read while it is written.
+def _read(
+    tensors: Any, small_bytes: int
+) -> tuple[Any, list[tuple[Any, str, tf.Tensor]]]:
+    """Reads the values that TensorFlow would read while it writes them.
 
     What lies on another machine, or on a device of another kind, is left as it is, and
     so is a variable that has no value yet.
+
+    Returns:
+        The values by owner and name, with tensors where they could be read; and owner,
+        name and tensor of those that are dense, not small, and in the memory of this
+        process.
     """
+    host = seams.eager_context.context().host_address_space()
+    here = f"{host}/device:CPU:", f"{host}/device:GPU:"
     read = seams.object_identity.ObjectIdentityDictionary()
+    large = []
     for owner, values in tensors.items():
         read[owner] = {name: _host_value(value, here) for name, value in values.items()}
-    return read
+        for name, value in read[owner].items():
+            if not isinstance(value, tf.Tensor) or not value.device.startswith(here):
+                continue
+            kind = value.dtype
+            is_number = kind.is_floating or kind.is_integer or kind.is_complex
+            if (is_number or kind.is_bool) and _size(value) >= small_bytes:
+                large.append((owner, name, value))
+    return read, large
 
 
 def _host_value(value: Any, here: tuple[str, ...]) -> Any:
@@ -333,14 +330,6 @@ def _host_value(value: Any, here: tuple[str, ...]) -> Any:
     with tf.device(value.device):
         tensor = value.tensor if is_spec else tf.convert_to_tensor(value)
     return value if tensor is None else tensor
-
-
-def _is_dense(value: Any, here: tuple[str, ...]) -> bool:
-    """Whether it is its memory, and that is here."""
-    if not isinstance(value, tf.Tensor) or not value.device.startswith(here):
-        return False
-    kind = value.dtype
-    return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
 
 
 def _size(tensor: Any) -> int:

@@ -33,8 +33,10 @@ from tfpreempt.checkpoint.tensors.shuffle_seeds import (
     parts,
     seeds_of,
 )
-from tfpreempt.checkpoint.tensors.variables import plain_message, walk
+from tfpreempt.checkpoint.tensors.variables import Attached, plain_message
 from tfpreempt.core import seams
+
+Objects = Sequence[tuple[str, Any]]
 
 _MODE, _SHARD, _WRITES = b"Mode", b"shard_id", 1
 
@@ -124,36 +126,26 @@ def unpack(parts: Sequence[bytes]) -> Any:
     return tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
 
 
-def iterators(checkpoint: tf.train.Checkpoint) -> Iterator[tuple[str, Any]]:
-    """Path and iterator of the dataset iterators in a checkpoint, in a fixed order."""
-    for path, obj in walk(checkpoint):
-        if isinstance(obj, seams.iterator_ops.OwnedIterator):
-            yield path, obj
+def shared_iterators(objects: Objects) -> list[Any]:
+    """The iterators of `tfpreempt.data.distribute` whose position is equal on all
+    workers.
 
-
-def keep_all_seeds(checkpoint: tf.train.Checkpoint) -> None:
-    """Calls `keep_seeds` for iterators that the program has made since the start."""
-    for _, iterator in iterators(checkpoint):
-        keep_seeds(iterator)
-
-
-def shared_iterators(checkpoint: tf.train.Checkpoint) -> list[Any]:
-    """Those of `tfpreempt.data.distribute` whose place is the same on all workers."""
+    Args:
+        objects: path and object, from `walk`.
+    """
     # TensorFlow's own are not trackable, so those in a checkpoint are ours.
     return [
         obj
-        for _, obj in walk(checkpoint)
+        for _, obj in objects
         if isinstance(obj, tf.distribute.DistributedIterator) and obj.is_shared
     ]
 
 
-def other_places(
-    checkpoint: tf.train.Checkpoint, graph: Any, nodes: Mapping[int, int]
-) -> list[str]:
-    """The iterators whose place in a checkpoint is of another kind than theirs.
+def other_places(objects: Objects, graph: Any, nodes: Mapping[int, int]) -> list[str]:
+    """The iterators whose position in a checkpoint is of another kind than theirs.
 
     Args:
-        checkpoint: of which the iterators are.
+        objects: path and object, from `walk`.
         graph: the TrackableObjectGraph of the saved one.
         nodes: the node that an object is restored from, by its id().
 
@@ -161,23 +153,13 @@ def other_places(
         Their paths.
     """
     found = []
-    for path, obj in walk(checkpoint):
+    for path, obj in objects:
         node = nodes.get(id(obj))
         if node is not None and isinstance(obj, tf.distribute.DistributedIterator):
             saved = {child.local_name for child in graph.nodes[node].children}
             if saved and not saved.issuperset(obj._trackable_children()):
                 found.append(path)
     return found
-
-
-def _kept_apart(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-    """Path and iterator of those whose place differs between workers."""
-    shared = {
-        id(owned)
-        for each in shared_iterators(checkpoint)
-        for owned in each.host_iterators
-    }
-    return [pair for pair in iterators(checkpoint) if id(pair[1]) not in shared]
 
 
 # --- states that are complete ----------------------------------------------------
@@ -201,7 +183,7 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
         return
     seeds, caches = seeds_of(*datasets), cache_paths(*datasets)
     setattr(iterator, SEEDS, seeds)
-    if not seeds and not caches:
+    if not seeds.probes and not caches:
         return
     # The iterator must not refer to itself: its threads would live until the next
     # garbage collection.
@@ -239,7 +221,7 @@ def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
         serialize: returns the iterator's state, a variant tensor of shape (elements,).
     """
     seeds: ShuffleSeeds | None = getattr(iterator, SEEDS, None)
-    return seeds.add_to(serialize) if seeds else serialize()
+    return serialize() if seeds is None else seeds.add_to(serialize)
 
 
 # --- who has no position -------------------------------------------------------------
@@ -378,16 +360,16 @@ class IteratorState(State):
 
     _is_reserved = True
 
-    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
+    def __init__(self, attached: Attached) -> None:
         super().__init__("tfpreempt.iterators", per_worker=True, registry=None)
-        self._checkpoint = checkpoint
+        self._attached = attached
 
     def is_wanted(self) -> bool:
-        return any(True for _ in iterators(self._checkpoint))
+        return bool(self._attached.iterators)
 
     def save(self, fileobj: IO[bytes]) -> None:
         header, parts = [], []
-        for path, iterator in iterators(self._checkpoint):
+        for path, iterator in self._attached.iterators.items():
             elements = pack(iterator._serialize_to_tensors()["_STATE"])
             parts += elements
             header.append({"path": path, "elements": len(elements)})
@@ -400,7 +382,7 @@ class IteratorState(State):
             entry["path"]: [next(left) for _ in range(entry["elements"])]
             for entry in header
         }
-        for path, iterator in iterators(self._checkpoint):
+        for path, iterator in self._attached.iterators.items():
             if path in saved:
                 iterator._restore_from_tensors({"_STATE": unpack(saved[path])})
 
@@ -410,13 +392,23 @@ class IteratorState(State):
 
 
 @contextlib.contextmanager
-def positions_kept(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
+def positions_kept(objects: Objects) -> Iterator[None]:
     """Leaves dataset iterators where they are while a checkpoint is restored.
 
-    Not those whose place is the same on all workers.
+    Iterators whose position is equal on all workers are restored.
+
+    Args:
+        objects: path and object, from `walk`.
     """
     name = "_restore_from_tensors"
-    kept = [iterator for _, iterator in _kept_apart(checkpoint)]
+    shared = {
+        id(owned) for each in shared_iterators(objects) for owned in each.host_iterators
+    }
+    kept = [
+        obj
+        for _, obj in objects
+        if isinstance(obj, seams.iterator_ops.OwnedIterator) and id(obj) not in shared
+    ]
     own = [vars(iterator).get(name) for iterator in kept]
     for iterator in kept:
         iterator._restore_from_tensors = lambda restored: []

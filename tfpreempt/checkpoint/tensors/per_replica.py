@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -12,49 +12,13 @@ import tensorflow as tf
 from tfpreempt.checkpoint.state.encoding import read_parts, write_parts
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors.variables import (
-    attach,
-    distributed,
-    is_on_read,
+    Attached,
     local_parts,
-    walk,
 )
 
 _log = logging.getLogger(__name__)
 
 Arrays = list[np.ndarray[Any, Any]]
-
-
-def read(variables: Iterable[tuple[str, Any]]) -> tuple[list[Any], list[bytes]]:
-    """The values of all local replicas.
-
-    Args:
-        variables: with their paths.
-
-    Returns:
-        A JSON header for each variable, and the bytes of each replica's value.
-    """
-    header, parts = [], []
-    for path, variable in variables:
-        arrays = [part.numpy() for part in local_parts(variable)]
-        header.append(
-            {
-                "path": path,
-                "dtype": tf.as_dtype(variable.dtype).name,
-                "shapes": [array.shape for array in arrays],
-            }
-        )
-        parts += [array.tobytes() for array in arrays]
-    return header, parts
-
-
-def arrays_of(header: Any, parts: Sequence[bytes]) -> Iterator[Arrays]:
-    """What `read` gave, a list for each variable."""
-    left = iter(parts)
-    for entry in header:
-        dtype = tf.as_dtype(entry["dtype"]).as_numpy_dtype
-        yield [
-            np.frombuffer(next(left), dtype).reshape(shape) for shape in entry["shapes"]
-        ]
 
 
 def dealt(variable: Any, values: Arrays, worker: int, world: int) -> Arrays:
@@ -89,13 +53,6 @@ def dealt(variable: Any, values: Arrays, worker: int, world: int) -> Arrays:
     return [values[0]] * len(parts)
 
 
-def assign(variable: Any, arrays: Arrays) -> None:
-    """Sets all local replicas; there are as many, of the same shapes."""
-    for part, array in zip(local_parts(variable), arrays, strict=True):
-        with tf.device(part.device):
-            part.assign(tf.constant(array, dtype=part.dtype))
-
-
 class PerReplicaState(State):
     """What a worker holds of its own of the variables behind a Checkpoint.
 
@@ -109,51 +66,61 @@ class PerReplicaState(State):
 
     _is_reserved = True
 
-    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
+    def __init__(self, attached: Attached) -> None:
         super().__init__("tfpreempt.per_replica", per_worker=True, registry=None)
-        self._checkpoint = checkpoint
-        self._untracked = attach(checkpoint)
-
-    def variables(self) -> list[tuple[str, Any]]:
-        """Path and variable, in a fixed order."""
-        tracked = walk(self._checkpoint)
-        statistics = {
-            id(variable)
-            for _, layer in tracked
-            for variable in getattr(layer, "__dict__", {}).get(
-                "_non_trainable_variables", ()
-            )
-        }
-        differing = [
-            (path, variable)
-            for path, obj in tracked
-            if (variable := distributed(obj)) is not None
-            and (is_on_read(obj) or id(obj) in statistics)
-        ]
-        return differing + self._untracked.own
+        self._attached = attached
 
     def is_wanted(self) -> bool:
-        return bool(self.variables())
+        return bool(self._attached.differing or self._attached.own)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        write_parts(fileobj, *read(self.variables()))
+        header, parts = [], []
+        for path, variable in self._attached.differing + self._attached.own:
+            arrays = [part.numpy() for part in local_parts(variable)]
+            header.append(
+                {
+                    "path": path,
+                    "dtype": tf.as_dtype(variable.dtype).name,
+                    "shapes": [array.shape for array in arrays],
+                }
+            )
+            parts += [array.tobytes() for array in arrays]
+        write_parts(fileobj, header, parts)
 
     def load(self, fileobj: IO[bytes]) -> None:
-        self._deal([fileobj], 0, 1)
+        self.fold([fileobj], 0, 1)
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
         """The replicas' values are dealt among the replicas that there are now."""
-        self._deal([file for file in files if file is not None], worker, world)
-
-    def _deal(self, files: Sequence[IO[bytes]], worker: int, world: int) -> None:
         saved: dict[str, Arrays] = {}
-        for file in files:
+        for file in (each for each in files if each is not None):
             header, parts = read_parts(file)
-            for entry, arrays in zip(header, arrays_of(header, parts), strict=True):
-                saved.setdefault(entry["path"], []).extend(arrays)
-        for path, variable in self.variables():
-            if path in saved:
-                self._assign(path, variable, saved.pop(path), worker, world)
+            left = iter(parts)
+            for entry in header:
+                dtype = tf.as_dtype(entry["dtype"]).as_numpy_dtype
+                saved.setdefault(entry["path"], []).extend(
+                    np.frombuffer(next(left), dtype).reshape(shape)
+                    for shape in entry["shapes"]
+                )
+        for path, variable in self._attached.differing + self._attached.own:
+            if path not in saved:
+                continue
+            values = saved.pop(path)
+            arrays = dealt(variable, values, worker, world)
+            local = local_parts(variable)
+            here = [tuple(part.shape) for part in local]
+            if here == [array.shape for array in arrays]:
+                for part, array in zip(local, arrays, strict=True):
+                    with tf.device(part.device):
+                        part.assign(tf.constant(array, dtype=part.dtype))
+                continue
+            _log.warning(
+                "%s has the shapes %s on the replicas here, and %s in the checkpoint: "
+                "it stays as it is.",
+                path,
+                here,
+                [array.shape for array in values],
+            )
         if saved:
             _log.warning(
                 "tfpreempt: the checkpoint has metrics or seed generators that are not "
@@ -162,19 +129,3 @@ class PerReplicaState(State):
                 "did: called once or not, with a strategy or without.",
                 ", ".join(saved),
             )
-
-    def _assign(
-        self, path: str, variable: Any, values: Arrays, worker: int, world: int
-    ) -> None:
-        arrays = dealt(variable, values, worker, world)
-        here = [tuple(part.shape) for part in local_parts(variable)]
-        if here == [array.shape for array in arrays]:
-            assign(variable, arrays)
-            return
-        _log.warning(
-            "%s has the shapes %s on the replicas here, and %s in the checkpoint: it "
-            "stays as it is.",
-            path,
-            here,
-            [array.shape for array in values],
-        )

@@ -18,7 +18,12 @@ from google.protobuf.message import DecodeError
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.tensors.bundle_reader import reading_in_threads
-from tfpreempt.checkpoint.tensors.iterator_state import other_places, positions_kept
+from tfpreempt.checkpoint.tensors.iterator_state import (
+    Objects,
+    keep_seeds,
+    other_places,
+    positions_kept,
+)
 from tfpreempt.checkpoint.tensors.variables import (
     NAME,
     attach,
@@ -193,11 +198,13 @@ def restore(
         CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         CheckpointDamagedError: TensorFlow cannot read it.
     """
-    attach(checkpoint)
+    for iterator in attach(checkpoint).iterators.values():
+        keep_seeds(iterator)
     checkpoint.sync()
-    unmoved = contextlib.nullcontext() if with_data else positions_kept(checkpoint)
+    objects = walk(checkpoint)
+    unmoved = contextlib.nullcontext() if with_data else positions_kept(objects)
     try:
-        _check_structure(checkpoint, prefix)
+        _check_structure(checkpoint, objects, prefix)
         with unmoved, reading_in_threads(prefix):
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
@@ -217,7 +224,9 @@ def _unused(graph: Any, nodes: Collection[int]) -> Sequence[str]:
     return sorted(set(unused(graph, nodes)) - _OPTIONAL)
 
 
-def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> None:
+def _check_structure(
+    checkpoint: tf.train.Checkpoint, objects: Objects, prefix: str
+) -> None:
     try:
         graph = seams.checkpoint.object_metadata(prefix)
     except ValueError:
@@ -227,7 +236,7 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> None:
     dtypes = reader.get_variable_to_dtype_map()
     nodes = match(checkpoint._saver._graph_view, graph)
     problems, new = [], []
-    for path, variable in walk(checkpoint):
+    for path, variable in objects:
         if (shape := variable_shape(variable)) is None:
             continue
         here = Kind(shape=shape, dtype=tf.as_dtype(variable.dtype).name)
@@ -252,7 +261,7 @@ def _check_structure(checkpoint: tf.train.Checkpoint, prefix: str) -> None:
             prefix,
             listed(sorted(new)),
         )
-    if begun := other_places(checkpoint, graph, nodes):
+    if begun := other_places(objects, graph, nodes):
         _log.warning(
             "%s has the place in the data of %s for other workers or replicas, which "
             "shared these data in another way: they begin anew.",

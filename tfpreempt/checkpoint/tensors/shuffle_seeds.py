@@ -62,18 +62,18 @@ class ShuffleSeeds:
 
     Args:
         datasets: built of the shuffles.
+
+    Attributes:
+        probes: a probe for each shuffle that draws a new seed for each pass.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         nodes = {id(node): node for node in parts(*datasets) if reshuffles(node)}
-        self._probes = [_Probe(node) for node in nodes.values()]
+        self.probes = [_Probe(node) for node in nodes.values()]
         self._held: list[Element] | None = None
         self._is_symbolic = any(
             each.options().experimental_symbolic_checkpoint for each in datasets
         )
-
-    def __len__(self) -> int:
-        return len(self._probes)
 
     def add_to(self, serialize: Callable[[], Any]) -> Any:
         """A state with the counts of the same moment appended.
@@ -103,7 +103,7 @@ class ShuffleSeeds:
     @property
     def resources(self) -> Sequence[Any]:
         """The probes' iterator resources, to be serialized inside a tf.function."""
-        return [probe.resource for probe in self._probes]
+        return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
         """Appends the counts in serialized probes to a state of the same moment."""
@@ -111,15 +111,15 @@ class ShuffleSeeds:
 
     def restore(self, state: Any) -> None:
         """Sets the counts that a state holds; without counts in it does nothing."""
-        if not self._probes:
+        if not self.probes:
             return
-        found = [Element(each) for each in state[-len(self._probes) :]]
+        found = [Element(each) for each in state[-len(self.probes) :]]
         if all(each.prefix.startswith(_PREFIX) for each in found):
-            for probe, each in zip(self._probes, found, strict=True):
+            for probe, each in zip(self.probes, found, strict=True):
                 probe.set(each.count)
 
     def _read(self) -> list[Element]:
-        return [probe.read()[1] for probe in self._probes]
+        return [probe.read()[1] for probe in self.probes]
 
     def _with_counts(self, state: Any, elements: Sequence[Element]) -> Any:
         """Appends counts, except to a symbolic state that has counts of its own.

@@ -22,20 +22,22 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.state.contents import Contents, Staged
+from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors import bundle_writer, gather, reader
 from tfpreempt.checkpoint.tensors.data_order import OrderState
 from tfpreempt.checkpoint.tensors.gather import LargeTensors, Read, reading
 from tfpreempt.checkpoint.tensors.iterator_state import (
     IteratorState,
     check_position,
-    iterators,
-    keep_all_seeds,
+    keep_seeds,
     shared_iterators,
 )
 from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState
 from tfpreempt.checkpoint.tensors.program_values import warn_of_kernels
 from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
 from tfpreempt.checkpoint.tensors.variables import (
+    NAME,
+    Attached,
     attach,
     distributed,
     held_bytes,
@@ -65,11 +67,6 @@ class DirectoryRequiredError(
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
-
-
-def name_if_untested() -> None:
-    """Logs once that tfpreempt was not tested with this version of TensorFlow."""
-    seams.name_if_unseen("tensorflow")
 
 
 def is_checkpoint(given: Any) -> bool:
@@ -153,24 +150,30 @@ def make_contents(
     """
     is_managed = isinstance(given, tf.train.CheckpointManager)
     checkpoint = given.checkpoint if is_managed else given
+    if not tf.executing_eagerly():
+        raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
+    attached = attach(checkpoint)
     if not is_second:
         if save_fn is None or not cluster.is_chief:
-            for path, iterator in iterators(checkpoint):
+            for path, iterator in attached.iterators.items():
                 check_position(iterator, f"The iterator {path!r} of the Checkpoint")
-        if tf.executing_eagerly():
-            warn_of_kernels(checkpoint)
+        warn_of_kernels(checkpoint)
+    states: list[State] = [OrderState(attached), PerReplicaState(attached)]
+    if not cluster.is_chief:
+        states.append(IteratorState(attached))
+    options = None
+    if io_device is not None:
+        options = tf.train.CheckpointOptions(experimental_io_device=io_device)
+    common = (checkpoint, cluster, options, states)
     if save_fn is not None:
-        return _FunctionContents(checkpoint, save_fn, cluster, io_device)
+        return _SaveFnContents(*common, save_fn)
     if is_managed:
-        return _ManagerContents(checkpoint, given, cluster, io_device, files)
+        return _ManagerContents(*common, given, files)
     parts = None
     if is_shared and cluster.world > 1 and not cluster.saves_all:
         parts = WorkerParts(worker=cluster.worker, world=cluster.world, files=files)
     return _OwnContents(
-        checkpoint,
-        None,
-        cluster,
-        io_device,
+        *common,
         files,
         worker_parts=parts,
         counts_saves=not is_second,
@@ -191,30 +194,24 @@ class _Tracked(Contents):
 
     Args:
         checkpoint: the user's checkpoint.
-        by: the CheckpointManager or save_fn that saves it; None without one.
         cluster: the workers; the chief writes.
-        io_device: see `open_directory`.
+        options: tf.train.CheckpointOptions for TensorFlow's files, or None.
+        states: States of the checkpoint's objects that each worker saves itself.
     """
 
     checkpoint: Any
-    by: Any
     cluster: Cluster
-    io_device: str | None
-
-    def __post_init__(self) -> None:
-        options = tf.train.CheckpointOptions(experimental_io_device=self.io_device)
-        self._options = None if self.io_device is None else options
-        # What was restored, and who tells what nothing has of it yet; until it is said.
-        self._restored: tuple[str, Callable[[], Sequence[str]]] | None = None
-        if not tf.executing_eagerly():
-            raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
-        self.states = [OrderState(self.checkpoint), PerReplicaState(self.checkpoint)]
-        if not self.cluster.is_chief:
-            self.states.append(IteratorState(self.checkpoint))
+    options: Any
+    states: Sequence[State] = dataclasses.field()
+    # The prefix that was restored, and a function that returns the names of variables
+    # that no object has yet; None once `warn_of_unrestored` was called.
+    _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
+        default=None, init=False
+    )
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
-        attach(self.checkpoint)
-        keep_all_seeds(self.checkpoint)
+        for iterator in attach(self.checkpoint).iterators.values():
+            keep_seeds(iterator)
         with (
             _writing(f"step {save.step}"),
             reading(self.checkpoint, are_others=self.cluster.world > 1) as read,
@@ -228,12 +225,10 @@ class _Tracked(Contents):
     def needs_peers(self) -> bool:
         if self.cluster.world == 1:
             return False
-        attach(self.checkpoint)
         return any(
-            is_on_read(obj)
-            and distributed(obj).aggregation  # type: ignore[union-attr]
-            != tf.VariableAggregation.ONLY_FIRST_REPLICA
-            for _, obj in walk(self.checkpoint)
+            is_on_read(variable)
+            and variable.aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA
+            for _, variable in attach(self.checkpoint).differing
         )
 
     def take_part(self) -> None:
@@ -249,12 +244,11 @@ class _Tracked(Contents):
 
     def check_shares(self) -> None:
         attach(self.checkpoint)
-        for iterator in shared_iterators(self.checkpoint):
+        for iterator in shared_iterators(walk(self.checkpoint)):
             iterator.check_shares()
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
-        keep_all_seeds(self.checkpoint)
-        left = reader.restore(self.checkpoint, prefix, self._options, with_data)
+        left = reader.restore(self.checkpoint, prefix, self.options, with_data)
         self._restored = prefix, left
 
     def unrestored_variables(self) -> Sequence[str]:
@@ -288,7 +282,7 @@ def _writing(what: str) -> Iterator[None]:
     if last is not None:
         logging.root.addHandler(last)
     try:
-        with saving():
+        with seams.checkpoint_context.preemption_save_context():
             yield
     except tf.errors.OpError as error:
         said = plain_message(error)
@@ -346,6 +340,8 @@ class _OwnContents(_Tracked):
         default_factory=dict, init=False
     )
 
+    needs_prefix = True
+
     def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
         checkpoint = self.checkpoint
         checkpoint.sync()
@@ -353,7 +349,7 @@ class _OwnContents(_Tracked):
             checkpoint.save_counter.assign_add(1)
         save.create_staging()
         prefix = os.path.join(save.staging, layout.PAYLOAD)
-        options = arguments.get("options") or self._options
+        options = arguments.get("options") or self.options
         is_tensorflows = options is not None
         if self.cluster.is_chief and is_tensorflows:
             checkpoint.write(prefix, options=options)
@@ -402,8 +398,9 @@ class _OwnContents(_Tracked):
     def _replication(self) -> gather.IsReplicated:
         """What says whether all workers hold the same of a variable, and know it."""
         world = self.worker_parts.world if self.worker_parts is not None else 1
-        [per_replica] = [s for s in self.states if isinstance(s, PerReplicaState)]
-        own = {id(distributed(variable)) for _, variable in per_replica.variables()}
+        attached: Attached = getattr(self.checkpoint, NAME)
+        differing = attached.differing + attached.own
+        own = {id(distributed(variable)) for _, variable in differing}
         return lambda each: (
             is_replicated(each, world) and id(distributed(each)) not in own
         )
@@ -470,22 +467,25 @@ class _ManagerContents(_Tracked):
     """The user's own CheckpointManager: files stay flat, under its own names.
 
     Args:
+        manager: the CheckpointManager.
         files: the file operations.
     """
 
+    manager: Any
     files: Files
 
     can_be_async = False  # it is the user's, and deletes on the main thread
+    needs_prefix = True
 
     def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
-        manager, checkpoint = self.by, self.checkpoint
+        manager, checkpoint = self.manager, self.checkpoint
         manager.sync()
         following = int(checkpoint.save_counter.numpy()) + 1
         number = _whole_number(arguments.get("checkpoint_number", following))
         prefix = os.path.abspath(f"{manager._prefix}-{number}")
         save.create_staging(prefix if self.cluster.is_chief else None)
-        if self._options is not None:
-            arguments.setdefault("options", self._options)
+        if self.options is not None:
+            arguments.setdefault("options", self.options)
         if "check_interval" not in arguments:
             # A preemption must not be lost to the manager's interval, nor to a save of
             # the user's own at this step, which nobody synced.
@@ -509,12 +509,12 @@ class _ManagerContents(_Tracked):
         save.prefix, save.is_empty = prefix, not is_saved
 
     def committed(self) -> None:
-        if self.by.checkpoints:
+        if self.manager.checkpoints:
             self._forget_others()
             self._record_state()
-            kept = len(self.by.checkpoints)
-            self.by._sweep()
-            if len(self.by.checkpoints) < kept:
+            kept = len(self.manager.checkpoints)
+            self.manager._sweep()
+            if len(self.manager.checkpoints) < kept:
                 self._record_state()
 
     def _forget_others(self) -> None:
@@ -523,16 +523,16 @@ class _ManagerContents(_Tracked):
         The manager believes TensorFlow's `checkpoint` file, which other users may be
         able to write, and the file can name checkpoints of any directory.
         """
-        own = os.path.dirname(os.path.abspath(self.by._prefix))
-        for prefix in list(self.by._maybe_delete):
+        own = os.path.dirname(os.path.abspath(self.manager._prefix))
+        for prefix in list(self.manager._maybe_delete):
             if os.path.dirname(os.path.abspath(prefix)) != own:
-                del self.by._maybe_delete[prefix]
+                del self.manager._maybe_delete[prefix]
                 _log.warning(
                     "tfpreempt: the file %r in %s names the checkpoint %r; expected "
                     "only checkpoints in %s. That checkpoint is kept, and the name is "
                     "removed from the file. Find out who wrote the name.",
                     layout.POINTER,
-                    self.by.directory,
+                    self.manager.directory,
                     prefix,
                     own,
                 )
@@ -541,7 +541,7 @@ class _ManagerContents(_Tracked):
         """What the manager does, who syncs nothing: after a loss of power its state may
         be empty, and then no manager can be made in this directory any more.
         """
-        manager = self.by
+        manager = self.manager
 
         def relative(path: str) -> str:
             return os.path.relpath(path, manager.directory)
@@ -556,14 +556,14 @@ class _ManagerContents(_Tracked):
         self.files.publish(path, checkpoint_state.to_bytes(state))
 
     def _count_step(self) -> None:
-        manager = self.by
+        manager = self.manager
         if manager.checkpoint_interval is not None:
             manager._last_checkpoint_step = _whole_number(manager._step_counter)
 
     def restored(self, candidate: Entry) -> None:
         """As `manager.restore_or_initialize` does, also for an older checkpoint."""
         self._count_step()
-        manager = self.by
+        manager = self.manager
         if not self.cluster.is_chief or candidate.prefix is None:
             return
         folder, name = os.path.split(candidate.prefix)
@@ -575,15 +575,22 @@ class _ManagerContents(_Tracked):
             manager._maybe_delete[prefix] = os.path.getmtime(prefix + ".index")
 
 
-class _FunctionContents(_Tracked):
-    """A save_fn, called on every worker; the path it returns gets a manifest."""
+@dataclasses.dataclass(eq=False)
+class _SaveFnContents(_Tracked):
+    """A save_fn, called on every worker; the path that it returns gets a manifest.
 
-    can_be_async = False  # nobody knows what it does
+    Args:
+        save_fn: the user's function.
+    """
+
+    save_fn: Callable[..., Any]
+
+    can_be_async = False  # save_fn may do anything
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         attach(self.checkpoint)
         with saving():
-            path = self.by(*args, **kwargs)
+            path = self.save_fn(*args, **kwargs)
             self.checkpoint.sync()
         save.create_staging()  # last: save_fn may need all workers
         save.take_path(path)

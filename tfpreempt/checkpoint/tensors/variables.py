@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -139,69 +140,95 @@ _base: Any = seams.trackable_base
 _Trackable: Any = _base.Trackable
 
 
-class Untracked(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
-    """One for each Checkpoint, as a child of it; main thread.
+class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
+    """One for each Checkpoint, as a child of it: the objects found by `attach`.
 
-    Args:
-        checkpoint: whose objects are looked into.
+    Main thread. Objects that the Checkpoint does not track are saved as children.
 
     Attributes:
+        found: layers, optimizers and variables that the Checkpoint does not track, by
+            path.
         own: path and variable of the metrics and generators, in a fixed order.
+        differing: path and variable, of those that the Checkpoint tracks, whose value
+            each replica assigns itself.
+        iterators: the dataset iterators that the Checkpoint tracks, by path; held
+            weakly, because an iterator that the program replaced has threads.
     """
 
-    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
         self.own: list[tuple[str, Any]] = []
-        self._checkpoint = checkpoint
-        self._found: dict[str, Any] = {}
-
-    def look(self) -> None:
-        """Looks anew; ahead of a save or a restore, on all workers.
-
-        What was found before keeps the name that it was found by first.
-        """
-        roots = dict(walk(self._checkpoint))
-        tracked = {id(root) for root in roots.values()}
-        own: dict[int, tuple[str, Any]] = {}
-        new: list[tuple[str, Any]] = []
-        held: set[int] = set()
-        for place in reach.walk(roots, _may_hold, leaves=False):
-            path, value = place.path, place.value
-            kind: type = type(value)
-            if place.owner is not None:
-                held.add(id(value))
-            if id(value) in tracked or path.endswith(_SETTINGS):
-                continue
-            if _is_own(kind):
-                for number, variable in enumerate(_variables(value)):
-                    own.setdefault(id(variable), (f"{path}[{number}]", variable))
-            elif _may_be_tracked(kind):
-                new.append((path, value))
-                view = seams.graph_view.ObjectGraphView(value)
-                tracked.update(map(id, view.breadth_first_traversal()[0]))
-        for path, value in new:
-            self._found[self._free(path, held)] = value
-        self.own = [
-            (path, variable)
-            for path, variable in own.values()
-            if id(variable) not in tracked and local_parts(variable)
-        ]
-
-    def _free(self, path: str, held: set[int]) -> str:
-        """A name that nothing has which is still there."""
-        names = itertools.chain([path], (f"{path} ({n})" for n in itertools.count(2)))
-        return next(name for name in names if id(self._found.get(name)) not in held)
+        self.differing: list[tuple[str, Any]] = []
+        self.iterators: weakref.WeakValueDictionary[str, Any] = (
+            weakref.WeakValueDictionary()
+        )
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return dict(self._found)
+        return dict(self.found)
 
 
-def attach(checkpoint: tf.train.Checkpoint) -> Untracked:
-    """Makes what a Checkpoint does not track a part of it, once for each."""
+def attach(checkpoint: tf.train.Checkpoint) -> Attached:
+    """Makes untracked objects part of a Checkpoint, and sorts the tracked ones.
+
+    Called ahead of a save or a restore, on all workers. An object that an earlier call
+    found keeps the path of that call.
+    """
     if not hasattr(checkpoint, NAME):
-        setattr(checkpoint, NAME, Untracked(checkpoint))
-    found: Untracked = getattr(checkpoint, NAME)
-    found.look()
-    return found
+        setattr(checkpoint, NAME, Attached())
+    attached: Attached = getattr(checkpoint, NAME)
+    objects = walk(checkpoint)
+    tracked = {id(obj) for _, obj in objects}
+    own: dict[int, tuple[str, Any]] = {}
+    new: list[tuple[str, Any]] = []
+    held: set[int] = set()
+    for place in reach.walk(dict(objects), _may_hold, leaves=False):
+        path, value = place.path, place.value
+        kind: type = type(value)
+        if place.owner is not None:
+            held.add(id(value))
+        if id(value) in tracked or path.endswith(_SETTINGS):
+            continue
+        if _is_own(kind):
+            has_many = hasattr(kind, "variables")
+            variables = list(value.variables) if has_many else [value.state]
+            for number, variable in enumerate(variables):
+                own.setdefault(id(variable), (f"{path}[{number}]", variable))
+        elif _may_be_tracked(kind):
+            new.append((path, value))
+            view = seams.graph_view.ObjectGraphView(value)
+            tracked.update(map(id, view.breadth_first_traversal()[0]))
+    found = attached.found
+    for path, value in new:  # under a name that no object has which is still there
+        names = itertools.chain([path], (f"{path} ({n})" for n in itertools.count(2)))
+        found[next(n for n in names if id(found.get(n)) not in held)] = value
+    attached.own = [
+        (path, variable)
+        for path, variable in own.values()
+        if id(variable) not in tracked and local_parts(variable)
+    ]
+    _sort(attached, walk(checkpoint) if new else objects)
+    return attached
+
+
+def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
+    """Finds the iterators, and the variables that differ between replicas."""
+    statistics = {
+        id(variable)
+        for _, layer in objects
+        for variable in getattr(layer, "__dict__", {}).get(
+            "_non_trainable_variables", ()
+        )
+    }
+    attached.differing = [
+        (path, variable)
+        for path, obj in objects
+        if (variable := distributed(obj)) is not None
+        and (is_on_read(variable) or id(obj) in statistics)
+    ]
+    attached.iterators.clear()
+    for path, obj in objects:
+        if isinstance(obj, seams.iterator_ops.OwnedIterator):
+            attached.iterators[path] = obj
 
 
 @functools.cache
@@ -229,7 +256,3 @@ def _may_hold(kind: type) -> bool:
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
         return False  # an old optimizer, whose slots TensorFlow finds by itself
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
-
-
-def _variables(own: Any) -> list[Any]:
-    return list(own.variables) if hasattr(type(own), "variables") else [own.state]
