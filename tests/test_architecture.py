@@ -530,7 +530,6 @@ LIMITS: dict[type[ast.AST], tuple[int, ...]] = {
 RUN = "goes with decision 0027: Run, Directory and Save"
 # Larger ones, and why. The numbers may only fall.
 LARGER: dict[str, tuple[tuple[int, ...], str]] = {
-    "checkpoint/mirror/mirror.py:Mirror": ((40, 19), RUN),
     "checkpoint/restore/opening.py:open_directory": ((14,), RUN),
     "cli/run/options.py:RunOptions": ((4, 18), "a value: the command line"),
     "handler/handler.py:PreemptionCheckpointHandler.__init__": ((10,), "public"),

@@ -26,7 +26,12 @@ from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
 from tfpreempt.checkpoint.mirror import upload
 from tfpreempt.checkpoint.mirror.journal_mirror import JournalCopies
 from tfpreempt.checkpoint.mirror.retention import Naming, Retention, delete
-from tfpreempt.checkpoint.mirror.status import MirrorStatus, Tries
+from tfpreempt.checkpoint.mirror.status import (
+    MirrorStatus,
+    Tries,
+    say_finished,
+    say_waiting,
+)
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Fault
@@ -43,6 +48,15 @@ SILENT = 2.0  # seconds of waiting after which it is said
 
 
 _in_use: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """The directory that a mirror copies; see `Mirror.begin`."""
+
+    directory: str = ""
+    record: Callable[[], Callable[[Fault], None] | None] = lambda: None
+    journals: JournalCopies | None = None
 
 
 class Mirror:
@@ -76,8 +90,7 @@ class Mirror:
         self.lease = lease
         self.scratch = scratch
         self._place = StorePlace(store)
-        self._directory = ""
-        self._record: Callable[[], Callable[[Fault], None] | None] = lambda: None
+        self._source = _Source()
         self._retention = Retention(store, max_to_keep, taken)
         self._changed = threading.Condition()
         self.status = MirrorStatus(uri=store.uri)
@@ -85,9 +98,7 @@ class Mirror:
         self._tasks: list[Callable[[], None]] = []  # likewise
         self._upload: upload.Upload | None = None  # of one of the pending
         self._newest: Entry | None = None
-        self._journals: JournalCopies | None = None
         self._is_hurried = False
-        self._is_awaited = False  # a pause is to end, and the next try to begin
         self._is_let_go = False  # others may have the place
         self._tries = Tries(SystemClock())
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
@@ -140,21 +151,24 @@ class Mirror:
             ConfigurationError: a handler with another directory copies to this place.
         """
         other = _in_use.get(self.store.uri)
-        if other is not None and other._directory != directory:
+        if other is not None and other._source.directory != directory:
             raise errors.ConfigurationError(
-                f"Two open handlers of this process, in {other._directory!r} and "
-                f"{directory!r}, have remote_checkpoint_dir={self.store.uri!r}; their "
+                "Two open handlers of this process, in "
+                f"{other._source.directory!r} and {directory!r}, have "
+                f"remote_checkpoint_dir={self.store.uri!r}; their "
                 "commits would be taken for one another's. Give each a place of its "
                 "own, or close the first."
             )
         if other is not None:
             other.close()
         _in_use[self.store.uri] = self
-        self._directory = directory
-        self._record = weakref.WeakMethod(record)
-        if journal is not None:
-            self._journals = JournalCopies(self.store, journal)
-            self._journals.start()
+        journals = None if journal is None else JournalCopies(self.store, journal)
+        self._source = _Source(
+            directory=directory, record=weakref.WeakMethod(record), journals=journals
+        )
+        if journals is not None:
+            journals.start()
+        self._thread.start()
         if newest is not None:
             self.add(newest)
 
@@ -209,15 +223,15 @@ class Mirror:
             self.resume()
             self._newest = entry
             self._pending.append(entry)
-            self._make_way()
+            if self._is_hurried:
+                self.hurry()
             self._tell(newest=entry.step, is_complete=False)
-            self._begin()
 
     def task(self, what: Callable[[], None]) -> None:
         """Something to do in the store when nothing else is; tried once, may fail."""
         with self._changed:
             self._tasks.append(what)
-            self._begin()
+            self._changed.notify_all()
 
     def forget(self, path: str) -> None:
         """A local commit is about to be deleted on purpose; it is not copied any more.
@@ -249,8 +263,8 @@ class Mirror:
             began = time.monotonic()
             self.resume()
             self._tries.await_again()
+            self._tries.is_awaited = timeout is None
             is_said = False
-            self._is_awaited = timeout is None
             self._changed.notify_all()
             while self._pending or self._tasks or self._retention.is_naming_due:
                 now = time.monotonic()
@@ -259,23 +273,9 @@ class Mirror:
                     break
                 if not is_said and now >= began + SILENT:
                     is_said = True
-                    self._say_waiting(timeout)
+                    say_waiting(self.status, self._tries.patience, timeout)
                 self._changed.wait(min(end - now, SILENT))
             return self.status.is_complete
-
-    def _say_waiting(self, timeout: float | None) -> None:
-        status = self.status
-        if status.is_complete:
-            return  # only old copies are cleared away
-        limit = f"until {self._tries.patience:g} s bring nothing new"
-        _log.warning(
-            "tfpreempt: waiting for the copy of step %s in %s (%s), %s%s",
-            status.newest,
-            status.uri,
-            status.progress,
-            limit if timeout is None else f"for {timeout:g} s",
-            f"; the last try failed: {status.fault}" if status.fault else "",
-        )
 
     def hurry(self) -> None:
         """A machine goes away: ends a `wait`, also one that only begins.
@@ -285,7 +285,10 @@ class Mirror:
         """
         with self._changed:
             self._is_hurried = True
-            self._make_way()
+            under_way = self._upload
+            is_older = under_way is not None and under_way.commit is not self._newest
+            if under_way is not None and is_older and self._is_newest_pending():
+                under_way.cancel()
             self._changed.notify_all()
 
     def finish(self, seconds: float) -> bool:
@@ -310,32 +313,8 @@ class Mirror:
                 self._changed.wait(left)
             self._is_hurried = False
             status = self.status
-        self._say_finished(status)
+        say_finished(status, self._source.directory)
         return status.is_complete
-
-    def _say_finished(self, status: MirrorStatus) -> None:
-        if status.newest is None:
-            return
-        if status.is_complete:
-            _log.warning(
-                "tfpreempt: the copy of step %s in %s is whole",
-                status.newest,
-                status.uri,
-            )
-            return
-        known = status.mirrored
-        there = "what was there before" if known is None else f"step {known}"
-        _log.error(
-            "tfpreempt: the copy of step %s in %s was not whole when the time was up "
-            "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
-            "start on another machine goes on from %s.",
-            status.newest,
-            status.uri,
-            status.progress,
-            (status.fault or "no fault, too little time").rstrip("."),
-            self._directory or "the local directory",
-            there,
-        )
 
     def hand_in_journal(self, seconds: float) -> None:
         """Copies the journal's last records too, where the store answers.
@@ -343,8 +322,9 @@ class Mirror:
         Args:
             seconds: that this may take.
         """
-        if self._journals is not None and self.status.fault is None:
-            self._journals.put_within(seconds)
+        journals = self._source.journals
+        if journals is not None and self.status.fault is None:
+            journals.put_within(seconds)
 
     def delete(self, path: str, entry: Entry | None) -> bool:
         """Deletes a commit from the store.
@@ -369,7 +349,9 @@ class Mirror:
             elif holder == self.store.uri:
                 is_meant = copy.name == name
             else:
-                is_meant = holder == self._directory and self._is_gone(copy, name)
+                is_meant = holder == self._source.directory and _is_gone(
+                    copy, holder, name
+                )
             meant += [copy] if is_meant else []
         if meant and self.scratch is not None:
             self.scratch.note_deletion(self.store, meant)
@@ -381,19 +363,13 @@ class Mirror:
             delete(copy)
         return bool(meant) or holder == self.store.uri
 
-    def _is_gone(self, copy: Entry, name: str) -> bool:
-        """Whether it is of this local name and no longer here itself."""
-        if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
-            return False
-        return all(e.token != copy.token for e in catalog.scan(self._directory))
-
     def stop(self) -> None:
         """Tells the thread to end; what is under way is left as it is, for the next
         run. Another mirror may use the place."""
         if self.is_open:
             del _in_use[self.store.uri]
-        if self._journals is not None:
-            self._journals.stop()
+        if self._source.journals is not None:
+            self._source.journals.stop()
         with self._changed:
             self._thread.stop_event.set()
             if self._upload is not None:
@@ -460,22 +436,19 @@ class Mirror:
 
     # --- the thread ------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        if self._thread.stop_event.is_set():
-            return
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._changed.notify_all()  # it runs already
-
     def _run(self) -> None:
         while (act := self._next()) is not None:
+            fault = None
             try:
                 act()
             except upload.UploadCancelledError:
-                pass  # it comes again, unless it was forgotten
-            except Exception as error:  # noqa: BLE001 - training goes on whatever it is
-                self._fault(error)
+                pass  # the commit is copied later, unless it was forgotten
+            except Exception as error:  # noqa: BLE001 - training continues
+                fault = error
+            with self._changed:  # a task is tried once
+                self._tasks = [task for task in self._tasks if task is not act]
+            if fault is not None:
+                self._fault(fault)
                 self._rest()
 
     def _next(self) -> Callable[[], None] | None:
@@ -489,10 +462,11 @@ class Mirror:
                 if self._is_let_go:
                     self._changed.wait(3600.0)
                     continue
-                if self._retention.is_naming_due and not self._is_newest_first():
+                is_newest_first = self._is_hurried and self._is_newest_pending()
+                if self._retention.is_naming_due and not is_newest_first:
                     return self._name_newest
-                if self._tasks and not self._is_newest_first():
-                    return self._do_task
+                if self._tasks and not is_newest_first:
+                    return self._tasks[0]
                 if self._pending:
                     newest = self._pending[-1]
                     self._upload = upload.Upload(
@@ -509,12 +483,6 @@ class Mirror:
                     self._retention.naming = Naming.DUE
             return None
 
-    def _do_task(self) -> None:
-        try:
-            self._tasks[0]()
-        finally:
-            del self._tasks[0]
-
     def _name_newest(self) -> None:
         """Writes TensorFlow's state file; retention waits until that succeeds."""
         lease, is_named = self.lease, False
@@ -530,23 +498,36 @@ class Mirror:
                 self._changed.notify_all()
 
     def _copy(self, under_way: upload.Upload) -> None:
-        entry = under_way.commit
+        entry, dropped = under_way.commit, None
         try:
-            self._check_rank(entry)
+            if self._retention.outranks(entry):
+                # A start that could not look may have made commits that rank below
+                # those of the store, where retention would delete them.
+                _log.warning(
+                    "tfpreempt: step %d is not copied to %s, which has newer commits "
+                    "than this run could see when it started; the next commit ranks "
+                    "above them",
+                    entry.step,
+                    self.store.uri,
+                )
+                raise upload.CommitGoneError(f"{entry.path} is outranked")
             self._tell(uploading=entry.step or 0, total_bytes=entry.size or 0)
             under_way.run()
-            self._tell_copied(entry)
-        except upload.CommitGoneError as error:
-            self._drop(entry, error)
-        except upload.CommitDamagedError as error:
-            self._fault(error, "is given up for this commit")
-            self._drop(entry, error)
+            self._note_copied(entry)
+        except (upload.CommitGoneError, upload.CommitDamagedError) as error:
+            if isinstance(error, upload.CommitDamagedError):
+                self._fault(error, "is given up for this commit")
+            _log.info("tfpreempt: a commit is not copied to the mirror: %s", error)
+            dropped = entry
         finally:
             with self._changed:
                 self._upload = None
+                if dropped is not None:
+                    self._pending = [e for e in self._pending if e is not dropped]
+                    self._tell(dropped=self.status.dropped + 1)
                 self._tell(uploading=None, sent_bytes=0, total_bytes=0)
 
-    def _tell_copied(self, entry: Entry) -> None:
+    def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
         if self.lease is not None:  # it may be of the run before, but no stranger's
             self.lease.head.follow([entry], self.lease)
@@ -558,7 +539,7 @@ class Mirror:
                 _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
             self._tries.succeeded()
             self._retention.naming = Naming.DUE
-            self._take_out(entry)
+            self._pending = [each for each in self._pending if each is not entry]
             is_newest = entry is self._newest
             mirrored = max(step, self.status.mirrored or 0)
             self._tell(
@@ -566,31 +547,6 @@ class Mirror:
                 is_complete=is_newest or self.status.is_complete,
                 fault=None,
             )
-
-    def _drop(self, entry: Entry, why: Exception) -> None:
-        _log.info("tfpreempt: a commit is not copied to the mirror: %s", why)
-        with self._changed:
-            self._take_out(entry)
-            self._tell(dropped=self.status.dropped + 1)
-
-    def _take_out(self, entry: Entry) -> None:
-        self._pending = [each for each in self._pending if each is not entry]
-
-    def _check_rank(self, entry: Entry) -> None:
-        """A start that could not look may have made commits that rank below the
-        store's; retention there would delete them as soon as they are copied.
-
-        Raises:
-            CommitGoneError: such a one; later ones rank above.
-        """
-        if self._retention.outranks(entry):
-            _log.warning(
-                "tfpreempt: step %d is not copied to %s, which has newer commits than "
-                "this run could see when it started; the next commit ranks above them",
-                entry.step,
-                self.store.uri,
-            )
-            raise upload.CommitGoneError(f"{entry.path} is outranked")
 
     def _sent(self, count: int) -> None:
         with self._changed:
@@ -613,30 +569,20 @@ class Mirror:
             then,
             text,
         )
-        if (record := self._record()) is not None:
+        if (record := self._source.record()) is not None:
             record(Fault(where="mirror", error=text))
 
     def _rest(self) -> None:
         """Waits after a fault; a machine that goes away shortens it."""
         began, pause = time.monotonic(), self._tries.next_pause()
         with self._changed:
-            while not (self._thread.stop_event.is_set() or self._is_awaited):
+            while not (self._thread.stop_event.is_set() or self._tries.is_awaited):
                 longest = min(pause, HURRIED_PAUSE) if self._is_hurried else pause
                 left = began + longest - time.monotonic()
                 if left <= 0:
                     return
                 self._changed.wait(left)
-            self._is_awaited = False  # there may be no later try
-
-    def _make_way(self) -> None:
-        """What is under way ends, where the newest commit comes before all else."""
-        if self._upload is None or self._upload.commit is self._newest:
-            return
-        if self._is_newest_first():
-            self._upload.cancel()
-
-    def _is_newest_first(self) -> bool:
-        return self._is_hurried and self._is_newest_pending()
+            self._tries.is_awaited = False  # there may be no later try
 
     def _is_newest_pending(self) -> bool:
         return any(each is self._newest for each in self._pending)
@@ -646,3 +592,10 @@ class Mirror:
             changes["pending"] = len(self._pending)
             self.status = dataclasses.replace(self.status, **changes)  # type: ignore[arg-type]  # names of its fields
             self._changed.notify_all()
+
+
+def _is_gone(copy: Entry, directory: str, name: str) -> bool:
+    """Whether a copy is of a local commit of this name that is not there any more."""
+    if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
+        return False
+    return all(each.token != copy.token for each in catalog.scan(directory))

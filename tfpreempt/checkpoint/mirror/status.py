@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.core.clock import Clock
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,56 @@ class MirrorStatus:
         return f"{sent:.1f} of {total:.1f} MiB"
 
 
+def say_waiting(status: MirrorStatus, patience: float, timeout: float | None) -> None:
+    """Logs that a caller waits for the newest commit to be copied.
+
+    Args:
+        status: how far the mirror is; nothing is logged if only old copies are deleted.
+        patience: seconds without progress after which the wait ends.
+        timeout: seconds that the wait may take; None without a limit.
+    """
+    if status.is_complete:
+        return
+    limit = f"until {patience:g} s bring nothing new"
+    _log.warning(
+        "tfpreempt: waiting for the copy of step %s in %s (%s), %s%s",
+        status.newest,
+        status.uri,
+        status.progress,
+        limit if timeout is None else f"for {timeout:g} s",
+        f"; the last try failed: {status.fault}" if status.fault else "",
+    )
+
+
+def say_finished(status: MirrorStatus, directory: str) -> None:
+    """Logs whether the newest commit was copied before the machine goes away.
+
+    Args:
+        status: how far the mirror is.
+        directory: the checkpoint directory; empty if not known.
+    """
+    if status.newest is None:
+        return
+    if status.is_complete:
+        _log.warning(
+            "tfpreempt: the copy of step %s in %s is whole", status.newest, status.uri
+        )
+        return
+    known = status.mirrored
+    there = "what was there before" if known is None else f"step {known}"
+    _log.error(
+        "tfpreempt: the copy of step %s in %s was not whole when the time was up "
+        "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
+        "start on another machine goes on from %s.",
+        status.newest,
+        status.uri,
+        status.progress,
+        (status.fault or "no fault, too little time").rstrip("."),
+        directory or "the local directory",
+        there,
+    )
+
+
 FIRST_PAUSE = 1.0  # seconds after a fault; doubles
 LONGEST_PAUSE = 60.0
 STALLED = 300.0  # seconds without a byte after which an end without a limit gives up
@@ -58,10 +111,15 @@ class Tries:
 
     Args:
         clock: for durations.
+
+    Attributes:
+        is_awaited: whether a caller waits without a limit, so the pause after a fault
+            is to end.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.is_awaited = False
         self._pause = FIRST_PAUSE
         self._is_refused = False  # by what only a person can mend
         self._moved_at = clock.monotonic()
