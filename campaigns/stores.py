@@ -188,7 +188,7 @@ class Machine:
         lost: list[str] = []
         found = local = opened.newest(lost.append)
         fetch_newer = functools.partial(
-            opened.fetch_newer, self._store, found, lost.append, lost.append
+            opened.fetch_newer, found, lost.append, lost.append
         )
         try:
             if import_commit.look_for_newer(

@@ -40,7 +40,7 @@ def start(directory, store):
     saver = open_directory(directory, OwnContents())
     saver.start()
     local = saver.newest(print, print)
-    if saver.fetch_newer(store, local, pytest.fail, pytest.fail):
+    if saver.fetch_newer(local, pytest.fail, pytest.fail, catalog.copies(store)):
         local = saver.newest(print, print)
     return None if local is None else local.step
 

@@ -20,12 +20,14 @@ pytestmark = pytest.mark.tensorflow
 from tests.checkpoint.fakes import capture_part, cluster, write_part  # noqa: E402
 from tests.fakes.storage import (  # noqa: E402
     FaultyFiles,
+    FaultyObjectStore,
     SimulatedCrash,
     damage,
 )
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint.directory import layout  # noqa: E402
 from tfpreempt.checkpoint.directory.commit import Permit  # noqa: E402
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
 from tfpreempt.checkpoint.state.partitioning import DenseTensor, Stretch, deal  # noqa: E402
 from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
@@ -35,6 +37,7 @@ from tfpreempt.checkpoint.tensors import (  # noqa: E402
     tensor_contents,
     variables,
 )
+from tfpreempt.storage.files import LocalFiles  # noqa: E402
 
 MANY = [(7, 3), (40, 5), (1,), (), (300,), (2, 2, 2), (64, 8), (90, 4)]
 HUGE = [(3000, 4), (5, 2)]
@@ -539,7 +542,8 @@ def test_what_is_written_while_training_goes_on_is_the_chiefs(tmp_path):
 
 
 def test_workers_with_disks_of_their_own_write_no_share(tmp_path):
-    assert not parts_of(Worker(tmp_path, 1, is_shared=False), 1)
+    exchange = ShardExchange(FaultyObjectStore(), 1, [0], LocalFiles(str(tmp_path)))
+    assert not parts_of(Worker(tmp_path, 1, exchange=exchange), 1)
 
 
 # --- crashes -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import dataclasses
 import io
 import random
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import current_session
+from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.opening import open_store
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
@@ -114,6 +116,24 @@ def die_after(step: int, *, deletes: bool = False) -> None:
 
 def _stall(upload: object) -> None:
     raise errors.SaveError("the machine dies")
+
+
+def test_a_start_lists_the_mirror_before_and_under_its_lease_and_not_again(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(2)
+    cloud.go_to("second")
+    listed: list[str] = []
+    listing = catalog.listing
+
+    def count(store: ObjectStore, **more: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            listed.append(store.uri)
+        return listing(store, **more)
+
+    monkeypatch.setattr(catalog, "listing", count)
+    assert train(2)[1] == 2
+    assert listed == [URL, URL]
 
 
 def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:

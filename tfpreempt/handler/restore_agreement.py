@@ -22,7 +22,10 @@ from tfpreempt.checkpoint.mirror import import_commit
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange
 from tfpreempt.checkpoint.mirror.upload import Upload
-from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.checkpoint_directory import (
+    Directory,
+    check_nothing_came,
+)
 from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.state.state import REGISTRY, StateRegistry
 from tfpreempt.coordination import rendezvous
@@ -192,10 +195,6 @@ def agree(
         if plan["damaged"] and agreed.candidate is None:
             raise errors.CheckpointDamagedError(plan["damaged"])
         undo.pop_all()
-    if start.store is not None and apart:
-        files = LocalFiles(agreed.directory.path)
-        exchange = ShardExchange(start.store, cluster.worker, apart, files)
-        agreed.directory.exchange = exchange
     return dataclasses.replace(agreed, seconds=time.monotonic() - began)
 
 
@@ -231,14 +230,16 @@ def _find_apart(
 
 
 def _open(
-    start: Start, chief_directory: str | None = None, *, is_shared: bool = True
+    start: Start,
+    chief_directory: str | None = None,
+    apart: frozenset[int] = frozenset(),
 ) -> Directory:
     """Opens the directory of this worker; the chief takes the lease of it.
 
     Args:
         start: see `agree`.
         chief_directory: the directory to open in place of this worker's own.
-        is_shared: whether all workers see the directory.
+        apart: the workers that do not see the directory of the chief.
     """
     given = chief_directory or start.directory
     mine = paths.absolute(given) if given else ""
@@ -250,6 +251,10 @@ def _open(
                 "another's. Close that one first (its close(), or the end of its "
                 "`with` block), or give each a directory of its own"
             )
+    exchange = None
+    if start.store is not None and apart:
+        worker, files = start.cluster.worker, LocalFiles(mine)
+        exchange = ShardExchange(start.store, worker, apart, files)
     opened = open_directory(
         start.checkpoint,
         start.directory,
@@ -259,7 +264,7 @@ def _open(
         chief_directory=chief_directory,
         io_device=start.io_device,
         mirror=start.mirror,
-        is_shared=is_shared,
+        exchange=exchange,
         registry=start.registry,
         lease=start.lease,
     )
@@ -270,21 +275,22 @@ def _open(
 
 def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
     """Opens the directory on the chief, and proposes its newest intact commit."""
-    opened, mirror = _open(start, is_shared=not apart), start.mirror
-    opened.check_nothing_came()
+    opened, mirror = _open(start, apart=apart), start.mirror
+    check_nothing_came(opened.path)
     opened.start()
+    copies = None
     if mirror is not None:
-        import_commit.settle(
+        copies = import_commit.settle(
             mirror, opened.files, adopts=start.restore, instead=RESTORE_FALSE
         )
         if mirror.scratch is not None:
             mirror.scratch.check_room(opened.contents.held_bytes())
     newest, snapshots, attempts = _Newest(), None, None
     if start.restore:
-        newest = _find_newest(start, opened)
+        newest = _find_newest(start, opened, copies)
         if apart and mirror is not None and newest.commit is not None:
             upload_for_others(mirror, newest.commit)
-    elif mirror is not None:
+    elif mirror is not None and copies is None:
         mirror.look()
     if start.memory is not None:
         snapshots = open_snapshots(
@@ -323,8 +329,16 @@ def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
     return plan, agreed
 
 
-def _find_newest(start: Start, opened: Directory) -> _Newest:
-    """Finds the newest commit that is intact, in the directory or in the mirror."""
+def _find_newest(
+    start: Start, opened: Directory, copies: Sequence[Entry] | None
+) -> _Newest:
+    """Finds the newest commit that is intact, in the directory or in the mirror.
+
+    Args:
+        start: see `agree`.
+        opened: the directory.
+        copies: the copies in the mirror, if the start has listed them.
+    """
     skipped: list[str] = []
     lost: list[str] = []  # the skipped ones that were intact once
     mirror, tier = start.mirror, "disk"
@@ -332,12 +346,11 @@ def _find_newest(start: Start, opened: Directory) -> _Newest:
     if mirror is not None and import_commit.look_for_newer(
         mirror,
         commit,
-        functools.partial(
-            opened.fetch_newer, mirror.store, commit, skipped.append, lost.append
-        ),
+        functools.partial(opened.fetch_newer, commit, skipped.append, lost.append),
         instead=RESTORE_FALSE,
+        copies=copies,
     ):
-        opened.check_nothing_came()  # nor to the mirror, from another directory
+        check_nothing_came(opened.path)  # nor to the mirror, from another directory
         commit, tier = opened.newest(skipped.append, lost.append), "bucket"
     damaged = ""
     if lost and commit is None:
@@ -400,7 +413,7 @@ def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agre
             "all workers a remote_checkpoint_dir in object storage, by way of which "
             "each has what it needs on its own disk."
         )
-    opened = _open(start, directory, is_shared=not apart)
+    opened = _open(start, directory, apart)
     if is_apart:
         opened.start(is_sole=False)  # other workers of this machine may use it too
     token, commit, tier = plan["checkpoint"], None, "disk"

@@ -13,7 +13,10 @@ from tfpreempt.checkpoint.directory.head import Head, committed
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror.store_selection import Places
-from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
+from tfpreempt.checkpoint.restore.checkpoint_directory import (
+    Directory,
+    check_nothing_came,
+)
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
 from tfpreempt.checkpoint.state.state import REGISTRY, State, sync_states
@@ -108,26 +111,28 @@ class StatesAlone:
         if not self._cluster.is_chief:
             sync_states(states)
             return self._directory
-        opened = self._opened or Directory(
-            path=self._directory,
-            cluster=self._cluster,
-            files=self._files(),
-            max_to_keep=self._max_to_keep,
-            lease=self._lease,
-        )
 
         def hold() -> None:
             self.hold()
             if self._opened is None:
-                opened.check_nothing_came()
+                check_nothing_came(self._directory)
 
+        mirror = None
         if self._copies is None:
             hold()
         else:
             self._copies.begin(hold)
-            opened.mirror = self._copies.mirror
-        if self._opened is None:
-            self._opened = opened
+            mirror = self._copies.mirror
+        opened = self._opened
+        if opened is None or opened.mirror is not mirror:
+            self._opened = opened = Directory(
+                path=self._directory,
+                cluster=self._cluster,
+                files=self._files(),
+                max_to_keep=self._max_to_keep,
+                mirror=mirror,
+                lease=self._lease,
+            )
             opened.start()
         save = Save(opened, self._step(states), f"states-{uuid.uuid4().hex[:12]}")
         save.capture()

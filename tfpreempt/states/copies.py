@@ -116,18 +116,20 @@ class Copies:
         instead = f"unset {REMOTE_VARIABLE}"
         if self.scratch is not None:
             instead = "name another checkpoint directory"
+        copies = None
         with self._settling() as files:
             if files is not None:
-                import_commit.settle(self.mirror, files, instead=instead)
+                copies = import_commit.settle(self.mirror, files, instead=instead)
         local = self.newest()
         lost: list[str] = []
         import_commit.look_for_newer(
             self.mirror,
             local,
-            lambda: import_commit.newest_first(
-                self.files, self.store, local, self.directory, lost.append, lost.append
+            lambda found: import_commit.newest_first(
+                self.files, found, local, self.directory, lost.append, lost.append
             ),
             instead=instead,
+            copies=copies,
         )
         if lost and self.newest() is None:
             found = "; ".join(text.rstrip(".") for text in lost)

@@ -440,7 +440,22 @@ def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entr
     Raises:
         CheckpointError: the store cannot be listed or read.
     """
-    for entry in map(read, copies(store)):
+    yield from read_commits(copies(store), on_skip)
+
+
+def read_commits(
+    found: Iterable[Entry], on_skip: Callable[[str], None]
+) -> Iterator[Entry]:
+    """The whole ones of some copies, in their order, each read when asked for.
+
+    Args:
+        found: folders of a mirror, from `copies`.
+        on_skip: called with a description of each damaged one.
+
+    Raises:
+        CheckpointError: the store cannot be read.
+    """
+    for entry in map(read, found):
         if entry.is_committed:
             yield entry
         elif entry.condition is Condition.DAMAGED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout, retention
@@ -31,15 +31,22 @@ LOOK_SECONDS = 8.0  # that it asks on where a local commit can be restored
 
 
 def look_for_newer(
-    mirror: Mirror, local: Entry | None, fetch: Callable[[], bool], *, instead: str
+    mirror: Mirror,
+    local: Entry | None,
+    fetch: Callable[[Sequence[Entry]], bool],
+    *,
+    instead: str,
+    copies: Sequence[Entry] | None = None,
 ) -> bool:
     """Looks, and brings a newer commit; without a local one it has to succeed.
 
     Args:
         mirror: of the store.
         local: the newest local checkpoint that is whole; None without one.
-        fetch: brings a commit that is newer, and says whether there was one.
+        fetch: given the copies in the store, brings a commit that is newer, and returns
+            whether there was one.
         instead: what a user can do who wants to begin anew.
+        copies: the copies that `settle` returned; None to look for them now.
 
     Returns:
         Whether there was one.
@@ -50,8 +57,10 @@ def look_for_newer(
         SaveError: the disk.
     """
     try:
-        _look_aloud(mirror, timeout=None if local is None else LOOK_SECONDS)
-        return fetch()
+        if copies is None:
+            limit = None if local is None else LOOK_SECONDS
+            copies = _look_aloud(mirror, timeout=limit)
+        return fetch(copies)
     except (errors.SaveError, errors.DirectoryInUseError):
         raise  # this disk; or another program is at work
     except errors.CheckpointError as error:
@@ -68,7 +77,9 @@ def look_for_newer(
         return False
 
 
-def settle(mirror: Mirror, files: Files, *, adopts: bool = True, instead: str) -> None:
+def settle(
+    mirror: Mirror, files: Files, *, adopts: bool = True, instead: str
+) -> list[Entry] | None:
     """Makes a scratch directory a cache of its mirror; nothing for other directories.
 
     Called by the process that holds the lease of the scratch directory.
@@ -80,6 +91,9 @@ def settle(mirror: Mirror, files: Files, *, adopts: bool = True, instead: str) -
             commit: of an earlier version, or of TensorFlow alone.
         instead: what a user can do who wants to begin anew.
 
+    Returns:
+        The copies in the mirror; None if the directory is no scratch directory.
+
     Raises:
         CheckpointError: the mirror cannot be read.
         CheckpointDamagedError: the mirror has commits of an earlier version, and none
@@ -90,16 +104,17 @@ def settle(mirror: Mirror, files: Files, *, adopts: bool = True, instead: str) -
     """
     scratch = mirror.scratch
     if scratch is None:
-        return
+        return None
     try:
-        _look_aloud(mirror, timeout=None)
-        is_empty = scratch.settle(mirror.store, files)
+        copies = _look_aloud(mirror, timeout=None)
+        is_empty = scratch.settle(copies, files)
     except (errors.SaveError, errors.DirectoryInUseError):
         raise
     except errors.CheckpointError as error:
         raise _unknown(mirror, error, instead) from error
     if is_empty and adopts:
         _adopt(files, mirror.store, scratch.directory)
+    return copies
 
 
 def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.CheckpointError:
@@ -139,10 +154,10 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
             write_durably(files, path, checkpoint_state.to_bytes(latest))
 
 
-def _look_aloud(mirror: Mirror, *, timeout: float | None) -> None:
-    """Looks; where no answer comes at once it says so, and asks on."""
+def _look_aloud(mirror: Mirror, *, timeout: float | None) -> list[Entry]:
+    """Returns the copies in the store; logs it if no answer comes at once."""
     try:
-        mirror.look(SILENT_SECONDS)
+        return mirror.look(SILENT_SECONDS)
     except errors.CheckpointError as error:
         if error.is_permanent:
             raise
@@ -153,12 +168,12 @@ def _look_aloud(mirror: Mirror, *, timeout: float | None) -> None:
             timeout or RETRY_SECONDS,
             error,
         )
-        mirror.look(timeout)
+        return mirror.look(timeout)
 
 
 def newest_first(
     files: Files,
-    store: ObjectStore,
+    copies: Iterable[Entry],
     local: Entry | None,
     directory: str,
     on_skip: Callable[[str], None],
@@ -174,7 +189,7 @@ def newest_first(
 
     Args:
         files: the file operations.
-        store: the store.
+        copies: the copies in the store; highest sequence first.
         local: the newest local checkpoint that is whole; None without one.
         directory: the checkpoint directory.
         on_skip: called with a description of each that is passed over.
@@ -190,7 +205,7 @@ def newest_first(
         SaveError: the disk.
     """
     newer = []
-    for commit in catalog.commits(store, on_lost):
+    for commit in catalog.read_commits(copies, on_lost):
         if local is None or _is_newer(commit, local):
             newer.append(commit)
         elif commit.sequence != local.sequence:

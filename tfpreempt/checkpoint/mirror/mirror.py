@@ -105,18 +105,22 @@ class Mirror:
 
     # --- what the owner calls --------------------------------------------------------
 
-    def look(self, timeout: float | None = None) -> None:
+    def look(self, timeout: float | None = None) -> list[Entry]:
         """Finds out what sequences are taken, once nobody else can take more.
 
         Args:
             timeout: seconds; None: the store's own limit.
+
+        Returns:
+            The copies in the store, not read; highest sequence first. While the lease
+            is held, no other program adds a copy.
 
         Raises:
             DirectoryInUseError: another program copies to this place.
             CheckpointError: the store cannot be listed.
             SaveError: the lease of a URL cannot be taken.
         """
-        self._retention.look(timeout)
+        copies = self._retention.look(timeout)  # fails soon if the store is not there
         if self.lease is not None and self.lease.token is None:
             try:
                 self.lease.acquire(self._place)
@@ -129,7 +133,9 @@ class Mirror:
                     self.store.uri,
                     error,
                 )
-            self.lease.head.follow(self._retention.look(timeout), self.lease)
+            copies = self._retention.look(timeout)
+            self.lease.head.follow(copies, self.lease)
+        return copies
 
     def begin(
         self,

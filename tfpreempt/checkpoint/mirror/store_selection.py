@@ -114,13 +114,13 @@ class Scratch:
         private_directory(os.path.dirname(directory), VARIABLE)
         return cls(url, private_directory(directory, VARIABLE))
 
-    def settle(self, store: ObjectStore, files: Files) -> bool:
+    def settle(self, copies: Iterable[Entry], files: Files) -> bool:
         """Empties the scratch directory if other programs have changed the mirror.
 
         Called by the process that holds the lease of the scratch directory.
 
         Args:
-            store: the mirror.
+            copies: all copies in the mirror, from `catalog.copies`.
             files: the file operations, under that lease.
 
         Returns:
@@ -130,13 +130,13 @@ class Scratch:
             CheckpointError: the mirror cannot be read.
             SaveError: the disk, or the lease is lost.
         """
-        copies = _marked(store)
-        now, expected = newest(copies), self._expected()
+        marked = _marked(copies)
+        now, expected = newest(marked), self._expected()
         with failure.translated("read the scratch directory", self.directory):
             local = committed(catalog.scan(self.directory))
             is_ours = any(now.token == each.token for each in expected)
             if not (local and is_ours):
-                there = {each.token for each in copies}
+                there = {each.token for each in marked}
                 self._empty(files, [e for e in local if e.token not in there])
                 if now == NONE and not is_ours:
                     self._empty_journal(files)
@@ -159,7 +159,8 @@ class Scratch:
             CheckpointError: the mirror cannot be read.
         """
         names = {each.name for each in deleted}
-        self._expect(newest(e for e in _marked(store) if e.name not in names))
+        marked = _marked(catalog.copies(store))
+        self._expect(newest(e for e in marked if e.name not in names))
 
     def note_copied(self, commit: Entry) -> None:
         """Notes that the mirror has a commit: no older commit is the newest one."""
@@ -269,16 +270,16 @@ class Scratch:
                 _delete(files, os.path.join(journal, name))
 
 
-def _marked(store: ObjectStore) -> list[Entry]:
-    """Returns the commits of a mirror, not read.
+def _marked(copies: Iterable[Entry]) -> list[Entry]:
+    """Returns the copies that are commits, not read.
 
     Raises:
         CheckpointError: the mirror cannot be read.
     """
     return [
         each
-        for each in catalog.copies(store)
-        if store.stat(each.control(layout.MARKER)) is not None
+        for each in copies
+        if each.store.stat(each.control(layout.MARKER)) is not None
     ]
 
 

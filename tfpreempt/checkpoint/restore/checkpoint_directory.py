@@ -164,30 +164,6 @@ class Directory:
         if self.lease is not None:
             self.lease.head.follow(committed(found), self.lease)
 
-    def check_nothing_came(self) -> None:
-        """Refuses to begin where another run committed after this process had done so.
-
-        Between two handlers of one program nobody holds the lease of the directory.
-        What the program keeps outside of its checkpoints is of a step that is not the
-        other run's. Main thread of the chief.
-
-        Raises:
-            DirectoryInUseError: it did.
-            SaveError: the disk.
-        """
-        head = _heads.get((this_process(), os.path.realpath(self.path)))
-        if head is None:
-            return
-        with failure.translated("read the last commit", self.path):
-            found = catalog.scan(self.path)
-        if head.has_moved(committed(found)):
-            raise errors.DirectoryInUseError(
-                f"another program has committed in {self.path!r} since this "
-                "process closed its handler there; to go on from that in this process "
-                "would mix two runs. Start this program again (in a notebook: restart "
-                "the kernel) once that one has ended, or give it a directory of its own"
-            )
-
     def remember_head(self) -> None:
         """Remembers, for later handlers of this process, that it has committed here."""
         if self.lease is not None:
@@ -221,15 +197,15 @@ class Directory:
 
     def fetch_newer(
         self,
-        store: ObjectStore,
         local: Entry | None,
         on_skip: Callable[[str], None],
         on_lost: Callable[[str], None],
+        copies: Iterable[Entry],
     ) -> bool:
         """Brings a newer commit from a store; see `import_commit.newest_first`."""
         return import_commit.newest_first(
             self.files,
-            store,
+            copies,
             local,
             self.path,
             on_skip,
@@ -461,3 +437,31 @@ class Directory:
             self.lease.release()
         if self.mirror is not None:
             self.mirror.release()
+
+
+def check_nothing_came(path: str) -> None:
+    """Refuses a directory where another run committed after this process had done so.
+
+    Between two handlers of one program no process holds the lease of the directory. The
+    values that the program keeps outside of its checkpoints are of a step that is not
+    the other run's. Main thread of the chief.
+
+    Args:
+        path: the checkpoint directory.
+
+    Raises:
+        DirectoryInUseError: another run has committed.
+        SaveError: the disk.
+    """
+    head = _heads.get((this_process(), os.path.realpath(path)))
+    if head is None:
+        return
+    with failure.translated("read the last commit", path):
+        found = catalog.scan(path)
+    if head.has_moved(committed(found)):
+        raise errors.DirectoryInUseError(
+            f"another program has committed in {path!r} since this process closed its "
+            "handler there; to go on from that in this process would mix two runs. "
+            "Start this program again (in a notebook: restart the kernel) once that "
+            "one has ended, or give it a directory of its own"
+        )

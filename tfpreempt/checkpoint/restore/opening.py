@@ -11,6 +11,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
 from tfpreempt.checkpoint.state.contents import Contents, Staged
 from tfpreempt.checkpoint.state.random_state import RandomState
@@ -117,7 +118,7 @@ def open_directory(
     chief_directory: str | None = None,
     io_device: str | None = None,
     mirror: Mirror | None = None,
-    is_shared: bool = True,
+    exchange: ShardExchange | None = None,
     registry: StateRegistry = REGISTRY,
     files: Files | None = None,
     lease: Lease | None = None,
@@ -138,8 +139,8 @@ def open_directory(
         io_device: where TensorFlow's files are written and read; None: where the
             variables are, which may be another machine.
         mirror: on the chief, the copy of the directory in an object store.
-        is_shared: whether all workers see the directory, so that each can write a
-            share of what all hold.
+        exchange: transfers the parts of workers that do not see the directory; None if
+            all workers see it, so that each can write a share of what all hold.
         registry: the named States that go along.
         files: the file operations.
         lease: of the directory, under which the chief commits; None without one.
@@ -172,7 +173,7 @@ def open_directory(
             cluster=cluster,
             io_device=io_device,
             files=files,
-            is_shared=is_shared,
+            is_shared=exchange is None,
             is_second=is_second,
         )
     elif save_fn is not None:
@@ -187,5 +188,6 @@ def open_directory(
         max_to_keep=max_to_keep,
         mirror=mirror,
         lease=lease,
+        exchange=exchange,
         clock=clock or SystemClock(),
     )

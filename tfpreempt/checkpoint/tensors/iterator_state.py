@@ -221,7 +221,9 @@ def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
         serialize: returns the iterator's state, a variant tensor of shape (elements,).
     """
     seeds: ShuffleSeeds | None = getattr(iterator, SEEDS, None)
-    return serialize() if seeds is None else seeds.add_to(serialize)
+    if seeds is None or not seeds.probes:
+        return serialize()
+    return seeds.add_to(serialize)
 
 
 # --- who has no position -------------------------------------------------------------

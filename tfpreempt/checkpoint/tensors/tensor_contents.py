@@ -141,7 +141,7 @@ def make_contents(
         cluster: see `open_directory`.
         io_device: see `open_directory`.
         files: the file operations, under the lease if there is one.
-        is_shared: see `open_directory`.
+        is_shared: whether all workers see the directory.
         is_second: see `open_directory`.
 
     Raises:
