@@ -149,13 +149,15 @@ def clean(
     # Saves, and the shares that other workers wrote for them. A download is finished or
     # removed by `mirror/import_commit.py`.
     staging = os.path.join(directory, layout.STAGING)
-    for name in reading.names(staging) if reading.is_real_dir(staging) else ():
+    is_there = reading.is_real_dir(staging)
+    for name in reading.names(staging) if is_there else ():
         path = os.path.join(staging, name)
         is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
         if is_ours and reading.is_real_dir(path) and is_over(path):
             delete_staging(files, path)
             removed.append(path)
-    remove_if_empty(files, staging)
+    if is_there:
+        remove_if_empty(files, staging)
     for entry in filter(is_uncommitted, catalog.scan(directory)):
         if is_over(entry.path):
             delete(files, entry)
