@@ -1,7 +1,8 @@
 """What a periodic save costs training: ours, waited for, TensorFlow's and Orbax's.
 
 Three kinds of steps: one that waits for a device, as on an accelerator, one that
-computes on all processors, and one of Python's alone. A side saves once, at a boundary,
+computes on all processors, and one of Python's alone; the states with more tensors than
+16 (`states.py`) have the first kind alone. A side saves once, at a boundary,
 while the steps go on until it is through. A row is of a kind and of
 
 - `stall`: seconds at the boundary;
@@ -32,11 +33,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks import states
 from benchmarks.row import judged, side
 
 STALL_BAR = 1.2  # copies of the state
 SLOWER_BAR = 0.1  # of what a save takes that is waited for
-TENSORS = 8
+FIRST = "16 equal tensors"
 USUAL = 30  # steps that tell how long one takes without a save
 Figures = dict[str, float]
 
@@ -50,26 +54,31 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
     """
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
     try:
-        state = _State(mebibytes)
-        for kind, step in state.steps.items():
-            yield from _rows(root, state, kind, step, rounds)
+        for name in (FIRST, "512 equal tensors", "4,096 equal tensors", *states.MODELS):
+            state = _State(name, mebibytes)
+            kinds = list(state.steps) if name == FIRST else ["waits for a device"]
+            for kind in kinds:
+                yield from _rows(root, state, kind, rounds)
     finally:
         shutil.rmtree(root)
 
 
 class _State:
-    def __init__(self, mebibytes: int) -> None:
+    def __init__(self, name: str, mebibytes: int) -> None:
         import tensorflow as tf
 
-        size = (mebibytes << 20) // 4 // TENSORS
-        self.mebibytes = mebibytes
-        self.variables = [
-            tf.Variable(tf.random.uniform([size])) for _ in range(TENSORS)
-        ]
+        self.name = name
         self.counter = tf.Variable(0.0)
-        self.checkpoint = tf.train.Checkpoint(
-            variables=self.variables, counter=self.counter
-        )
+        if name in states.TENSORS:
+            self.variables = states.tensors(name, mebibytes)
+            self.tracked: dict[str, Any] = {"variables": self.variables}
+        else:
+            model = states.MODELS[name]()
+            self.variables = [*model.variables, *model.optimizer.variables]
+            self.tracked = {"model": model, "optimizer": model.optimizer}
+        self.checkpoint = tf.train.Checkpoint(**self.tracked, counter=self.counter)
+        read = [np.asarray(variable) for variable in self.variables]
+        self.mebibytes = round(sum(each.nbytes for each in read) / 2**20)
         matrix = tf.random.normal([700, 700])
 
         @tf.function
@@ -95,9 +104,7 @@ class _State:
 
     def copy_seconds(self) -> float:
         """One copy of it into new memory."""
-        import numpy as np
-
-        read = [variable.numpy() for variable in self.variables]
+        read = [np.asarray(variable) for variable in self.variables]
         began = time.perf_counter()
         for each in read:
             np.copyto(np.empty_like(each), each)
@@ -105,14 +112,15 @@ class _State:
 
 
 def _rows(
-    root: Path, state: _State, kind: str, step: Callable[[], None], rounds: int
+    root: Path, state: _State, kind: str, rounds: int
 ) -> Iterator[dict[str, Any]]:
+    step = state.steps[kind]
     ways: dict[str, Callable[[], Figures]] = {
         "ours": lambda: _ours(root, state, step, is_async=True),
         "waited": lambda: _ours(root, state, step, is_async=False),
         "theirs": lambda: _tensorflow(root, state, step),
     }
-    if importlib.util.find_spec("orbax"):
+    if state.name == FIRST and importlib.util.find_spec("orbax"):
         ways["orbax"] = functools.partial(_orbax, root, _model(state.mebibytes), step)
     sides: dict[str, list[Figures]] = {name: [] for name in ways}
     copies = []
@@ -141,6 +149,8 @@ def _rows(
             "unit": "s",
             "of": what,
             "step": kind,
+            "state": state.name,
+            "tensors": len(state.variables),
             "mebibytes": state.mebibytes,
         }
         if base:
@@ -180,7 +190,7 @@ def _tensorflow(root: Path, state: _State, step: Callable[[], None]) -> Figures:
     import tensorflow as tf
 
     options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
-    checkpoint = tf.train.Checkpoint(variables=state.variables, counter=state.counter)
+    checkpoint = tf.train.Checkpoint(**state.tracked, counter=state.counter)
     checkpoint.write(str(root / "first"), options=options)
     checkpoint.sync()
     began = time.perf_counter()
@@ -197,8 +207,8 @@ def _model(mebibytes: int) -> Any:
     """A Keras model whose weights have the size of the state."""
     import keras
 
-    size = (mebibytes << 20) // 4 // TENSORS
-    layers = [keras.layers.Embedding(size // 256, 256) for _ in range(TENSORS)]
+    rows, width = (mebibytes << 20) // 4 // 16 // 256, 256
+    layers = [keras.layers.Embedding(rows, width) for _ in range(16)]
     for layer in layers:
         layer.build()
     model = keras.Sequential(layers)

@@ -3,7 +3,7 @@
 A commit is all of it: gathered, staged, synced, summed up, with its manifest, its
 marker and the state file. The plain side writes the same memory with as many threads,
 each into a file of its own, and syncs each. Both write new files; what was written is
-removed outside of the times. A state is of equal tensors, or nearly all one tensor.
+removed outside of the times. The states are those of `states.py`.
 `checkpoint_write` is `tf.train.Checkpoint.write`, which syncs nothing and has no sums.
 
 Restoring is what a start does: the newest commit is verified, then restored. It is
@@ -28,12 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import plain
+from benchmarks import plain, states
 from benchmarks.row import MEMORY, compare, file_system, side
 
 BAR = 1.15
 RESTORE_BAR = 1.2
-SHAPES = {"16 equal tensors": [1] * 16, "one large tensor": [60, 1, 1, 1, 1]}
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
@@ -41,19 +40,19 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
 
     Args:
         rounds: commits of each, and restores.
-        mebibytes: size of the state.
+        mebibytes: size of a state of tensors.
     """
     for place in (MEMORY, None):
-        for shape, parts in SHAPES.items():
+        for name in (*states.TENSORS, *states.MODELS):
             root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
             try:
-                yield from _rows(root, shape, parts, rounds, mebibytes)
+                yield from _rows(root, name, rounds, mebibytes)
             finally:
                 shutil.rmtree(root)
 
 
 def _rows(
-    root: Path, shape: str, parts: list[int], rounds: int, mebibytes: int
+    root: Path, name: str, rounds: int, mebibytes: int
 ) -> Iterator[dict[str, Any]]:
     import tensorflow as tf
 
@@ -61,16 +60,19 @@ def _rows(
     from tfpreempt.checkpoint.restore.save import Save
     from tfpreempt.checkpoint.tensors import bundle_writer
 
-    rng = np.random.default_rng(0)
-    rows_of = [(mebibytes << 20) // 4096 * part // sum(parts) for part in parts]
-    variables = [tf.Variable(rng.random((rows, 1024), np.float32)) for rows in rows_of]
-    checkpoint = tf.train.Checkpoint(variables=variables)
+    if name in states.TENSORS:
+        variables = states.tensors(name, mebibytes)
+        checkpoint = tf.train.Checkpoint(variables=variables)
+    else:
+        model = states.MODELS[name]()
+        variables = [*model.variables, *model.optimizer.variables]
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     saver = opening.open_directory(checkpoint, root / "run", max_to_keep=None)
     saver.start()
     ours, theirs, stock, restored, read = [], [], [], [], []
     kept, stock_read, first = [], [], 0.0
     for number in range(rounds + 1):
-        memory = [np.asarray(variable.read_value()) for variable in variables]
+        memory = [np.asarray(variable) for variable in variables]
         written = plain.write(root / "plain", memory, bundle_writer.THREADS)
         began = time.perf_counter()
         save = Save(saver, number, f"bench-{number}")
@@ -103,8 +105,9 @@ def _rows(
             stock_read.append(stock_again)
     facts = {
         "place": file_system(root),
-        "state": shape,
-        "mebibytes": mebibytes,
+        "state": name,
+        "tensors": len(variables),
+        "mebibytes": round(sum(each.nbytes for each in memory) / 2**20),
         "threads": bundle_writer.THREADS,
     }
     yield compare(

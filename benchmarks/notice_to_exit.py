@@ -22,38 +22,42 @@ from benchmarks.row import MEMORY, compare
 
 BAR = 0.35
 VICTIMS = {"worker 1": (1,), "all": (0, 1)}
+CASES = [("worker 1", 16), ("all", 16), ("worker 1", 512), ("worker 1", 4096)]
+"""Workers that get SIGTERM, and the number of tensors of the state."""
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """One row for each choice of victims, and the one of `copies_written`.
+    """One row for each case, and the row of `copies_written`.
 
     Args:
         rounds: preemptions of each kind and side, in turn.
         mebibytes: size of the state.
     """
-    found: dict[str, dict[str, list[Strike]]] = {
-        name: {"ours": [], "theirs": []} for name in VICTIMS
+    found: dict[tuple[str, int], dict[str, list[Strike]]] = {
+        case: {"ours": [], "theirs": []} for case in CASES
     }
-    raw: dict[str, list[float]] = {name: [] for name in VICTIMS}
+    raw: dict[tuple[str, int], list[float]] = {case: [] for case in CASES}
     for _ in range(rounds):
-        for name, victims in VICTIMS.items():
-            raw[name].append(plain_write(mebibytes))
-            for side, strikes in found[name].items():
-                strikes.append(strike(side, victims, mebibytes))
-    for name, sides in found.items():
+        for case, sides in found.items():
+            victims, tensors = VICTIMS[case[0]], case[1]
+            raw[case].append(plain_write(mebibytes))
+            for side, strikes in sides.items():
+                strikes.append(strike(side, victims, mebibytes, tensors))
+    for case, sides in found.items():
         yield compare(
             "notice_to_exit",
             [each.seconds for each in sides["ours"]],
             [each.seconds for each in sides["theirs"]],
-            raw=raw[name],
+            raw=raw[case],
             unit="s",
             bar=BAR,
-            signalled=name,
+            signalled=case[0],
+            tensors=case[1],
             mebibytes=mebibytes,
             codes=sorted({each.codes for each in sides["ours"]}),
             profile=profile(sides["ours"]),
         )
-    sides = found["worker 1"]
+    sides = found[CASES[0]]
     yield copies_written.row(sides["ours"], sides["theirs"], mebibytes)
 
 

@@ -1,9 +1,10 @@
 """The worker of `parallel_save`: saves in turn by all workers and by the chief alone.
 
-Usage: python -m benchmarks.parallel_program DIRECTORY MEBIBYTES ROUNDS REPORT
+Usage: python -m benchmarks.parallel_program DIRECTORY MEBIBYTES TENSORS ROUNDS REPORT
 
-The state is MEBIBYTES of float32 in eight variables. REPORT gets a JSON object from the
-chief: the seconds of each save, from where all workers stand to the commit, by side.
+The state is MEBIBYTES of float32 in TENSORS variables. REPORT gets a JSON object from
+the chief: the seconds of each save, from where all workers stand to the commit, by
+side.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ import tensorflow as tf
 import tfpreempt
 from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
 
-TENSORS = 8
-
 
 def _never(parts: WorkerParts, tensors: object) -> bool:
     """The chief writes all."""
     return False
 
 
-def main(directory: str, mebibytes: int, rounds: int, report: Path) -> None:
+def main(
+    directory: str, mebibytes: int, tensors: int, rounds: int, report: Path
+) -> None:
     """Saves so many times on each side, after a warm-up of each."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        count = mebibytes * 2**20 // 4 // TENSORS
-        state = [tf.Variable(tf.fill([count], float(i))) for i in range(TENSORS)]
+        count = mebibytes * 2**20 // 4 // tensors
+        state = [tf.Variable(tf.fill([count], float(i))) for i in range(tensors)]
     checkpoint = tf.train.Checkpoint(state=state)
     resolver = strategy.cluster_resolver
 
@@ -62,4 +63,5 @@ def main(directory: str, mebibytes: int, rounds: int, report: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    place, *sizes, told = sys.argv[1:]
+    main(place, *map(int, sizes), Path(told))

@@ -26,17 +26,17 @@ LIMIT = 600.0
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """A row for the memory, and one for the disk.
+    """A row for each number of tensors in memory, and a row for the disk.
 
     Args:
         rounds: saves of each side.
         mebibytes: size of the state.
     """
-    for place in (MEMORY, None):
+    for place, tensors in ((MEMORY, 16), (MEMORY, 512), (MEMORY, 4096), (None, 16)):
         root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
         try:
             kind = file_system(root)
-            found = measure(root, rounds, mebibytes)
+            found = measure(root, rounds, mebibytes, tensors)
         finally:
             shutil.rmtree(root)
         yield compare(
@@ -47,15 +47,18 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
             bar=BAR,
             place=kind,
             mebibytes=mebibytes,
+            tensors=tensors,
             workers=WORKERS,
         )
 
 
-def measure(root: Path, rounds: int, mebibytes: int) -> dict[str, list[float]]:
+def measure(
+    root: Path, rounds: int, mebibytes: int, tensors: int
+) -> dict[str, list[float]]:
     """The seconds of each save, by side."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
     report = root / "report"
-    arguments = [root / "state", mebibytes, rounds, report]
+    arguments = [root / "state", mebibytes, tensors, rounds, report]
     with contextlib.ExitStack() as stack:
         processes = []
         for index in range(WORKERS):

@@ -52,18 +52,21 @@ class Strike:
     trained: float
 
 
-def strike(side: str, victims: tuple[int, ...], mebibytes: int) -> Strike:
+def strike(
+    side: str, victims: tuple[int, ...], mebibytes: int, tensors: int = 16
+) -> Strike:
     """Starts two workers in a fresh directory in memory, strikes, waits for the end.
 
     Args:
         side: "ours" or "theirs".
         victims: who gets SIGTERM.
         mebibytes: size of the state.
+        tensors: in which the state is.
     """
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=memory))
     try:
-        with workers(side, root, mebibytes) as processes:
+        with workers(side, root, mebibytes, tensors) as processes:
             await_ready(processes, root)
             warm_memory(root)
             time.sleep(0.3)
@@ -74,7 +77,7 @@ def strike(side: str, victims: tuple[int, ...], mebibytes: int) -> Strike:
 
 @contextlib.contextmanager
 def workers(
-    side: str, root: Path, mebibytes: int
+    side: str, root: Path, mebibytes: int, tensors: int
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two workers of one cluster; whatever still runs at the end is killed."""
     with contextlib.ExitStack() as stack:
@@ -82,7 +85,8 @@ def workers(
         addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
         for index in range(WORKERS):
             log = stack.enter_context((root / f"log-{index}").open("wb"))
-            arguments = [side, root / "state", mebibytes, root / f"ready-{index}"]
+            ready = root / f"ready-{index}"
+            arguments = [side, root / "state", mebibytes, tensors, ready]
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.train", *map(str, arguments)],
                 cwd=ROOT,

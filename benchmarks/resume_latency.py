@@ -1,7 +1,8 @@
 """How long a program that is started again takes to get to its first resumed batch.
 
-A program trains a model whose state (weights and momentum) has so many MiB, is
-preempted, and is started again, each time from the same commit. Its phases, as the
+A program trains a model, is preempted, and is started again, each time from the same
+commit. The model has two layers whose weights and momentum have so many MiB, or is a
+model of `states.py` with Adam. Its phases, as the
 program itself times them:
 
     start     from the process's start to its first line
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.row import alone
+from benchmarks.states import MODELS, model_batch
 
 RATIO = 1.2
 EXTRA = 1.0
@@ -43,19 +45,25 @@ CHUNK = 2**20
 
 
 def rows(rounds: int = 5, mebibytes: int = 256) -> Iterator[dict[str, Any]]:
-    """One row, of starts of Keras 3.
+    """A row for each model, of starts of Keras 3.
 
     Args:
         rounds: starts from the checkpoint, and as many without one.
-        mebibytes: size of the state.
+        mebibytes: size of the state of the model with two layers.
     """
+    yield _row("two layers", rounds, mebibytes)
+    for model in MODELS:
+        yield _row(model, rounds, mebibytes)
+
+
+def _row(model: str, rounds: int, mebibytes: int) -> dict[str, Any]:
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=memory) as directory:
-        start("preempt", f"{directory}/run", mebibytes)
+        start("preempt", f"{directory}/run", model, mebibytes)
         resumed, fresh, reads = [], [], []
         for number in range(rounds + 1):
-            again = start("measure", f"{directory}/run", mebibytes)
-            anew = start("measure", f"{directory}/new-{number}", mebibytes)
+            again = start("measure", f"{directory}/run", model, mebibytes)
+            anew = start("measure", f"{directory}/new-{number}", model, mebibytes)
             read, size = raw_read(Path(directory, "run"))
             assert again["step_number"] == PREEMPTED_AT, again
             if number:  # the first is a warm-up
@@ -63,7 +71,7 @@ def rows(rounds: int = 5, mebibytes: int = 256) -> Iterator[dict[str, Any]]:
                 fresh.append(anew)
                 reads.append(read)
     ours = [one["start"] + one["resume"] for one in resumed]
-    yield alone(
+    return alone(
         "resume_latency",
         ours,
         raw=reads,
@@ -71,6 +79,7 @@ def rows(rounds: int = 5, mebibytes: int = 256) -> Iterator[dict[str, Any]]:
         bar=round(RATIO * statistics.median(reads) + EXTRA, 3),
         phases=medians(resumed),
         fresh=medians(fresh),
+        model=model,
         mebibytes_read=round(size / 2**20, 1),
     )
 
@@ -83,9 +92,10 @@ def medians(found: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def start(task: str, directory: str, mebibytes: int) -> dict[str, float]:
+def start(task: str, directory: str, model: str, mebibytes: int) -> dict[str, float]:
     """Runs the program below, until it is preempted or has trained a step."""
-    command = [sys.executable, "-m", __name__, task, directory, str(mebibytes)]
+    program = [sys.executable, "-m", __name__]
+    command = [*program, task, directory, model, str(mebibytes)]
     began = time.monotonic()
     done = subprocess.run(
         [*command, str(began)],
@@ -117,7 +127,7 @@ def raw_read(directory: Path) -> tuple[float, int]:
 # --- the program ---------------------------------------------------------------------
 
 
-def program(task: str, directory: str, mebibytes: int, began: float) -> None:
+def program(task: str, directory: str, name: str, mebibytes: int, began: float) -> None:
     """Trains; prints its phases after the first step, or is preempted later."""
     times = [began, time.monotonic()]
     import keras
@@ -126,12 +136,15 @@ def program(task: str, directory: str, mebibytes: int, began: float) -> None:
     from tfpreempt.keras import PreemptionCallback
 
     times.append(time.monotonic())
-    width = int((mebibytes * 2**20 / 4 / 2 / 2) ** 0.5)  # two layers, two slots
-    layers = [keras.layers.Dense(width, use_bias=False) for _ in range(2)]
-    model = keras.Sequential([keras.Input((width,)), *layers])
-    model.compile(optimizer=keras.optimizers.SGD(1e-3, momentum=0.9), loss="mse")
-    rows = tf.ones([64, width])
-    data = tf.data.Dataset.from_tensor_slices((rows, rows)).batch(2)
+    if name in MODELS:
+        model, batch = MODELS[name](), model_batch(name, samples=64)
+    else:
+        width = int((mebibytes * 2**20 / 4 / 2 / 2) ** 0.5)  # two layers, two slots
+        layers = [keras.layers.Dense(width, use_bias=False) for _ in range(2)]
+        model = keras.Sequential([keras.Input((width,)), *layers])
+        model.compile(optimizer=keras.optimizers.SGD(1e-3, momentum=0.9), loss="mse")
+        batch = tf.ones([64, width]), tf.ones([64, width])
+    data = tf.data.Dataset.from_tensor_slices(batch).batch(2)
     times.append(time.monotonic())
     begun: list[float] = []
 
@@ -164,4 +177,4 @@ def program(task: str, directory: str, mebibytes: int, began: float) -> None:
 
 
 if __name__ == "__main__":
-    program(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    program(*sys.argv[1:4], int(sys.argv[4]), float(sys.argv[5]))

@@ -1,10 +1,10 @@
 """The worker of the preemption benchmarks: the same program for both handlers.
 
-Usage: python -m benchmarks.train SIDE DIRECTORY MEBIBYTES READY
+Usage: python -m benchmarks.train SIDE DIRECTORY MEBIBYTES TENSORS READY
 
 It trains until it is preempted. Each step adds a reduced tensor to one variable; the
-state is MEBIBYTES of float32 in eight variables. READY appears after some steps; at the
-end it says when the last step ended, in monotonic seconds.
+state is MEBIBYTES of float32 in TENSORS variables. READY appears after some steps; at
+the end it says when the last step ended, in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ WARM_STEPS = 5
 STEP_SECONDS = 0.02
 
 
-def main(side: str, directory: str, mebibytes: int, ready: Path) -> None:
+def main(side: str, directory: str, mebibytes: int, tensors: int, ready: Path) -> None:
     """Trains until a signal comes."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        count = mebibytes * 2**20 // 4 // 8
-        state = [tf.Variable(tf.fill([count], float(i))) for i in range(8)]
+        count = mebibytes * 2**20 // 4 // tensors
+        state = [tf.Variable(tf.fill([count], float(i))) for i in range(tensors)]
     checkpoint = tf.train.Checkpoint(state=state)
     handler = make_handler(side, strategy.cluster_resolver, checkpoint, directory)
 
@@ -67,4 +67,5 @@ def make_handler(side: str, resolver: Any, checkpoint: Any, directory: str) -> A
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    side, directory, *sizes, ready = sys.argv[1:]
+    main(side, directory, *map(int, sizes), Path(ready))
