@@ -56,7 +56,9 @@ def everything(monkeypatch):
 def write_small(checkpoint, prefix, *, small_bytes=0):
     """Lets TensorFlow write all but the large tensors, and returns these."""
     large = gather.LargeTensors(small_bytes=small_bytes, worth_bytes=0)
-    with gather.reading(checkpoint, are_others=False) as read:
+    with gather.reading(
+        checkpoint, are_others=False, graph=gather.ObjectGraph()
+    ) as read:
         read.extract = large.extract
         checkpoint.write(prefix)
     return large.found

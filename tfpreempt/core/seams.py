@@ -70,7 +70,9 @@ MODULES = {
     "random_op": _TF + "data.ops.random_op",
     "range_op": _TF + "data.ops.range_op",
     "resource_variable_ops": _TF + "ops.resource_variable_ops",
+    "saveable_compat": _TF + "checkpoint.saveable_compat",
     "saveable_object": _TF + "training.saving.saveable_object",
+    "saveable_object_util": _TF + "training.saving.saveable_object_util",
     "shuffle_op": _TF + "data.ops.shuffle_op",
     "skip_op": _TF + "data.ops.skip_op",
     "stateful_random_ops": _TF + "ops.stateful_random_ops",
@@ -133,16 +135,25 @@ FEATURES = {
             "eager_context": "context global_seed Context._rng Context._seed "
             "Context._set_global_seed Context.host_address_space",
             "functional_saver": "io_ops",
-            "graph_view": "ObjectGraphView.breadth_first_traversal",
+            "graph_view": "ObjectGraphView.breadth_first_traversal "
+            "ObjectGraphView.list_children",
             "io_ops": "restore_v2",
             "iterator_ops": "OwnedIterator",
             "object_identity": "ObjectIdentityDictionary",
+            "resource_variable_ops": "BaseResourceVariable "
+            "BaseResourceVariable._serialize_to_tensors",
+            "saveable_compat": "get_saveable_name",
             "saveable_object": "SaveSpec SaveSpec._tensor",
+            "saveable_object_util": "SaveableCompatibilityConverter "
+            "saveable_objects_from_trackable "
+            "trackable_has_serialize_to_tensor",
             "stateful_random_ops": "global_generator",
             "tensor_bundle": "BundleEntryProto BundleHeaderProto",
-            "trackable_base": "Trackable Trackable._trackable_children "
+            "trackable_base": "OBJECT_GRAPH_PROTO_KEY Trackable "
+            "Trackable._serialize_to_tensors Trackable._trackable_children "
             "Trackable._update_uid",
-            "trackable_utils": "object_path_to_string",
+            "trackable_utils": "checkpoint_key escape_local_name extract_object_name "
+            "object_path_to_string",
         },
     ),
     "iterators": Feature(

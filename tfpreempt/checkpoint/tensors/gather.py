@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,11 +30,19 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.partitioning import DenseTensor
-from tfpreempt.checkpoint.tensors.variables import distributed, is_on_read
+from tfpreempt.checkpoint.tensors.variables import (
+    distributed,
+    is_on_read,
+    local_parts,
+)
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
 
 _log = logging.getLogger(__name__)
+
+
+Value = tuple[Any, str, tf.Tensor]
+"""The owner, the key and the value of a variable."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,15 +50,191 @@ class Read:
     """One read of all values that a checkpoint saves.
 
     Attributes:
-        extract: given the values, by owner and name, returns the values that TensorFlow
-            is to write; None: all of them.
+        extract: given the values, by owner and name, and the values of variables that
+            an `ObjectGraph` has read, returns the values that TensorFlow is to write;
+            None: all of them.
     """
 
-    extract: Callable[[Any], Any] | None = None
+    extract: Callable[[Any, Sequence[Value]], Any] | None = None
+
+
+class ObjectGraph:
+    """The objects that the last save of a checkpoint found; main thread.
+
+    TensorFlow computes the keys, the specifications and the graph of all objects in
+    each save. A save with an `ObjectGraph` walks over the objects. If the walk finds
+    the same objects under the same names, the save reads their values, and uses the
+    keys and the graph of the last save. An object that the program has dropped is not
+    kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._is_known = False
+
+    def values(
+        self, checkpoint: tf.train.Checkpoint
+    ) -> tuple[list[Value], tuple[Any, ...]] | None:
+        """Returns what the checkpoint's saver gathers, without a search for objects.
+
+        Args:
+            checkpoint: the checkpoint that `keep` was given.
+
+        Returns:
+            The values of plain variables; and the saver's result for all other objects.
+            None if the objects have changed, or are not known.
+        """
+        is_copied = getattr(checkpoint._saver, "_object_map", None)  # by TensorFlow
+        if is_copied or not self._is_known:
+            return None
+        self._is_known = False  # unless all values are found
+        objects, edges = _walk(checkpoint)
+        if edges != self._edges or not all(
+            known() is found
+            for known, found in zip(self._objects, objects, strict=True)
+        ):
+            return None
+        here, variables = _here(), []
+        for number, key, known in self._variables:
+            variable = _plain_variable(objects[number], here)
+            if variable is None or known() is not variable:
+                return None
+            if (value := _memory_of(variable)) is None:
+                return None
+            variables.append((objects[number], key, value))
+        tensors = seams.object_identity.ObjectIdentityDictionary()
+        for number, keys in self._others:
+            owner, values = _serialized(objects[number], keys[0])
+            if list(values) != keys:
+                return None
+            tensors[owner] = values
+        with tf.device("/cpu:0"):
+            graph = tf.constant(self._graph.SerializeToString(), dtype=tf.string)
+        tensors[None] = {seams.trackable_base.OBJECT_GRAPH_PROTO_KEY: graph}
+        self._is_known = True
+        return variables, (tensors, None, {}, self._graph)
+
+    def keep(self, checkpoint: tf.train.Checkpoint, gathered: tuple[Any, ...]) -> None:
+        """Keeps the result of TensorFlow's search for the next save.
+
+        Args:
+            checkpoint: is saved.
+            gathered: the result of the checkpoint's saver.
+        """
+        self._is_known = False
+        tensors, fed, savers, self._graph = gathered
+        objects, self._edges = _walk(checkpoint)
+        here = _here()
+        numbers = {id(each): number for number, each in enumerate(objects)}
+        self._variables: list[tuple[int, str, weakref.ref[Any]]] = []
+        self._others: list[tuple[int, list[str]]] = []
+        if fed or savers or any(map(_has_slots, objects)):
+            return
+        for owner, values in tensors.items():
+            if owner is None or not values:
+                continue
+            number = numbers.get(id(_object(owner)))
+            if number is None:
+                return
+            variable = _plain_variable(objects[number], here)
+            if len(values) == 1 and variable is not None:
+                [key] = values
+                self._variables.append((number, key, weakref.ref(variable)))
+            else:
+                self._others.append((number, list(values)))
+        try:
+            self._objects = [weakref.ref(each) for each in objects]
+        except TypeError:  # an object that cannot be referenced weakly
+            return
+        self._is_known = True
+
+
+def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
+    """Serializes an object as TensorFlow's search does.
+
+    Args:
+        obj: an object that is not a plain variable.
+        key: the key of one of its values in the last save.
+
+    Returns:
+        The owner of the values for TensorFlow's saver; and the values by key, none if
+        only TensorFlow's search can find them.
+    """
+    utils = seams.trackable_utils
+    path = utils.extract_object_name(key)
+    of_objects = seams.saveable_object_util
+    older_name = seams.saveable_compat.get_saveable_name(obj)
+    if of_objects.trackable_has_serialize_to_tensor(obj) and not older_name:
+        values = {}
+        for name, value in obj._serialize_to_tensors().items():
+            name = utils.checkpoint_key(path, utils.escape_local_name(name))
+            if isinstance(value, seams.saveable_object.SaveSpec):
+                value.name, value.slice_spec = name, ""
+            values[name] = value
+        return obj, values
+    saveables = []
+    for name, make in of_objects.saveable_objects_from_trackable(obj).items():
+        if not callable(make):
+            return obj, {}
+        saveables.append(make(name=utils.checkpoint_key(path, older_name or name)))
+        if not hasattr(saveables[-1], "specs"):
+            return obj, {}
+    owner = of_objects.SaveableCompatibilityConverter(obj, saveables)
+    return owner, owner._serialize_to_tensors()
+
+
+def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], list[Any]]:
+    """The objects in TensorFlow's order; the names and numbers of their children."""
+    view = checkpoint._saver._graph_view
+    objects = [view.root]
+    numbers = {id(view.root): 0}
+    edges = []
+    for each in objects:
+        children = []
+        for name, child in view.list_children(each):
+            number = numbers.setdefault(id(child), len(objects))
+            if number == len(objects):
+                objects.append(child)
+            children.append((name, number))
+        edges.append(children)
+    return objects, edges
+
+
+def _has_slots(obj: Any) -> bool:
+    return hasattr(type(obj), "_create_or_restore_slot_variable")
+
+
+def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
+    """The variable of this machine whose memory is the value of an object; or None."""
+    parts = local_parts(obj)
+    if not parts or is_on_read(obj):
+        return None
+    base = seams.resource_variable_ops.BaseResourceVariable
+    variable = parts[0]
+    is_plain = (
+        isinstance(variable, base)
+        and type(variable)._serialize_to_tensors is base._serialize_to_tensors
+        and getattr(variable, "_save_slice_info", None) is None
+        and variable.device.startswith(here)
+    )
+    return variable if is_plain else None
+
+
+def _memory_of(variable: Any) -> tf.Tensor | None:
+    """The value of a plain variable, without a copy; None: it has no value."""
+    handle = variable.handle
+    try:
+        tf.raw_ops.DisableCopyOnRead(resource=handle)
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+    except tf.errors.FailedPreconditionError:
+        return None
+    is_empty = not value.shape.num_elements()  # as that of a variable without a value
+    return None if is_empty and not variable.is_initialized() else value
 
 
 @contextlib.contextmanager
-def reading(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[Read]:
+def reading(
+    checkpoint: tf.train.Checkpoint, *, are_others: bool, graph: ObjectGraph
+) -> Iterator[Read]:
     """Makes the checkpoint's saver evaluate the values of peers as soon as it gathers.
 
     The saver gathers once, whatever happens: at the end, or when the body fails, unless
@@ -57,6 +243,7 @@ def reading(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[Re
     Args:
         checkpoint: is saved.
         are_others: whether there are other workers, which may wait for this worker.
+        graph: the objects of the save before this one.
 
     Yields:
         The read; `extract` is called within the body's write of the checkpoint.
@@ -72,7 +259,12 @@ def reading(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[Re
     def gather_and_evaluate(object_graph_tensor: Any = None) -> Any:
         calls.append(None)
         try:
-            tensors, *others = gather(object_graph_tensor)
+            variables: Sequence[Value] = ()
+            if (known := graph.values(checkpoint)) is not None:
+                variables, (tensors, *others) = known
+            else:
+                tensors, *others = found = gather(object_graph_tensor)
+                graph.keep(checkpoint, found)
             tensors = _evaluate(tensors)
         except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
             if not are_others:
@@ -83,7 +275,11 @@ def reading(checkpoint: tf.train.Checkpoint, *, are_others: bool) -> Iterator[Re
                 "workers must start again; the last commit stands. Give this worker "
                 "more memory, or save less."
             ) from error
-        return tensors if read.extract is None else read.extract(tensors), *others
+        if read.extract is not None:
+            return read.extract(tensors, variables), *others
+        for owner, key, value in variables:
+            tensors[owner] = {key: value}
+        return tensors, *others
 
     saver._gather_serialized_tensors = gather_and_evaluate
     try:
@@ -183,23 +379,33 @@ class LargeTensors:
     replication: Callable[[], IsReplicated] | None = None
     found: list[DenseTensor] = dataclasses.field(default_factory=list)
 
-    def extract(self, tensors: Any) -> Any:
+    def extract(self, tensors: Any, variables: Sequence[Value] = ()) -> Any:
         """Takes the large tensors out of the values that a checkpoint's saver gathered.
 
         Args:
             tensors: by owner and name.
+            variables: more values.
 
         Returns:
             The rest.
         """
         tensors, large = _read(tensors, self.small_bytes)
-        if sum(_size(value) for *_, value in large) >= self.worth_bytes:
+        known = [each for each in variables if _is_dense(each[2].dtype)]
+        size = sum(_size(value) for *_, value in (*large, *known))
+        taken: list[Value] = []
+        if size >= self.worth_bytes:
+            for owner, name, _ in large:
+                del tensors[owner][name]
             replication = self.replication
             is_replicated = replication() if replication is not None else None
-            for owner, name, value in large:
-                del tensors[owner][name]
+            taken = [*large, *known]
+            for owner, name, value in taken:
                 is_held = is_replicated is not None and is_replicated(_object(owner))
                 self.found.append(_in_memory(name, value, is_held))
+        names = {name for _, name, _ in taken}
+        for owner, name, value in variables:
+            if name not in names:
+                tensors[owner] = {name: value}
         return tensors
 
 
@@ -291,6 +497,12 @@ def _object(owner: Any) -> Any:
     return owner if distributed(owner) is not None else getattr(owner, "obj", owner)
 
 
+def _here() -> tuple[str, ...]:
+    """The prefixes of the names of this process's devices."""
+    host = seams.eager_context.context().host_address_space()
+    return f"{host}/device:CPU:", f"{host}/device:GPU:"
+
+
 def _read(
     tensors: Any, small_bytes: int
 ) -> tuple[Any, list[tuple[Any, str, tf.Tensor]]]:
@@ -304,8 +516,7 @@ def _read(
         name and tensor of those that are dense, not small, and in the memory of this
         process.
     """
-    host = seams.eager_context.context().host_address_space()
-    here = f"{host}/device:CPU:", f"{host}/device:GPU:"
+    here = _here()
     read = seams.object_identity.ObjectIdentityDictionary()
     large = []
     for owner, values in tensors.items():
@@ -313,9 +524,7 @@ def _read(
         for name, value in read[owner].items():
             if not isinstance(value, tf.Tensor) or not value.device.startswith(here):
                 continue
-            kind = value.dtype
-            is_number = kind.is_floating or kind.is_integer or kind.is_complex
-            if (is_number or kind.is_bool) and _size(value) >= small_bytes:
+            if _is_dense(value.dtype) and _size(value) >= small_bytes:
                 large.append((owner, name, value))
     return read, large
 
@@ -332,6 +541,12 @@ def _host_value(value: Any, here: tuple[str, ...]) -> Any:
     return value if tensor is None else tensor
 
 
+@functools.cache
+def _is_dense(kind: tf.DType) -> bool:
+    """Whether a tensor of this type is its memory."""
+    return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
+
+
 def _size(tensor: Any) -> int:
     """Bytes of a tensor, or of a variable whose shape is known."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
@@ -344,19 +559,26 @@ def _most(variable: Any) -> float:
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
     """A tensor's bytes: copied from a GPU, the same memory otherwise."""
-    return dataclasses.replace(
-        _unread(name, tensor, is_replicated),
-        data=np.asarray(tf.reshape(tensor, [-1])).view(np.uint8),
-    )
+    # A scalar of some types is no array of NumPy.
+    array = np.asarray(tensor if tensor.shape.rank else tf.reshape(tensor, [1]))
+    data = array.reshape(-1).view(np.uint8)
+    return _dense(name, tensor, data, is_replicated)
 
 
 def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
     """A tensor without its bytes: they are as many, but one 0 that repeats itself."""
+    data = np.broadcast_to(np.uint8(0), (_size(tensor),))
+    return _dense(name, tensor, data, is_replicated)
+
+
+def _dense(
+    name: str, tensor: tf.Tensor, data: Bytes, is_replicated: bool
+) -> DenseTensor:
     return DenseTensor(
         name=name,
         dtype=tensor.dtype.as_datatype_enum,
         shape=tuple(tensor.shape),
-        data=np.broadcast_to(np.uint8(0), (_size(tensor),)),
+        data=data,
         can_be_cut=tensor.dtype in _CUT,
         is_shared="device:CPU:" in tensor.backing_device,
         is_replicated=is_replicated,

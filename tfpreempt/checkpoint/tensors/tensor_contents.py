@@ -25,7 +25,12 @@ from tfpreempt.checkpoint.state.contents import Contents, Staged
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors import bundle_writer, gather, reader
 from tfpreempt.checkpoint.tensors.data_order import OrderState
-from tfpreempt.checkpoint.tensors.gather import LargeTensors, Read, reading
+from tfpreempt.checkpoint.tensors.gather import (
+    LargeTensors,
+    ObjectGraph,
+    Read,
+    reading,
+)
 from tfpreempt.checkpoint.tensors.iterator_state import (
     IteratorState,
     check_position,
@@ -208,13 +213,19 @@ class _Tracked(Contents):
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
+    # The objects that the last save found.
+    _graph: ObjectGraph = dataclasses.field(default_factory=ObjectGraph, init=False)
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         for iterator in attach(self.checkpoint).iterators.values():
             keep_seeds(iterator)
         with (
             _writing(f"step {save.step}"),
-            reading(self.checkpoint, are_others=self.cluster.world > 1) as read,
+            reading(
+                self.checkpoint,
+                are_others=self.cluster.world > 1,
+                graph=self._graph,
+            ) as read,
         ):
             arguments = _save_arguments(args, kwargs) if args or kwargs else {}
             self._capture(save, arguments, read)
@@ -233,7 +244,8 @@ class _Tracked(Contents):
 
     def take_part(self) -> None:
         attach(self.checkpoint)
-        with reading(self.checkpoint, are_others=self.cluster.world > 1):
+        are_others = self.cluster.world > 1
+        with reading(self.checkpoint, are_others=are_others, graph=self._graph):
             pass
 
     def held_bytes(self) -> int:

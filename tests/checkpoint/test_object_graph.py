@@ -1,0 +1,213 @@
+"""What a save keeps of the object graph gives the bytes of TensorFlow's own save."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.tensorflow
+
+from tests.checkpoint.test_bundle_writer import Holder, assert_same  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
+from tfpreempt.core import seams  # noqa: E402
+from tfpreempt.storage.files import LocalFiles  # noqa: E402
+
+
+class Saves:
+    """Saves of one checkpoint that share what they know of the object graph.
+
+    Args:
+        checkpoint: is saved.
+        folder: of the saves.
+    """
+
+    def __init__(self, checkpoint, folder):
+        self.checkpoint = checkpoint
+        self.folder = folder
+        self.graph = gather.ObjectGraph()
+        self.searches = 0  # saves in which TensorFlow found all objects anew
+
+    def save(self):
+        """Saves, and compares all bytes with those that TensorFlow writes."""
+        saver = self.checkpoint._saver
+        find = type(saver)._gather_serialized_tensors
+
+        def count(*args):
+            self.searches += 1
+            return find(saver, *args)
+
+        prefix = str(self.folder / f"{len(list(self.folder.iterdir()))}")
+        self.checkpoint.write(prefix + "-stock")
+        large = gather.LargeTensors(small_bytes=0, worth_bytes=0)
+        saver._gather_serialized_tensors = count
+        with gather.reading(
+            self.checkpoint, are_others=False, graph=self.graph
+        ) as read:
+            read.extract = large.extract
+            self.checkpoint.write(prefix)
+        vars(saver).pop("_gather_serialized_tensors", None)
+        bundle_writer.add(LocalFiles(), prefix, large.found, 2)
+        assert_same(prefix)
+
+
+def dense(*shape):
+    return tf.Variable(np.random.default_rng(3).random(shape, np.float32))
+
+
+def make():
+    """A checkpoint with an object, a list and a variable that has two names."""
+    shared = dense(5)
+    part = tf.Module()
+    part.kernel, part.bias, part.shared = dense(3, 4), dense(4), shared
+    return tf.train.Checkpoint(part=part, blocks=[dense(2), dense(2)], shared=shared)
+
+
+def assign(checkpoint):
+    checkpoint.part.kernel.assign_add(tf.ones([3, 4]))
+    checkpoint.blocks[1].assign([7.0, 8.0])
+
+
+def add(checkpoint):
+    checkpoint.part.more = dense(2, 2)
+
+
+def append(checkpoint):
+    checkpoint.blocks.append(dense(6))
+
+
+def remove(checkpoint):
+    del checkpoint.part.bias
+
+
+def replace(checkpoint):
+    checkpoint.part.kernel = dense(3, 4)
+    checkpoint.part.kernel.assign_add(tf.ones([3, 4]))
+
+
+def swap(checkpoint):
+    part = checkpoint.part
+    part.kernel, part.bias = part.bias, part.kernel
+
+
+def name_twice(checkpoint):
+    checkpoint.part.other = checkpoint.blocks[0]
+
+
+def count(checkpoint):
+    checkpoint.save_counter.assign_add(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "searches"),
+    [
+        (assign, 1),
+        (count, 1),
+        (add, 2),
+        (append, 2),
+        (remove, 2),
+        (replace, 2),
+        (swap, 2),
+        (name_twice, 2),
+    ],
+)
+def test_a_changed_graph_is_found_anew_and_another_is_not(change, searches, tmp_path):
+    checkpoint = make()
+    _ = checkpoint.save_counter
+    saves = Saves(checkpoint, tmp_path)
+    saves.save()
+    change(checkpoint)
+    saves.save()
+    assert saves.searches == searches
+    saves.save()
+    assert saves.searches == searches
+
+
+def test_the_memory_of_a_dropped_object_is_not_kept(tmp_path):
+    checkpoint = make()
+    saves = Saves(checkpoint, tmp_path)
+    saves.save()
+    dropped = weakref.ref(checkpoint.part.kernel)
+    checkpoint.part.kernel = dense(1)
+    gc.collect()
+    assert dropped() is None
+    saves.save()
+
+
+def test_an_iterator_and_an_object_that_saves_itself(tmp_path):
+    iterator = iter(tf.data.Dataset.range(50).shuffle(9, seed=1).batch(2))
+    holder = Holder({"a": tf.constant([1.0, 2.0]), "b/c": tf.constant("text")})
+    checkpoint = tf.train.Checkpoint(data=iterator, holder=holder, v=dense(3))
+    saves = Saves(checkpoint, tmp_path)
+    saves.save()
+    next(iterator)
+    holder.tensors = {"a": tf.constant([3.0]), "b/c": tf.constant("another")}
+    saves.save()
+    assert saves.searches == 1
+    holder.tensors = {"a": tf.constant([3.0]), "d": tf.constant(4)}
+    saves.save()
+    assert saves.searches == 2
+
+
+def test_variables_of_a_strategy(tmp_path):
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        mirrored = dense(4, 2)
+        on_read = tf.Variable(
+            [1.0, 2.0],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+            trainable=False,
+        )
+    saves = Saves(tf.train.Checkpoint(a=mirrored, b=on_read, c=dense(3)), tmp_path)
+    saves.save()
+    mirrored.assign_add(tf.ones([4, 2]))
+    on_read.values[0].assign([5.0, 6.0])
+    saves.save()
+    assert saves.searches == 1
+
+
+def test_a_model_that_is_compiled_again_and_changes_a_layer(tmp_path):
+    keras = pytest.importorskip("keras")
+    first, last = keras.layers.Dense(3), keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((4,)), first, last])
+    model.compile(optimizer=keras.optimizers.Adam(), loss="mse")
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    saves = Saves(checkpoint, tmp_path)
+    data = np.ones((4, 4), np.float32), np.ones((4, 2), np.float32)
+    model.fit(*data, verbose=0)
+    saves.save()
+    model.fit(*data, verbose=0)
+    saves.save()
+    assert saves.searches == 1
+    model.compile(optimizer=keras.optimizers.SGD(momentum=0.9), loss="mse")
+    checkpoint.optimizer = model.optimizer
+    model.fit(*data, verbose=0)
+    saves.save()
+    assert saves.searches == 2
+    last.kernel._value = tf.Variable(tf.zeros([3, 2]))  # as a quantization does
+    saves.save()
+
+
+def test_slots_of_an_old_optimizer_that_are_made_later(tmp_path):
+    tf_keras = pytest.importorskip("tf_keras")
+    optimizer = tf_keras.optimizers.legacy.Adam()
+    variable = dense(3)
+    saves = Saves(tf.train.Checkpoint(v=variable, optimizer=optimizer), tmp_path)
+    saves.save()
+    optimizer.apply_gradients([(tf.ones([3]), variable)])
+    saves.save()
+    optimizer.apply_gradients([(tf.ones([3]), variable)])
+    saves.save()
+
+
+def test_a_variable_without_a_value(tmp_path):
+    make = seams.resource_variable_ops.UninitializedVariable
+    variable = make(shape=[2], dtype=tf.float32)
+    saves = Saves(tf.train.Checkpoint(v=variable, w=dense(3)), tmp_path)
+    saves.save()
+    saves.save()
+    variable.assign([1.0, 2.0])
+    saves.save()
