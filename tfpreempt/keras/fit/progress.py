@@ -40,8 +40,7 @@ class Progress:
         histories: of the fits before this one; each has `epoch`, `history` and
             `made_of`.
         made_of: facts about the run that must not change over restarts: those of
-            `made_of`; "values", from `some_values`; and "varies", whether the values
-            differed between starts.
+            `made_of`; and "varies", whether the values differed between starts.
         metrics: variables that the model's metrics have; a validation may have made
             some of them.
     """
@@ -87,12 +86,15 @@ def read(saved: Encoded) -> Progress:
     return found
 
 
-def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
+def made_of(
+    fit: Fit, *, is_built: bool, compares_values: bool = False
+) -> dict[str, Any]:
     """Returns facts by which a restart recognizes a fit; unknown facts are None.
 
     Args:
         fit: the fit.
         is_built: whether the optimizer has made its variables.
+        compares_values: whether values of the training arrays are among the facts.
     """
     slots = getattr(fit.optimizer, "variables", ())
     slots = slots() if callable(slots) else slots
@@ -109,6 +111,7 @@ def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
         "model": type(fit.model).__name__,
         "weights": len(shapes),
         "shapes": zlib.crc32("\n".join(shapes).encode()),
+        "values": _some_values(fit) if compares_values else None,
         "initial_epoch": fit.arguments["initial_epoch"],
         "epochs": fit.arguments["epochs"],
     }
@@ -117,12 +120,13 @@ def made_of(fit: Fit, *, is_built: bool) -> dict[str, Any]:
 _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4
 
 
-def some_values(given: Sequence[Any]) -> str | None:
+def _some_values(fit: Fit) -> str | None:
     """Returns a few values from all over the training arrays; None for other data.
 
     Ten folds of one data set differ in a tenth of their rows, so there are 32 values.
     """
     found = []
+    given = fit.arguments["x"], fit.arguments["y"]
     for each in given:  # arrays of numbers, and the first in lists and dicts of them
         parts = each.values() if isinstance(each, dict) else each
         parts = parts if isinstance(each, dict | list | tuple) else [each]

@@ -124,7 +124,8 @@ class FitState:
         shared: what all workers have in common; the chief's is saved.
         own: what is this worker's; nothing is loaded where the commit has no part of
             it.
-        samples: facts about the training arrays; a part of `Progress.made_of`.
+        has_own_arrays: whether the training arrays of this worker are those of the run.
+        varies: whether the training arrays differed between starts.
     """
 
     def __init__(
@@ -140,7 +141,8 @@ class FitState:
         self._callbacks = callbacks
         self._data = data
         self._random = RandomState()
-        self.samples: dict[str, Any] = {"values": None}
+        self.has_own_arrays = False
+        self.varies = False
         self.attributes = Attributes(fit.model)
         self.shared = Record("tfpreempt.keras", take_shared)
         self.own = OwnRecord("tfpreempt.keras.worker", take_own, per_worker=True)
@@ -153,6 +155,20 @@ class FitState:
         """Nothing is saved any more."""
         self.shared.unregister()
         self.own.unregister()
+
+    def made_of(self, *, is_built: bool) -> dict[str, Any]:
+        """Returns `Progress.made_of` as it is now.
+
+        A program may change its arrays in place while it trains, so that a restart from
+        this state needs the changed values.
+
+        Args:
+            is_built: whether the optimizer has made its variables.
+        """
+        found = made_of(
+            self._fit, is_built=is_built, compares_values=self.has_own_arrays
+        )
+        return found | ({"varies": True} if self.varies else {})
 
     # --- what a save takes -----------------------------------------------------------
 

@@ -107,7 +107,7 @@ class Training:
                 lambda: self._state.hold(self._progress("validation")),
             )
             undo.callback(self._epoch_end.close)
-            now = progress.made_of(self.fit, is_built=False) | self._state.samples
+            now = self._state.made_of(is_built=False)
             self._plan = self._make_plan(now)
             self._phase = self._plan.beginning
             self._begin(now, files)
@@ -138,9 +138,8 @@ class Training:
                 amid="model.fit",  # its state is whole at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
             )
-            if self.session.cluster.world == 1:  # else each worker may have others
-                given = self.fit.arguments["x"], self.fit.arguments["y"]
-                self._state.samples["values"] = progress.some_values(given)
+            # With several workers, each may have arrays of its own.
+            self._state.has_own_arrays = self.session.cluster.world == 1
             with training_end.closing_on_failure(self.session, self.member):
                 self.member.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
@@ -166,7 +165,7 @@ class Training:
             log.warning("tfpreempt: %s", made.note)
         # The commit may be of another fit of the program.
         if self._saved.fit == made.number and self._saved.made_of.get("varies"):
-            self._state.samples["varies"] = True
+            self._state.varies = True
         return made
 
     def _begin(self, now: Mapping[str, Any], files: Encoded | None) -> None:
@@ -231,7 +230,7 @@ class Training:
             )
             raise
         if problem:
-            self._state.samples["varies"] = True
+            self._state.varies = True
             log.warning("tfpreempt: %s.", problem)
 
     # --- steps -----------------------------------------------------------------------
@@ -490,7 +489,7 @@ class Training:
             raise
         # Not where it was broken off: the member is open, and saves the States yet.
         self._release()
-        made_of = progress.made_of(self.fit, is_built=True) | self._state.samples
+        made_of = self._state.made_of(is_built=True)
         plan.add(plan.past_of(self._directory), history, self._plan, made_of)
         take_over()
 
@@ -564,6 +563,6 @@ class Training:
             loop=self.fit.loop_state(),
             logs={name: plan.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
-            made_of=progress.made_of(self.fit, is_built=True) | self._state.samples,
+            made_of=self._state.made_of(is_built=True),
             metrics=sum(len(metric.variables) for metric in model.metrics),
         )
