@@ -22,7 +22,7 @@ from tensorflow.python.checkpoint import checkpoint as checkpoint_lib  # noqa: E
 
 from tests.checkpoint.test_writer import Job  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
-from tfpreempt.checkpoint.tensors import reader  # noqa: E402
+from tfpreempt.checkpoint.tensors import gather, reader  # noqa: E402
 
 
 class FullDisk(LocalFiles):
@@ -45,16 +45,15 @@ class FullDisk(LocalFiles):
 
 @pytest.fixture
 def gathered(monkeypatch):
-    """How often the collective read was done."""
+    """How often the collective read was done, of known objects or of others."""
     calls = []
-    kind = checkpoint_lib.TrackableSaver
-    gather = kind._gather_serialized_tensors
+    evaluate = gather._evaluate
 
-    def counted(self, *args):
+    def counted(tensors):
         calls.append(None)
-        return gather(self, *args)
+        return evaluate(tensors)
 
-    monkeypatch.setattr(kind, "_gather_serialized_tensors", counted)
+    monkeypatch.setattr(gather, "_evaluate", counted)
     return calls
 
 
