@@ -90,3 +90,17 @@ def test_where_one_worker_has_no_memory_there_are_none() -> None:
     starts = agree(Memory("b", "a"), None)
     assert [restored(each) for each in starts] == [None, None]
     assert [each.snapshots for each in starts] == [None, None]
+
+
+def test_a_worker_that_cannot_verify_its_snapshots_restores_none_nor_do_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The check of a State may raise any error, and the others wait for an answer."""
+
+    class Failing(Memory):
+        def lacks(self, attempts: Collection[str]) -> list[str]:
+            raise ValueError("of a State")
+
+    starts = agree(Memory("b", "a"), Failing("b", "a"))
+    assert [restored(each) for each in starts] == [None, None]
+    assert "ValueError: of a State" in caplog.text

@@ -51,10 +51,10 @@ class Worker:
         self.says = dataclasses.replace(self.says, **values)  # type: ignore[arg-type]  # its fields
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def telling(self) -> Iterator[Telling]:
         told = Telling(self.path, self.clock, self.look)
         try:
-            yield
+            yield told
         finally:
             told.stop()
 
@@ -112,11 +112,11 @@ def test_all_of_it_comes_back(worker: Worker) -> None:
 def test_the_last_report_has_an_upload_that_was_complete_since_and_its_own_time(
     worker: Worker,
 ) -> None:
-    with worker.telling():
+    with worker.telling() as telling:
         worker.wait_step(1)
-        uploaded = MirrorStatus(uri="gs://bucket/run", newest=2, mirrored=2)
-        worker.say(step=2, at=2e9, upload=uploaded)
-        worker.wait_looks()
+    worker.say(step=2, at=2e9)
+    uploaded = MirrorStatus(uri="gs://bucket/run", newest=2, mirrored=2)
+    telling.write_upload(uploaded)
     told = read_now(worker.path)
     assert told is not None
     assert (told.upload, told.step, told.at) == (uploaded, 1, 1e9)

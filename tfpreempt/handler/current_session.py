@@ -329,7 +329,7 @@ def protect(termination_config: Any = None) -> Protection:
     global _protection
     config = resolve_config(termination_config)
     cluster_from_environment(os.environ)  # refused now, not when a notice comes
-    made = Protection(config, config.watched_sources(), config.find_sources)
+    made = Protection(config, config.watched_sources(), config.finder())
     before, _protection = _protection, made
     if before is not None:
         before.close()

@@ -154,7 +154,7 @@ def admit(
         config,
         agreed,
         session.coordinator.deadlines,
-        Watcher(sources, cluster.worker, hear, find_more=config.find_sources),
+        Watcher(sources, cluster.worker, hear, find_more=config.finder()),
         counter,
         amid=amid,
         async_save=options.async_save,

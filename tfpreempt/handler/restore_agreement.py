@@ -477,7 +477,16 @@ def agree_on_snapshot(
     """
     snapshots, mine = agreed.snapshots, NO_MEMORY
     if snapshots is not None:
-        mine = "\n".join(snapshots.lacks(attempts))
+        try:
+            mine = "\n".join(snapshots.lacks(attempts))
+        except Exception as error:  # noqa: BLE001 - of a State, say; the others wait
+            mine = "\n".join(attempts)
+            log.warning(
+                "tfpreempt: the snapshots in memory cannot be verified, so the newest "
+                "commit is restored: %s: %s",
+                type(error).__name__,
+                error,
+            )
     plan, _, answers = rendezvous.agree(
         keys,
         prefix,

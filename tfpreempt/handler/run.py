@@ -429,13 +429,15 @@ class Run:
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
+        if self._status is not None:
+            self._status.stop()
         if self.snapshots is not None:
             self.snapshots.close()
         if self.directory.mirror is not None:
             self.directory.mirror.hand_in_journal(HANDS_IN)
             self.directory.mirror.close()
-        if self._status is not None:
-            self._status.stop()  # after the mirror: the last report has its last state
+            if self._status is not None:
+                self._status.write_upload(self.directory.mirror_status)
         self.release()
         self.journal.close()
 

@@ -151,9 +151,7 @@ class StepRate:
 class Telling:
     """Writes it to a file from now on, until it is stopped.
 
-    Its thread ends then, or once there is nothing to tell of. If the state of the
-    mirror has changed since the last report, the report is written once more at the
-    end. The file is made at the
+    Its thread ends then, or once there is nothing to tell of. The file is made at the
     start and never later: who removes the directory meets no new file in it, and what
     lies where a disk was mounted gets none. Nothing is renamed, so that who copies the
     directory misses no file.
@@ -173,23 +171,30 @@ class Telling:
         self._look = look
         self._is_made = False
         self._has_warned = False
+        self._last: Now | None = None  # the newest report
         self._thread = OwnedThread("tfpreempt-now", self._run)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread. Any thread; waits no longer than a moment for the disk."""
+        """Ends the thread, without a wait for the disk. Any thread."""
         self._thread.stop_event.set()
-        self._thread.join(_JOIN_SECONDS)
+
+    def write_upload(self, upload: MirrorStatus | None) -> None:
+        """Writes the last report again if the upload has changed since; after `stop`.
+
+        The time of the report stays: a report that is newer than the record of the exit
+        is of a worker that runs.
+
+        Args:
+            upload: the last state of the mirror.
+        """
+        has_ended, last = self._thread.join(_JOIN_SECONDS), self._last
+        if has_ended and last is not None and last.upload != upload:
+            self._write(dataclasses.replace(last, upload=upload))
 
     def _run(self) -> None:
-        rate, told, due, last = StepRate(), None, -math.inf, None
+        rate, told, due = StepRate(), None, -math.inf
         while (now := self._look()) is not None:
-            if self._thread.stop_event.is_set() and last is not None:
-                # The time stays that of the last report: the worker has recorded its
-                # exit since, and a report after the exit is of a worker that runs.
-                if now.upload != last.upload:
-                    self._write(dataclasses.replace(last, upload=now.upload))
-                return
             seconds = self._clock.monotonic()
             now = dataclasses.replace(
                 now,
@@ -198,9 +203,10 @@ class Telling:
             )
             what = now.doing, now.noticed_at is None, now.deadline is None
             if seconds >= due or what != told:
-                told, due, last = what, seconds + TOLD_EVERY, now
+                told, due, self._last = what, seconds + TOLD_EVERY, now
                 self._write(now)
-            self._thread.stop_event.wait(_LOOKS_EVERY)
+            if self._thread.stop_event.wait(_LOOKS_EVERY):
+                return
 
     def _write(self, now: Now) -> None:
         data = _pack(now)

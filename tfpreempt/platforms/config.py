@@ -87,9 +87,6 @@ class TerminationConfig:
     exit_code: ClassVar[int] = 143
     """What the platform restarts on: 128 + SIGTERM, as a killed process has."""
 
-    find_sources: FindSources | None = None
-    """Finds more sources, which may take seconds; any thread. None: there are none."""
-
     def __init__(
         self,
         termination_watcher_fn: Callable[[], Any] | None = None,
@@ -163,6 +160,13 @@ class TerminationConfig:
             else WatchedSource(each, self.grace_seconds)
             for each in found
         )
+
+    def finder(self) -> FindSources | None:
+        """Returns a function that finds more sources; None if there are no more.
+
+        The function may take seconds, and may be called on any thread.
+        """
+        return None
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
         """The exit code of `leave`; None where an `exit_fn` decides."""

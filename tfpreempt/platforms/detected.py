@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import FindSources, WatchedSource
 from tfpreempt.platforms import probing
 from tfpreempt.platforms.config import (
     FIELDS,
@@ -41,7 +41,7 @@ def resolve_config(
 ) -> TerminationConfig:
     """The config that a `termination_config` argument means.
 
-    Makes no request: metadata servers are asked by `TerminationConfig.find_sources`.
+    Makes no request: metadata servers are asked by `TerminationConfig.finder`.
 
     Args:
         value: a TerminationConfig, which is returned as it is; None, or a
@@ -104,7 +104,9 @@ class DetectedTerminationConfig(TerminationConfig):
             **{**options, "grace_period": variant(**options).grace_seconds}
         )
         self._found = found
-        self.find_sources = self._ask_server
+
+    def finder(self) -> FindSources:
+        return self._ask_server
 
     def _ask_server(self) -> Sequence[WatchedSource]:
         """Returns the sources of the cloud that the metadata server names."""
