@@ -1,4 +1,4 @@
-"""What a save keeps of the object graph gives the bytes of TensorFlow's own save."""
+"""A save with a known object graph has the keys and values of TensorFlow's own save."""
 
 from __future__ import annotations
 
@@ -150,6 +150,53 @@ def test_an_iterator_and_an_object_that_saves_itself(tmp_path):
     holder.tensors = {"a": tf.constant([3.0]), "d": tf.constant(4)}
     saves.save()
     assert saves.searches == 2
+
+
+def test_an_object_that_has_nothing_to_save_at_first(tmp_path):
+    holder = Holder({})
+    saves = Saves(tf.train.Checkpoint(holder=holder, v=dense(3)), tmp_path)
+    saves.save()
+    holder.tensors = {"a": tf.constant([3.0])}
+    saves.save()
+
+
+class Shifted(seams.trackable_base.Trackable):
+    """Saves another value than that of the variable that it holds."""
+
+    def __init__(self, attribute):
+        self.attribute = attribute
+        setattr(self, attribute, dense(2))
+
+    def _serialize_to_tensors(self):
+        return {"shifted": getattr(self, self.attribute) + 1.0}
+
+    def _restore_from_tensors(self, restored):
+        """Is not restored here."""
+
+
+@pytest.mark.parametrize("attribute", ["_value", "_variable", "obj"])
+def test_an_object_around_a_variable_saves_what_it_says(attribute, tmp_path):
+    shifted = Shifted(attribute)
+    inner = getattr(shifted, attribute)
+    saves = Saves(tf.train.Checkpoint(v=inner, shifted=shifted), tmp_path)
+    saves.save()
+    inner.assign_add([1.0, 2.0])
+    saves.save()
+
+
+def test_small_variables_are_no_part_of_what_workers_deal_out(tmp_path):
+    """Another worker finds the same tensors in each save: none that are small."""
+    checkpoint = tf.train.Checkpoint(large=dense(100), small=dense(2))
+    graph = gather.ObjectGraph()
+    for number in range(2):
+        large = gather.LargeTensors(
+            small_bytes=100, worth_bytes=0, replication=lambda: lambda variable: True
+        )
+        with gather.reading(checkpoint, are_others=False, graph=graph) as read:
+            read.extract = large.extract
+            checkpoint.write(str(tmp_path / f"{number}"))
+        dealt = [each.name.split("/")[0] for each in large.found if each.is_replicated]
+        assert dealt == ["large"]
 
 
 def test_variables_of_a_strategy(tmp_path):

@@ -150,6 +150,7 @@ FEATURES = {
             "stateful_random_ops": "global_generator",
             "tensor_bundle": "BundleEntryProto BundleHeaderProto",
             "trackable_base": "OBJECT_GRAPH_PROTO_KEY Trackable "
+            "Trackable._gather_saveables_for_checkpoint "
             "Trackable._serialize_to_tensors Trackable._trackable_children "
             "Trackable._update_uid",
             "trackable_utils": "checkpoint_key escape_local_name extract_object_name "

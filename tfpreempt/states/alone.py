@@ -124,16 +124,16 @@ class StatesAlone:
             self._copies.begin(hold)
             mirror = self._copies.mirror
         opened = self._opened
-        if opened is None or opened.mirror is not mirror:
+        if opened is None:
             self._opened = opened = Directory(
                 path=self._directory,
                 cluster=self._cluster,
                 files=self._files(),
                 max_to_keep=self._max_to_keep,
-                mirror=mirror,
                 lease=self._lease,
             )
             opened.start()
+        opened.mirror = mirror  # a new one after a handler that had the directory
         save = Save(opened, self._step(states), f"states-{uuid.uuid4().hex[:12]}")
         save.capture()
         save.write()

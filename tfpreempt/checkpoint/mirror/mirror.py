@@ -174,7 +174,10 @@ class Mirror:
         )
         if journals is not None:
             journals.start()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # at a limit of threads, or as Python ends
+            self._fault(error, "no commit of this process is copied")
         if newest is not None:
             self.add(newest)
 

@@ -41,6 +41,8 @@ from tfpreempt.core.threads import map_in_threads
 _log = logging.getLogger(__name__)
 
 
+_THEIRS = ("tensorflow.", "keras.")  # modules whose variables save their value alone
+
 Value = tuple[Any, str, tf.Tensor]
 """The owner, the key and the value of a variable."""
 
@@ -130,7 +132,11 @@ class ObjectGraph:
         if fed or savers or any(map(_has_slots, objects)):
             return
         for owner, values in tensors.items():
-            if owner is None or not values:
+            if owner is None:
+                continue
+            if not values:
+                if _saves_itself(_object(owner)):
+                    return  # it may have values in the next save
                 continue
             number = numbers.get(id(_object(owner)))
             if number is None:
@@ -199,12 +205,25 @@ def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], list[Any]]:
     return objects, edges
 
 
+def _saves_itself(obj: Any) -> bool:
+    """Whether the class of an object says what is saved of it."""
+    base, own = seams.trackable_base.Trackable, type(obj)
+    return bool(
+        seams.saveable_object_util.trackable_has_serialize_to_tensor(obj)
+        or own._gather_saveables_for_checkpoint
+        is not base._gather_saveables_for_checkpoint
+    )
+
+
 def _has_slots(obj: Any) -> bool:
     return hasattr(type(obj), "_create_or_restore_slot_variable")
 
 
 def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
-    """The variable of this machine whose memory is the value of an object; or None."""
+    """The variable of this machine whose memory is the value of an object; or None.
+
+    A class of the program that serializes itself may save something else.
+    """
     parts = local_parts(obj)
     if not parts or is_on_read(obj):
         return None
@@ -213,6 +232,7 @@ def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
     is_plain = (
         isinstance(variable, base)
         and type(variable)._serialize_to_tensors is base._serialize_to_tensors
+        and type(obj)._serialize_to_tensors.__module__.startswith(_THEIRS)
         and getattr(variable, "_save_slice_info", None) is None
         and variable.device.startswith(here)
     )
@@ -400,7 +420,12 @@ class LargeTensors:
             is_replicated = replication() if replication is not None else None
             taken = [*large, *known]
             for owner, name, value in taken:
-                is_held = is_replicated is not None and is_replicated(_object(owner))
+                # Of small values the other workers deal out none (`replicated`).
+                is_held = (
+                    is_replicated is not None
+                    and _size(value) >= self.small_bytes
+                    and is_replicated(_object(owner))
+                )
                 self.found.append(_in_memory(name, value, is_held))
         names = {name for _, name, _ in taken}
         for owner, name, value in variables:
@@ -494,7 +519,8 @@ def _object(owner: Any) -> Any:
 
     A distributed variable that is asked for what it has not got reads its value.
     """
-    return owner if distributed(owner) is not None else getattr(owner, "obj", owner)
+    converter = seams.saveable_object_util.SaveableCompatibilityConverter
+    return owner.obj if isinstance(owner, converter) else owner
 
 
 def _here() -> tuple[str, ...]:
