@@ -64,7 +64,7 @@ FIGURES = (
         "`tf.distribute.experimental.PreemptionCheckpointHandler` in turn, their "
         "directory in memory; beside them a plain write and fsync of as many bytes.",
         benches=("notice_to_exit",),
-        label="signal to {signalled}, {mebibytes:,} MiB",
+        label="signal to {signalled}, {mebibytes:,} MiB in {tensors:,} tensors",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "plain write"},
         more={
             "profile.to_decision": "to the decision",
@@ -178,7 +178,7 @@ FIGURES = (
         "and by `tf.train.Checkpoint.write` with its asynchronous option, which syncs "
         "and commits nothing; beside the stall a copy of the state in memory.",
         benches=("async_save",),
-        label="{of}, step: {step}, {mebibytes:,} MiB",
+        label="{of}, step: {step}, {state}, {mebibytes:,} MiB",
         sides={
             "ours": "tfpreempt",
             "waited": "waited for",
@@ -200,7 +200,7 @@ FIGURES = (
         "training. The two share the processors and the disk, so this says that the "
         "deal costs nothing; on machines of their own they have two of each.",
         benches=("parallel_save",),
-        label="{mebibytes:,} MiB, {place}",
+        label="{mebibytes:,} MiB in {tensors:,} tensors, {place}",
         sides={"ours": "by all", "theirs": "by the chief"},
         more={"workers": "workers"},
         limit="The figures are those of a machine on which other programs run.",
@@ -253,7 +253,7 @@ FIGURES = (
         "and the building of the model, which every program has; beside it a plain "
         "read of the commit's files. The bar is 1.2 times that, and a second.",
         benches=("resume_latency",),
-        label="{mebibytes_read:,.0f} MiB",
+        label="{model}, {mebibytes_read:,.0f} MiB",
         sides={"ours": "tfpreempt", "raw": "plain read"},
         more={
             "phases.import": "imports",

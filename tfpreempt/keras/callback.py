@@ -186,10 +186,10 @@ class PreemptionCallback:
         self.model = model
         callbacks = callbacks_of(model)
         self._names.close()  # of a fit that died
-        self._files = None
-        if loggers := [each for each in callbacks if known.kind(each) == files.KIND]:
+        loggers = [each for each in callbacks if known.kind(each) == files.KIND]
+        if loggers:
             self._names.enter_context(files.resolved(loggers))
-            self._files = capture_files(loggers)  # a logger may empty its file
+        self._files = capture_files(loggers)  # a logger may empty its file
 
     def on_train_begin(self, logs: Any = None) -> None:
         """A fit begins: agrees with all workers on a checkpoint, finds its place."""

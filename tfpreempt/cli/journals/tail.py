@@ -112,6 +112,11 @@ class JournalTailer:
         self.lock = threading.Lock()
 
     @property
+    def reads_all(self) -> bool:
+        """Whether the journal of worker 0, which commits, is one of these."""
+        return self._only_workers is None or 0 in self._only_workers
+
+    @property
     def workers(self) -> dict[int, WorkerJournal]:
         """The journals of workers, by index."""
         journals = [file.journal for file in self._files.values()]

@@ -168,10 +168,10 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 @click.option(
     "--hang-timeout", metavar="auto|off|SECONDS",
     type=AutoOr(Seconds(hangs.SHORTEST), hangs.AUTO, None), default="off",
-    help="Workers that begin no step for so long hang: their stacks are written to the "
-    "journal, and all are restarted, as after a failure. auto: 20 times as long as "
-    "steps take, and 2 minutes at least. The start, saves and the evaluations of a fit "
-    "may take longer.",
+    help="Workers that begin no step for so long hang (2 s at least): their stacks are "
+    "written to the journal, and all are restarted, as after a failure. auto: 20 times "
+    "as long as steps take, and 2 minutes at least. The start, saves and the "
+    "evaluations of a fit may take longer.",
 )  # fmt: skip
 @click.option(
     "--metrics-port", "metrics_address", metavar="[HOST:]PORT", type=Address(),

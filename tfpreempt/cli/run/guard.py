@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+_RECORD_SECONDS = 1.0  # for the record, before the groups are ended
 _TICK_SECONDS = 0.05
 _READ_BYTES = 1 << 20
 
@@ -54,10 +55,13 @@ def record_end(journal: str, supervisor: str) -> None:
     """Appends a record for the supervisor, which could write none; makes no file."""
     from tfpreempt.core.clock import SystemClock
     from tfpreempt.core.journal import JsonLines
+    from tfpreempt.core.threads import OutOfTimeError, call_within
 
     if os.path.exists(journal):
         record = {"event": "supervisor_died", "supervisor": supervisor}
-        JsonLines(Path(journal), SystemClock()).append(record)
+        lines = JsonLines(Path(journal), SystemClock())
+        with contextlib.suppress(OutOfTimeError):  # a disk that hangs keeps no group
+            call_within(_RECORD_SECONDS, lambda: lines.append(record))
 
 
 def ask_groups(groups: set[int]) -> None:

@@ -195,8 +195,9 @@ class Reporter:
                 "its handler, or callback, with the directory that it finds in "
                 "TFPREEMPT_CHECKPOINT_DIR"
             )
-            found = count_commits(journal.parent) or advice
-            self._say(f"no worker has kept a journal in {journal}: {found}")
+            found = count_commits(journal.parent)
+            before = f"{found}. If another program made these, " if found else ""
+            self._say(f"no worker has kept a journal in {journal}: {before}{advice}")
         self._say(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
             f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "

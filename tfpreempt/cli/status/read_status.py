@@ -32,7 +32,11 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
         status = build_status(
             at, journals.workers, journals.supervisors, journals.reports
         )
-    if journals.workers or not (commits := commits_in(journals.directory.parent)):
+    # A program with States alone has no journal. The journal of a chief may be read by
+    # another supervisor, or come later.
+    is_all = journals.reads_all and not journals.workers
+    commits = commits_in(journals.directory.parent) if is_all else []
+    if not commits:
         return status
     newest = commits[0]
     return dataclasses.replace(

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+import tensorflow as tf
+
 from tfpreempt import errors
 from tfpreempt.core import seams
 from tfpreempt.keras.fit.keras3 import Keras3Fit
@@ -85,7 +87,7 @@ def callbacks_of(model: Any) -> list[Any]:
     frame = next(_calls(model, "fit", LOOPS), None)
     given = None if frame is None else frame.f_locals["callbacks"]
     given = getattr(given, "callbacks", given)  # a CallbackList
-    return list(given) if isinstance(given, list | tuple) else []
+    return tf.nest.flatten(given) if isinstance(given, list | tuple | dict) else []
 
 
 def is_of_tf_keras(model: Any) -> bool:
