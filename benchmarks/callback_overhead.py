@@ -169,7 +169,7 @@ def repeated(fits: Fits) -> float:
         if batch != WARM:
             return
         ours = fits.model.train_function
-        inner, runs = ours.inner, ours._member.runs
+        inner, runs = ours.inner, ours._run.steps_made
         ours.inner = noop
         base = loop(lambda: noop(ours.iterator))
 
@@ -179,7 +179,7 @@ def repeated(fits: Fits) -> float:
             callbacks[0].on_train_batch_end(batch, logs=None)
 
         found.append(loop(one) - base)
-        ours.inner, ours._member.runs = inner, runs
+        ours.inner, ours._run.steps_made = inner, runs
 
     fits.run([*callbacks, fits.hook(act)])
     return 1e6 * found[0]

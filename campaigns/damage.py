@@ -384,7 +384,7 @@ class SnapshotForm(Form):
             run = handler._run
             for step in STEPS[1:]:
                 program.assign(step)
-                run.runs = step
+                run.steps_made = step
                 assert run.take_snapshot(f"round-{step}")
                 run.snapshots.go_on(0.0, 0.0, step)
                 assert run.snapshots.wait(60.0)

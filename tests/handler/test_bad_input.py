@@ -365,4 +365,4 @@ def test_off_the_main_thread(program: Program) -> None:
     assert "main thread" in str(found[0])
     assert "signals=()" in str(found[0])
     assert signal.getsignal(signal.SIGTERM) is before
-    assert list(current_session.current().members) == []
+    assert list(current_session.current().runs) == []

@@ -242,7 +242,7 @@ def begin(saves: CollectiveSaves, member: Member, name: str) -> None:
 
 def faults(pair: list[CollectiveSaves]) -> list[str]:
     """The errors that periodic saves of both workers have survived."""
-    return [text for saves in pair for text in saves._members.faults]  # type: ignore[attr-defined]
+    return [text for saves in pair for text in saves._runs.faults]  # type: ignore[attr-defined]
 
 
 def test_an_asynchronous_save_is_committed_once_all_parts_are_there(

@@ -42,7 +42,7 @@ class Worker(FakeRun):
     """
 
     is_resumed = is_unconfirmed = is_at_end = False
-    runs = 1
+    steps_made = 1
 
     def __init__(self, number: int, store: MemoryStore) -> None:
         super().__init__()

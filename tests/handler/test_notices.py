@@ -344,7 +344,7 @@ def test_a_dropped_handler_puts_the_signals_back(program: Program) -> None:
     del handler
     gc.collect()
     assert signal.getsignal(signal.SIGUSR1) is before
-    assert list(current_session.current().members) == []
+    assert list(current_session.current().runs) == []
 
 
 # --- errors under a notice -----------------------------------------------------------

@@ -88,7 +88,7 @@ class FakeRun:
     step = 0
     is_closed = False
     is_armed = True
-    runs = 0
+    steps_made = 0
     snapshots: Any = None
     left_at: int | None = None
     unrestored_variables: tuple[str, ...] = ()
@@ -388,7 +388,7 @@ def test_all_open_handlers_are_saved(current: session.Session) -> None:
         current.open(member)
     current.open(FakeRun())  # dropped at once
     current.part(closed)
-    assert list(current.members) == [first, second]
+    assert list(current.runs) == [first, second]
     notify(current)
     boundary(current)
     assert [len(member.calls) for member in (first, second, closed)] == [4, 3, 0]

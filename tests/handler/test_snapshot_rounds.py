@@ -44,7 +44,7 @@ class Worker:
         self.is_told_to_go = False
         self.is_busy = False
         self.is_armed = self.has_moved = True
-        self.runs = 0
+        self.steps_made = 0
         self.extra: dict[Key, Any] = {}
         self.commit_extra: dict[str, Any] = {}
         self.settings = SimpleNamespace(world=2, host=number == 0, worker=number)
@@ -66,11 +66,11 @@ class Worker:
         raise AssertionError("a snapshot waited for a commit")
 
     def take_snapshot(self, name: str) -> bool:
-        return self.snapshots.capture(self.runs, f"start-{name}")
+        return self.snapshots.capture(self.steps_made, f"start-{name}")
 
     def begin(self, round: int) -> RoundSave:
         """Trains a step, and comes to the boundary of the round."""
-        self.runs += 1
+        self.steps_made += 1
         self.state.round = round
         self.extra = {}
         here: Any = self
@@ -148,11 +148,11 @@ def test_what_a_start_went_on_from_outlives_what_one_worker_made_since(
     for _ in range(2):
         again = [Worker(number, tmp_path / str(number)) for number in range(2)]
         for worker in again:
-            worker.runs = pair[0].runs
+            worker.steps_made = pair[0].steps_made
             worker.snapshots.agreed = "start-round-1"
         with monkeypatch.context() as killed:
             fail_to_write(again[1], killed)
-            take(again, again[0].runs + 1)
+            take(again, again[0].steps_made + 1)
         assert in_common(again) == {"start-round-1"}
         pair = again
 

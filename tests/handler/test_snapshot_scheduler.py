@@ -23,7 +23,7 @@ class Training:
         self.clock = FakeClock()
         self.snapshots = self
         self.gate = SimpleNamespace(started=1)
-        self.base = self.runs = 0
+        self.base = self.steps_made = 0
         self.saved_at = 0
         self.is_armed = True
         self.is_off = self.is_busy = self.is_told_to_go = self.is_dropped = False
@@ -47,19 +47,19 @@ class Training:
 
     @property
     def has_moved(self) -> bool:
-        return self.runs != self.saved_at
+        return self.steps_made != self.saved_at
 
     def at(self, when: float, call: Callable[[], Any]) -> None:
         self.next_look = call
 
     def periodic(self, *, snapshot: bool) -> bool:
-        self.asked.append(self.runs)
+        self.asked.append(self.steps_made)
         return True
 
     def train(self, steps: int, *, seconds: float = STEP) -> None:
         for _ in range(steps):
             self.clock.advance(seconds)
-            self.runs += 1
+            self.steps_made += 1
             self.gate.started += 1
             self.times.look()
 
@@ -76,7 +76,10 @@ class Training:
         now = self.clock.monotonic()
         self.clock.advance(0.1)
         self.taken = Taken(
-            arrived=now, left=now + 0.1, steps=self.runs, intervals=self.gate.started
+            arrived=now,
+            left=now + 0.1,
+            steps=self.steps_made,
+            intervals=self.gate.started,
         )
         self.is_busy = True
         self.train(5)
@@ -103,7 +106,7 @@ def test_none_is_asked_for_where_no_step_was_made_since(training: Training) -> N
     training.train(2000)
     training.take()
     training.asked.clear()
-    made = training.runs
+    made = training.steps_made
     training.times._last = made
     training.validate(3000)
     assert made not in training.asked
@@ -125,7 +128,7 @@ def test_a_validation_after_it_is_no_cost_of_a_snapshot(training: Training) -> N
     training.taken = Taken(
         arrived=now,
         left=now + 0.1,
-        steps=training.runs,
+        steps=training.steps_made,
         intervals=training.gate.started,
     )
     training.validate(10_000)
@@ -138,7 +141,7 @@ def test_a_validation_after_it_is_no_cost_of_a_snapshot(training: Training) -> N
 def test_steps_beside_a_commit_say_nothing(training: Training) -> None:
     training.train(10)
     training.is_saving = True
-    training.saved_at = training.runs
+    training.saved_at = training.steps_made
     training.train(50, seconds=5 * STEP)
     training.is_saving = False
     training.train(1)

@@ -109,7 +109,7 @@ def die_after(step: int, *, deletes: bool = False) -> None:
         while handler.total_run_calls < step:
             handler.run(program.step)
         handler.save()
-        for each in current_session.current().members:  # type: ignore[union-attr]
+        for each in current_session.current().runs:  # type: ignore[union-attr]
             each.directory.mirror.stop()
             each.release()
 

@@ -22,7 +22,7 @@ from tfpreempt.coordination.events import Main
 from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.life import Sign, Stage, pid_seen_by_supervisor
-from tfpreempt.handler.run import Members, Run
+from tfpreempt.handler.run import Run, Runs
 from tfpreempt.handler.snapshots import TRIES, Snapshots, Taken
 from tfpreempt.handler.status_file import Doing
 
@@ -145,7 +145,7 @@ class SnapshotScheduler:
     """
 
     run: weakref.ref[Run]
-    runs: Members
+    runs: Runs
     coordinator: Coordinator
     runtime: Runtime
     clock: Clock
@@ -174,14 +174,14 @@ class SnapshotScheduler:
     def _sample(self, run: Run) -> ProgressSample:
         return ProgressSample(
             at=self.clock.monotonic(),
-            steps=run.runs,
+            steps=run.steps_made,
             intervals=self.coordinator.gate.started,
             saved_at=run.saved_at,
         )
 
     def _ask_if_due(self, run: Run, snapshots: Snapshots) -> float:
         """Asks for a snapshot, if one is due; returns seconds to the next look."""
-        now, steps = self.clock.monotonic(), run.runs
+        now, steps = self.clock.monotonic(), run.steps_made
         if self._quiet is None:
             if steps >= 1:  # the first one also traces
                 self._quiet, self._due = self._sample(run), now + SHORTEST
@@ -195,18 +195,18 @@ class SnapshotScheduler:
             return _LOOKS
         if self._may_take(run) and self.coordinator.periodic(snapshot=True):
             wait = SHORTEST * _LATER ** min(snapshots.refused, TRIES)
-            self._due, self._last = now + wait, run.runs
+            self._due, self._last = now + wait, run.steps_made
         return _LOOKS
 
     def _may_take(self, run: Run) -> bool:
         is_alone = [each for each in self.runs if each.is_armed] == [run]
-        has_moved = run.has_moved and run.runs != self._last
+        has_moved = run.has_moved and run.steps_made != self._last
         is_quiet = not (self.is_busy() or self.coordinator.is_told_to_go)
         return is_alone and has_moved and is_quiet
 
     def _watch(self, run: Run, snapshots: Snapshots, taken: Taken) -> float:
         """Waits for the end of the first step after it was written."""
-        now, steps = self.clock.monotonic(), run.runs
+        now, steps = self.clock.monotonic(), run.steps_made
         if snapshots.is_busy:
             return _LOOKS_WHILE_WRITTEN
         if self._written is None:
@@ -268,7 +268,7 @@ class Activity:
     """
 
     coordinator: Coordinator
-    runs: Members
+    runs: Runs
     traces: int = 0
     _pauses: int = 0  # contexts in which hang detection is paused
 
@@ -288,7 +288,7 @@ class Activity:
             stage = Stage.WAITS
         elif not (armed and gate.started) or is_between or is_saving or self._pauses:
             stage = Stage.APART
-        elif self.traces == gate.started or not any(each.runs for each in armed):
+        elif self.traces == gate.started or not any(each.steps_made for each in armed):
             stage = Stage.FIRST
         return Sign(
             pid=pid_seen_by_supervisor(),

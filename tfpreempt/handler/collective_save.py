@@ -33,7 +33,7 @@ from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import CollectiveReadError, SaveError
 from tfpreempt.handler.error_causes import describe_loss
 from tfpreempt.handler.exit import held_back
-from tfpreempt.handler.run import Members, Run
+from tfpreempt.handler.run import Run, Runs
 from tfpreempt.handler.snapshots import TRIES, Snapshots
 
 log = logging.getLogger(__name__)
@@ -48,10 +48,10 @@ _ALL = "all"  # what the chief says of a snapshot that every worker has captured
 _OVER = "over"  # what it says where none are to be taken any more
 
 Stage = Callable[[str], Save]
-"""Writes a member's part of the save of a name."""
+"""Writes a run's part of the save of a name."""
 
 Stages = Mapping[Run, Stage]
-"""That of the members to whose `stage` the program gives arguments."""
+"""That of the runs to whose `stage` the program gives arguments."""
 
 PLAIN: Stages = types.MappingProxyType({})
 """The program gives none."""
@@ -67,7 +67,7 @@ class CollectiveSaves:
         incarnation: namespace of the keys.
         runtime: access to the store.
         coordinator: this worker's; knows of a notice, and when it ends.
-        members: the open ones.
+        runs: the open ones.
         on_broken: is given the error of a collective read that this worker could not
             take part in; tells the peers.
     """
@@ -78,14 +78,14 @@ class CollectiveSaves:
         incarnation: str,
         runtime: Runtime,
         coordinator: Coordinator,
-        members: Members,
+        runs: Runs,
         on_broken: Callable[[Exception], None],
     ) -> None:
         self._cluster = cluster
         self._prefix = f"tfpreempt/{incarnation}/save"
         self._runtime = runtime
         self._coordinator = coordinator
-        self._members = members
+        self._runs = runs
         self._on_broken = on_broken
         self._saves = 0  # that were begun, but for final ones; equal on all workers
         self._fit = 1  # how often training came to its end here, plus one
@@ -108,14 +108,14 @@ class CollectiveSaves:
 
     # --- the saves that a program, a period or the end asks for ----------------------
 
-    def save(self, member: Run, because: str, stages: Stages = PLAIN) -> Commit | None:
+    def save(self, run: Run, because: str, stages: Stages = PLAIN) -> Commit | None:
         """Saves on all workers; every worker calls this at the same place.
 
         Args:
-            member: saves.
+            run: saves.
             because: written into the manifest: "save", "periodic", "error" or
                 "finished".
-            stages: how members are staged that the program gives arguments.
+            stages: how runs are staged that the program gives arguments.
 
         Returns:
             The commit, on the chief; None elsewhere, where the commit may still be
@@ -125,15 +125,15 @@ class CollectiveSaves:
             SaveError: (chief) a worker's part did not come in time.
             CheckpointError: this worker's part could not be written.
         """
-        name = self._next_name(member, because)
-        write = functools.partial(stages.get(member, member.stage), name)
+        name = self._next_name(run, because)
+        write = functools.partial(stages.get(run, run.stage), name)
         with self._saving():
             self.end_async()
-            self._remember(member, name)
-            return self._complete(member, name, because, self._final, write)
+            self._remember(run, name)
+            return self._complete(run, name, because, self._final, write)
 
     def try_save(
-        self, member: Run, stages: Stages = PLAIN, because: str = "periodic"
+        self, run: Run, stages: Stages = PLAIN, because: str = "periodic"
     ) -> None:
         """Saves without a notice. A failure is logged and recorded, and not raised.
 
@@ -141,7 +141,7 @@ class CollectiveSaves:
         is over.
 
         Args:
-            member: saves.
+            run: saves.
             stages: see `save`.
             because: "periodic", or "error" where `fit` is about to raise an error. The
                 two have different names, so the "error" save of some workers is never
@@ -151,25 +151,25 @@ class CollectiveSaves:
             CollectiveReadError: the peers are in a collective read without this worker.
         """
         try:
-            if because == "periodic" and member.saves_async and member not in stages:
-                name = self._next_name(member, because)
+            if because == "periodic" and run.saves_async and run not in stages:
+                name = self._next_name(run, because)
                 with self._saving():
-                    self.begin(member, name, self._final)
+                    self.begin(run, name, self._final)
             else:
-                self.save(member, because, stages)
+                self.save(run, because, stages)
         except Exception as error:  # of a State, or no thread, say
-            self._members.fault(f"{because} save", error)
+            self._runs.fault(f"{because} save", error)
             if breaks_off(error, self._cluster.world):
                 raise
 
     def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
-        """Asks all workers for a commit again and again, while a member is open.
+        """Asks all workers for a commit again and again, while a run is open.
 
-        On the chief. The alarm holds the member weakly.
+        On the chief. The alarm holds the run weakly.
 
         Args:
             seconds: between two questions.
-            mine: the member.
+            mine: the run.
         """
 
         def is_asked() -> bool:
@@ -179,8 +179,8 @@ class CollectiveSaves:
             return not (self.is_busy or is_snapshot)
 
         def ask() -> None:
-            member = mine()
-            if member is None or member not in self._members:
+            run = mine()
+            if run is None or run not in self._runs:
                 return
             if self._coordinator.gate.started > 0 and not is_asked():
                 self._runtime.at(self._coordinator.clock.monotonic() + ASKS_AGAIN, ask)
@@ -189,14 +189,14 @@ class CollectiveSaves:
 
         self._runtime.at(self._coordinator.clock.monotonic() + seconds, ask)
 
-    def _next_name(self, member: Run, because: str) -> str:
+    def _next_name(self, run: Run, because: str) -> str:
         """The name of a save: equal on all workers, and never used again."""
         number = self._coordinator.state.round  # equal at the end of uneven workers too
         if because != "finished":
             self._saves += 1
             number = self._saves
-        # Two members may end in one round: a mark for one is none for the other.
-        return f"{because}-{number}-{member.start.token}"
+        # Two runs may end in one round: a mark for one is none for the other.
+        return f"{because}-{number}-{run.start.token}"
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
@@ -223,13 +223,13 @@ class CollectiveSaves:
                 self._on_broken(error)
             raise
 
-    def begin(self, member: Run, name: str, may_miss: set[int]) -> None:
+    def begin(self, run: Run, name: str, may_miss: set[int]) -> None:
         """Begins an asynchronous periodic save, on all workers.
 
         An asynchronous save that is under way is waited for.
 
         Args:
-            member: saves.
+            run: saves.
             name: of the save; equal on all workers, and never used again.
             may_miss: workers that are through with training, and need have no part in
                 the save; grows.
@@ -238,14 +238,14 @@ class CollectiveSaves:
             CheckpointError: this worker's part could not be captured.
         """
         self.end_async()
-        self._remember(member, name)
+        self._remember(run, name)
         permit = Permit()
-        go_on = functools.partial(self._complete, member, name, "periodic", may_miss)
-        on_error = functools.partial(self._members.fault, "periodic save")
+        go_on = functools.partial(self._complete, run, name, "periodic", may_miss)
+        on_error = functools.partial(self._runs.fault, "periodic save")
         captured = None
         try:
-            captured = member.capture(name, permit)
-            write = functools.partial(member.write, captured)
+            captured = run.capture(name, permit)
+            write = functools.partial(run.write, captured)
             complete = functools.partial(go_on, write)
             self._under_way = AsyncSave(name, permit, complete, on_error)
         except BaseException as error:
@@ -299,7 +299,7 @@ class CollectiveSaves:
         left, took = deadlines.left, deadlines.save_seconds
         is_newest = under_way is not None and any(
             self._newest.get(each.start.token) == (under_way.name, each.step)
-            for each in self._members
+            for each in self._runs
         )
         if took is None or is_newest or left <= SAFETY * took:
             return left
@@ -321,10 +321,10 @@ class CollectiveSaves:
             self._forget(under_way.name)
             self._say(f"{under_way.name}/commit", False)
 
-    def _remember(self, member: Run, name: str) -> None:
-        member.is_unconfirmed = True
+    def _remember(self, run: Run, name: str) -> None:
+        run.is_unconfirmed = True
         with self._lock:
-            self._newest[member.start.token] = name, member.step
+            self._newest[run.start.token] = name, run.step
 
     def _forget(self, name: str) -> None:
         """Nothing was committed by the save of this name; any thread."""
@@ -335,7 +335,7 @@ class CollectiveSaves:
 
     def _complete(
         self,
-        member: Run,
+        run: Run,
         name: str,
         because: str,
         may_miss: set[int],
@@ -344,7 +344,7 @@ class CollectiveSaves:
         """Writes this worker's part; the chief goes on to the commit. Any thread.
 
         Args:
-            member: saves.
+            run: saves.
             name: see `begin`.
             because: see `save`.
             may_miss: see `begin`.
@@ -374,7 +374,7 @@ class CollectiveSaves:
                 staged.discard()
                 raise
             present = sorted(set(range(self._cluster.world)) - absent.keys())
-            commit = member.commit(staged, because, present)
+            commit = run.commit(staged, because, present)
         finally:  # a notice at the same step asks what came of it
             if commit is None:
                 self._forget(name)
@@ -387,18 +387,18 @@ class CollectiveSaves:
             key = f"{self._prefix}/{what}"
             self._runtime.insert(key, keys.encode(is_so), lambda held: None)
 
-    def stands(self, member: Run, timeout: float) -> bool:
+    def stands(self, run: Run, timeout: float) -> bool:
         """Whether the newest save of this handler is a commit of the step it is at.
 
         Equal on all workers: the chief has the word, the others wait for it.
 
         Args:
-            member: the handler.
+            run: the handler.
             timeout: seconds to wait for the chief, which may not be through with it.
         """
-        name, step = self._newest.get(member.start.token, ("", None))
-        if step != member.step or self._cluster.is_chief:
-            return step == member.step
+        name, step = self._newest.get(run.start.token, ("", None))
+        if step != run.step or self._cluster.is_chief:
+            return step == run.step
         return self._told(f"{name}/commit", timeout)
 
     def _told(self, what: str, timeout: float) -> bool:
@@ -466,13 +466,13 @@ class RoundSave:
     """One round's save; main thread.
 
     Args:
-        members: the open ones.
+        runs: the open ones.
         coordinator: this worker's.
-        collective: knows which members' newest save is a commit of this step already.
+        collective: knows which runs' newest save is a commit of this step already.
         clock: measures.
     """
 
-    members: Members
+    runs: Runs
     coordinator: Coordinator
     collective: CollectiveSaves
     clock: Clock
@@ -497,20 +497,20 @@ class RoundSave:
         self.collective.end_async()
         self._began = self.clock.monotonic()
         due = [
-            member
-            for member in self.members
-            if member.has_moved or not (is_periodic or self._stands(member))
+            run
+            for run in self.runs
+            if run.has_moved or not (is_periodic or self._stands(run))
         ]
         if is_periodic and len(due) == 1:
-            [member] = due
-            if member.saves_async and member not in stages:
-                return self._begin(member, name)
+            [run] = due
+            if run.saves_async and run not in stages:
+                return self._begin(run, name)
         if not due:
             limit, stands = deadlines.left, self.collective.stands
-            due = [each for each in self.members if not stands(each, limit)]
+            due = [each for each in self.runs if not stands(each, limit)]
         self._due = due
-        for member in due:
-            member.is_unconfirmed = False  # all workers learn the outcome of a round
+        for run in due:
+            run.is_unconfirmed = False  # all workers learn the outcome of a round
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
         except Exception as error:  # told to all workers; all leave
@@ -521,18 +521,18 @@ class RoundSave:
         deadlines.share_seconds = sum(part.share_seconds for _, part in self._staged)
         return True
 
-    def _stands(self, member: Run) -> bool:
+    def _stands(self, run: Run) -> bool:
         """Whether its newest save did not come to nothing meanwhile."""
         limit = self.coordinator.deadlines.left
-        return not member.is_unconfirmed or self.collective.stands(member, limit)
+        return not run.is_unconfirmed or self.collective.stands(run, limit)
 
-    def _begin(self, member: Run, name: str) -> bool:
+    def _begin(self, run: Run, name: str) -> bool:
         """All have agreed on this step; the save itself is asynchronous."""
         self._is_async = True
         try:
-            self.collective.begin(member, name, set())  # all workers have agreed
+            self.collective.begin(run, name, set())  # all workers have agreed
         except Exception as error:  # told to all workers; all train on
-            self.members.fault("periodic save", error)
+            self.runs.fault("periodic save", error)
             if breaks_off(error, self.coordinator.settings.world):
                 raise
         return True
@@ -549,12 +549,12 @@ class RoundSave:
         """
         self._is_async = True
         c = self.coordinator
-        armed = [member for member in self.members if member.is_armed]
+        armed = [run for run in self.runs if run.is_armed]
         if len(armed) != 1 or not armed[0].has_moved:
             return True
-        [member] = armed
-        snapshots = self._snapshots = member.snapshots
-        self._steps = member.runs
+        [run] = armed
+        snapshots = self._snapshots = run.snapshots
+        self._steps = run.steps_made
         if snapshots is None:
             return False
         if c.settings.host:
@@ -568,11 +568,11 @@ class RoundSave:
         is_captured = False
         try:
             if has_time:
-                is_captured = member.take_snapshot(name)
+                is_captured = run.take_snapshot(name)
             else:
                 snapshots.take_part()
         except Exception as error:  # all train on
-            self.members.fault("snapshot", error)
+            self.runs.fault("snapshot", error)
             if breaks_off(error, c.settings.world):
                 raise
         if has_time and not is_captured and c.settings.host:
@@ -591,8 +591,8 @@ class RoundSave:
 
     def committed_nothing(self) -> None:
         """The round is over without a commit: the end of training is to be saved."""
-        for member in self._due:
-            member.saved_at = None
+        for run in self._due:
+            run.saved_at = None
 
     def go_on(self) -> None:
         """The round is over, and steps follow: what was captured is written."""
@@ -680,19 +680,19 @@ class RoundSave:
         for _, part in self._staged:
             part.discard()
         missing = sorted(set(range(self.coordinator.settings.world)) - set(workers))
-        self.members.fault("periodic save", _without(missing, "periodic"))
+        self.runs.fault("periodic save", _without(missing, "periodic"))
         return CommitKind.NONE
 
     def _failed(self, error: Exception) -> None:
         log.error("tfpreempt: this save failed; the last commit stands", exc_info=error)
         c = self.coordinator
-        member = next(iter(self.members))
-        where = f"the save of step {member.step}"
-        reason = describe_loss(error, member.directory.cluster, where) or (
+        run = next(iter(self.runs))
+        where = f"the save of step {run.step}"
+        reason = describe_loss(error, run.directory.cluster, where) or (
             f"worker {c.settings.worker}: {type(error).__name__}: {error}"
         )
         c.lost_because = reason
-        self.members.record(Fault(where="save", error=reason))
+        self.runs.record(Fault(where="save", error=reason))
         c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
 
 

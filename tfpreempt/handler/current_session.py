@@ -44,7 +44,7 @@ def _after_fork_in_child() -> None:
     global _current, _pending
     if _current is None:
         return
-    for run in _current.members:
+    for run in _current.runs:
         run.stop_at = -1  # so that run() looks
     _current, _pending = None, PendingNotices()
 
@@ -121,7 +121,7 @@ def new_process() -> Iterator[None]:
         made = current()
         _current, _pending = before
         if made is not None:
-            for run in made.members:
+            for run in made.runs:
                 made.part(run)
             made.come_back()
             made.runtime.stop()
@@ -157,7 +157,7 @@ def hears_notices() -> bool:
     """Whether a run of this process listens, or the process exits. Any thread."""
     if _current is None:
         return False
-    return _current.exit.left or any(run.watcher.is_started for run in _current.members)
+    return _current.exit.left or any(run.watcher.is_started for run in _current.runs)
 
 
 def current() -> Session | None:

@@ -33,7 +33,7 @@ from tfpreempt.core.events import Fault, Outcome
 from tfpreempt.core.python import add_note
 from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
 from tfpreempt.handler.error_causes import describe_loss
-from tfpreempt.handler.run import HANDS_IN, Members, Run
+from tfpreempt.handler.run import HANDS_IN, Run, Runs
 from tfpreempt.handler.single_client import notice_was_served
 from tfpreempt.notice._signal_registry import REGISTRY
 
@@ -319,7 +319,7 @@ class ExitPath:
 
     Args:
         cluster: who the workers are.
-        members: the open handlers, oldest first.
+        runs: the open handlers, oldest first.
         coordinator: this worker's.
         finish_save: waits for the save that is under way beside the main thread, for
             so many seconds at most; it commits nothing after that.
@@ -332,7 +332,7 @@ class ExitPath:
     """
 
     cluster: Cluster
-    members: Members
+    runs: Runs
     coordinator: Coordinator
     finish_save: Callable[[float], None]
     left: bool = False
@@ -344,8 +344,8 @@ class ExitPath:
     @held_back(lambda: True)  # a copy may be under way
     def leave(self, outcome: Outcome, reason: str) -> None:
         """Leaves by the oldest handler's exit function; returns if that does."""
-        members = list(self.members)
-        if outcome is Outcome.FINISHED or not members:
+        runs = list(self.runs)
+        if outcome is Outcome.FINISHED or not runs:
             return
         keep_streams()
         committed = outcome is Outcome.COMMITTED
@@ -353,26 +353,26 @@ class ExitPath:
             log.error(
                 "tfpreempt: leaving, committed nothing at step %d; the last commit "
                 "stands, and what was trained since is trained again. Reason: %s",
-                members[0].step,
+                runs[0].step,
                 reason or "unknown",
             )
         else:
             log.warning(
                 "tfpreempt: step %d is committed; leaving to be started again",
-                members[0].step,
+                runs[0].step,
             )
         self.left = True
-        for member in members:
-            member.left_at = member.step
+        for run in runs:
+            run.left_at = run.step
         notice_was_served()
         REGISTRY.leave()
         atexit.register(skip_last_collections)
         try:
             self.finish_save(self.coordinator.deadlines.left)
-            mirrored = self.finish_mirrors(members)
-            self._put_away(members, outcome, reason)
+            mirrored = self.finish_mirrors(runs)
+            self._put_away(runs, outcome, reason)
             end = functools.partial(
-                members[0].config.leave, committed, self.cluster, mirrored=mirrored
+                runs[0].config.leave, committed, self.cluster, mirrored=mirrored
             )
             if threading.current_thread() is threading.main_thread():
                 end()
@@ -391,23 +391,23 @@ class ExitPath:
             raise
         atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
-        for member in members:
-            if member.directory.mirror is not None:
-                member.directory.mirror.resume()
+        for run in runs:
+            if run.directory.mirror is not None:
+                run.directory.mirror.resume()
 
-    def finish_mirrors(self, members: list[Run], limit: float | None = None) -> bool:
+    def finish_mirrors(self, runs: list[Run], limit: float | None = None) -> bool:
         """Waits for the copies of the newest commits.
 
         Args:
-            members: whose.
+            runs: whose.
             limit: seconds for each; None: what the notice leaves.
 
         Returns:
             Whether all are whole.
         """
         are_whole = True
-        for member in members:
-            mirror = member.directory.mirror
+        for run in runs:
+            mirror = run.directory.mirror
             if mirror is None:
                 continue
             left = self.coordinator.deadlines.left if limit is None else limit
@@ -417,24 +417,24 @@ class ExitPath:
             status = mirror.status
             why = f": {status.fault}" if status.fault else ""
             late = f"the copy of step {status.newest} in {status.uri} was not whole"
-            member.record(Fault(where="mirror", error=f"{late} in time{why}"))
+            run.record(Fault(where="mirror", error=f"{late} in time{why}"))
         return are_whole
 
-    def finish_copy(self, member: Run, timeout: float | None) -> None:
+    def finish_copy(self, run: Run, timeout: float | None) -> None:
         """Training is over: waits for the copy of its last commit.
 
         A notice that comes meanwhile shortens the wait. If the copy is not whole then,
         the process is to be started again, so that it gets whole.
 
         Args:
-            member: the handler.
+            run: the handler.
             timeout: seconds; None: while it gets on.
         """
-        if member.directory.wait_for_mirror(timeout):
+        if run.directory.wait_for_mirror(timeout):
             return
         is_noticed = self.coordinator.deadlines.at is not None
         limit = None if is_noticed else 0.0
-        if not self.finish_mirrors([member], limit) and is_noticed:
+        if not self.finish_mirrors([run], limit) and is_noticed:
             self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
 
     def come_back(self) -> None:
@@ -446,10 +446,10 @@ class ExitPath:
 
     def overrun(self, why: str) -> None:
         """No boundary comes in time: ends the process from this thread."""
-        members = list(self.members)
+        runs = list(self.runs)
         is_forked = os.getpid() != self.process
         is_out = self.left or self.detached or self.is_over
-        if is_out or is_forked or not members:
+        if is_out or is_forked or not runs:
             return
         keep_streams()
         log.error(
@@ -458,12 +458,12 @@ class ExitPath:
             "call save_checkpoint_if_preempted() within them.",
             why,
         )
-        self._put_away(members, Outcome.LOST, why)
+        self._put_away(runs, Outcome.LOST, why)
         self.left = True
-        exit_hard(lambda: members[0].config.leave(False, self.cluster))
+        exit_hard(lambda: runs[0].config.leave(False, self.cluster))
         self.left = False
 
-    def _put_away(self, members: list[Run], outcome: Outcome, why: str) -> None:
+    def _put_away(self, runs: list[Run], outcome: Outcome, why: str) -> None:
         """Records the exit, and lets go of leases: the next start need not wait.
 
         Storage that hangs is what may have kept a boundary, or a commit, from coming.
@@ -475,9 +475,9 @@ class ExitPath:
             limit = min(limit, max(0.05, left / 2))
 
         def put_away() -> None:
-            for member in members:
-                member.record_exit(outcome, why)
-                member.release()
+            for run in runs:
+                run.record_exit(outcome, why)
+                run.release()
 
         try:
             call_within(limit, put_away)
@@ -487,10 +487,10 @@ class ExitPath:
                 limit,
             )
             return
-        for member in members:
-            if member.directory.mirror is not None:
+        for run in runs:
+            if run.directory.mirror is not None:
                 limit = min(HANDS_IN, deadlines.left / 2)
-                member.directory.mirror.hand_in_journal(limit)
+                run.directory.mirror.hand_in_journal(limit)
 
     def fail(self, error: BaseException, peer_is_gone: bool = False) -> None:
         """Main raises; peers are told. Returns if the error is to be raised.
@@ -502,7 +502,7 @@ class ExitPath:
         """
         coordinator, lost = self.coordinator, ""
         if peer_is_gone:
-            where = "".join(f" {member.step + 1}" for member in list(self.members)[:1])
+            where = "".join(f" {run.step + 1}" for run in list(self.runs)[:1])
             lost = describe_loss(error, self.cluster, f"step{where}")
         mine = f"worker {self.cluster.worker}: {type(error).__name__}: {error}"
         coordinator.lost_because = coordinator.lost_because or lost or mine

@@ -57,8 +57,8 @@ class FinalVote:
         coordinator: of this worker; gives the deadlines and the state of the store.
 
     Attributes:
-        failures: the errors of final saves of members that were closed before the last
-            one, by the members' tokens.
+        failures: the errors of final saves of runs that were closed before the last
+            one, by the runs' tokens.
     """
 
     cluster: Cluster

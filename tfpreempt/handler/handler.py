@@ -150,9 +150,9 @@ class PreemptionCheckpointHandler:
         """
         gate, run = self._gate, self._run
         gate.started += 1
-        if gate.flag or gate.busy or run.runs >= run.stop_at:
+        if gate.flag or gate.busy or run.steps_made >= run.stop_at:
             self._enter("run()")
-            if run.runs in (1, 2) and run.config.save_fn is None:
+            if run.steps_made in (1, 2) and run.config.save_fn is None:
                 # Two, as a GAN's, may take turns. Nobody knows what a save_fn saves.
                 self._unsaved.before_call(fn, args, kwargs)
         gate.busy = True
@@ -162,7 +162,7 @@ class PreemptionCheckpointHandler:
             step_failed(error, self._session)
             raise
         gate.busy = False
-        run.runs += 1
+        run.steps_made += 1
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -174,7 +174,7 @@ class PreemptionCheckpointHandler:
         """
         gate, run = self._gate, self._run
         gate.started += 1
-        if gate.flag or gate.busy or run.runs >= run.stop_at:
+        if gate.flag or gate.busy or run.steps_made >= run.stop_at:
             if not run.is_armed and run.candidate is not None:
                 self._warn_of_late_random_state()
             self._enter(
@@ -184,7 +184,7 @@ class PreemptionCheckpointHandler:
                 else PLAIN,
             )
         gate.bare = gate.started
-        run.runs += 1
+        run.steps_made += 1
 
     def check(self) -> None:
         """A place within an evaluation, say, where this worker may save and leave.
@@ -250,7 +250,7 @@ class PreemptionCheckpointHandler:
     @property
     def runs(self) -> int:
         """Calls of `run()` that came back in this process."""
-        return self._run.runs
+        return self._run.steps_made
 
     # --- saving ----------------------------------------------------------------------
 
@@ -403,8 +403,8 @@ class PreemptionCheckpointHandler:
         every = self._save_steps
         if every is not None and run.has_moved and run.step % every == 0:
             session.save_at_boundary(run, stages)
-        if run.runs < 4:
-            run.stop_at = run.runs
+        if run.steps_made < 4:
+            run.stop_at = run.steps_made
         elif every is None:
             run.stop_at = NEVER
         else:

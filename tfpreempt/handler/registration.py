@@ -126,7 +126,7 @@ def admit(
             memory=lent_memory() if takes_snapshots else None,
             in_use=[
                 each.directory.path
-                for each in session.members
+                for each in session.runs
                 if not session.is_over(each)
             ],
         ),

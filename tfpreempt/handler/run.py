@@ -76,13 +76,13 @@ class Run:
         saves_async: whether periodic saves are asynchronous.
         journal: records what happens to the run; any thread.
         record: appends an event to the journal; any thread.
-        runs: steps that were completed in this process.
-        stop_at: runs at which the loop has to look at more than the flag; -1 if no step
-            may follow.
+        steps_made: steps that were completed in this process.
+        stop_at: the value of `steps_made` at which the loop has to look at more than
+            the flag; -1 if no step may follow.
         base: steps that the restored commit carries.
-        saved_at: runs at the newest save, tried or done; None if more than steps has
-            come since, or the round of that save has committed nothing; equal on all
-            workers.
+        saved_at: the value of `steps_made` at the newest save, tried or done; None if
+            more than steps has come since, or the round of that save has committed
+            nothing; equal on all workers.
         is_resumed: whether the run resumed from a commit that is not of the end of
             training, and has saved nothing since: the end may come without a step.
         left_at: its step when its exit was served. SystemExit may have been caught, or
@@ -104,7 +104,7 @@ class Run:
     amid: str = ""
     async_save: dataclasses.InitVar[bool] = False
     is_alive: Callable[[], bool] = lambda: True
-    runs: int = 0
+    steps_made: int = 0
     stop_at: int = 0
     base: int = dataclasses.field(init=False)
     saved_at: int | None = 0
@@ -160,12 +160,12 @@ class Run:
     @property
     def step(self) -> int:
         """The step that a save would carry; any thread."""
-        return self.base + self.runs
+        return self.base + self.steps_made
 
     @property
     def has_moved(self) -> bool:
         """Whether anything has come since its newest save; equal on all workers."""
-        return self.runs != self.saved_at
+        return self.steps_made != self.saved_at
 
     # --- the start -------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Run:
         """
         if self.snapshots is not None:
             self.snapshots.give_up()
-        self.saved_at = self.runs
+        self.saved_at = self.steps_made
         self.is_resumed = False
         if self.counter is not None:
             self.counter.assign(self.step)
@@ -449,7 +449,7 @@ class Run:
 
 
 @dataclasses.dataclass(eq=False)
-class Members:
+class Runs:
     """The open runs of a session, oldest first; iterated on any thread.
 
     A run without a step is held weakly: a program that drops the handler has closed

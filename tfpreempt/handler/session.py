@@ -1,8 +1,8 @@
-"""One process's part in the agreement, shared by all its members.
+"""One process's part in the agreement, shared by all its runs.
 
 Boundaries are counted for the process, not for a handler, because the process is what
-is preempted: at the agreed boundary every open member saves. The session owns the hub,
-the coordinator and the way out; a member its commits and its notice sources.
+is preempted: at the agreed boundary every open run saves. The session owns the hub,
+the coordinator and the way out; a run its commits and its notice sources.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tfpreempt.handler.collective_save import (
 from tfpreempt.handler.error_causes import is_of_data
 from tfpreempt.handler.exit import ExitPath, held_back, tell_peers
 from tfpreempt.handler.final_vote import FinalVote
-from tfpreempt.handler.run import Members, Run
+from tfpreempt.handler.run import Run, Runs
 from tfpreempt.notice.children import killed_children
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class PendingNotices:
-    """Notices that came while no member listened; each is taken once. Any thread."""
+    """Notices that came while no run listened; each is taken once. Any thread."""
 
     def __init__(self) -> None:
         self._notices: list[Notice] = []
@@ -75,7 +75,7 @@ class PendingNotices:
         return iter(list(self._notices))
 
     def keep(self, notice: Notice) -> None:
-        """Keeps a notice for the next member that listens."""
+        """Keeps a notice for the next run that listens."""
         self._notices.append(notice)
 
     def take(self, notice: Notice) -> bool:
@@ -94,7 +94,7 @@ class Session:
         store: shared by the workers of this incarnation.
         incarnation: namespace of the keys.
         save_timeout: seconds that waiting may take where no deadline is known.
-        pending: notices that came while no member listened.
+        pending: notices that came while no run listened.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Session:
         self._pending = pending
         self._clock = SystemClock()
         self.timer = StepTimer(self._clock)
-        self.members = Members()
+        self.runs = Runs()
         self._admitted = 0
-        self._heard: Notice | None = None  # the newest of the members' own
+        self._heard: Notice | None = None  # the newest of the runs' own
         self.heard_at = -math.inf  # when that came
         self.runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
@@ -124,7 +124,7 @@ class Session:
             self._clock,
             save_timeout=save_timeout,
             step_seconds=lambda: self.timer.step_seconds(self.gate.started),
-            record=self.members.record,
+            record=self.runs.record,
             on_overrun=lambda why: self.exit.overrun(why),
         )
         self.saves = CollectiveSaves(
@@ -132,32 +132,32 @@ class Session:
             incarnation,
             self.runtime,
             self.coordinator,
-            self.members,
+            self.runs,
             on_broken=lambda error: self.failed(error),
         )
         self.vote = FinalVote(cluster, incarnation, self.runtime, self.coordinator)
         self.exit = ExitPath(
             cluster,
-            self.members,
+            self.runs,
             self.coordinator,
             finish_save=self.saves.end_async_within,
         )
         self.gate = self.coordinator.gate
-        self.activity = Activity(self.coordinator, self.members)
+        self.activity = Activity(self.coordinator, self.runs)
         self.coordinator.start()
 
-    # --- members ---------------------------------------------------------------------
+    # --- runs -------------------------------------------------------------------------
 
     def next_prefix(self) -> str:
-        """Namespace for the start of the next member; equal on all workers."""
+        """Namespace for the start of the next run; equal on all workers."""
         self._admitted += 1
         return f"tfpreempt/{self.incarnation}/start/{self._admitted}"
 
-    def open(self, member: Run, every: datetime.timedelta | None = None) -> None:
-        """A member takes part from now on: listens, and copies its commits.
+    def open(self, run: Run, every: datetime.timedelta | None = None) -> None:
+        """A run takes part from now on: listens, and copies its commits.
 
         Args:
-            member: has restored.
+            run: has restored.
             every: asks all for a commit whenever so much time has passed.
 
         Raises:
@@ -165,28 +165,28 @@ class Session:
             ConfigurationError: another one copies to the same place.
         """
         self.come_back()
-        before = list(self.members)
+        before = list(self.runs)
         self.exit.is_over = False
         if not before:
             self.vote.failures.clear()
-        self.members.add(member)  # first, for a notice may stand already
+        self.runs.add(run)  # first, for a notice may stand already
         try:
-            member.watcher.start()
-            member.start_mirror()
+            run.watcher.start()
+            run.start_mirror()
             self.deliver_pending_notices()
         except BaseException:
-            self.part(member)
+            self.part(run)
             raise
         for other in before:
-            directories = other.directory.path, member.directory.path
+            directories = other.directory.path, run.directory.path
             if self.is_over(other) and is_same(*directories):
                 self.part(other)
         if every is not None and self.cluster.is_chief:
-            self.saves.repeat(every.total_seconds(), weakref.ref(member))
-        if member.snapshots is not None and self.cluster.is_chief:
+            self.saves.repeat(every.total_seconds(), weakref.ref(run))
+        if run.snapshots is not None and self.cluster.is_chief:
             SnapshotScheduler(
-                weakref.ref(member),
-                self.members,
+                weakref.ref(run),
+                self.runs,
                 self.coordinator,
                 self.runtime,
                 self._clock,
@@ -194,25 +194,25 @@ class Session:
             ).look()
 
     def deliver_pending_notices(self) -> None:
-        """The newest member that listens hears what was kept while none did.
+        """The newest run that listens hears what was kept while none did.
 
         Any thread. Who keeps a notice calls this after it, as does who begins to
         listen, so that one of the two sees what the other did.
         """
-        listening = [member for member in self.members if member.watcher.is_started]
+        listening = [run for run in self.runs if run.watcher.is_started]
         for notice in self._pending:
             if listening and self._pending.take(notice):
                 mine = dataclasses.replace(notice, worker=self.cluster.worker)
                 self.hear(listening[-1].start.token, mine)
 
     def take_left_over(self) -> Notice | None:
-        """What members heard and did not serve before the last of them was closed.
+        """What runs heard and did not serve before the last of them was closed.
 
         It came behind the last boundary, or its grace outlasts the training. It is
         given once.
         """
         is_held = self.coordinator.state.held is not None
-        if self.members or not is_held or self.exit.left or self.exit.detached:
+        if self.runs or not is_held or self.exit.left or self.exit.detached:
             return None
         heard, self._heard = self._heard, None
         if heard is None:
@@ -221,22 +221,22 @@ class Session:
         grace = None if told is None else told - heard.received_at
         return dataclasses.replace(heard, grace_seconds=grace)
 
-    def is_over(self, member: Run) -> bool:
+    def is_over(self, run: Run) -> bool:
         """Whether nobody trains on with it: it has left, or the last step failed."""
         has_failed = self.gate.failed == self.gate.started
-        return has_failed or member.left_at == member.step
+        return has_failed or run.left_at == run.step
 
-    def arm(self, member: Run) -> None:
+    def arm(self, run: Run) -> None:
         """Training begins: listens again, and sets the random generators."""
-        if not member.is_armed:
-            self.members.kept.add(member)  # first: a thread may not be what drops it
-            member.arm(self.activity.now)
+        if not run.is_armed:
+            self.runs.kept.add(run)  # first: a thread may not be what drops it
+            run.arm(self.activity.now)
 
-    def part(self, member: Run) -> None:
-        """A member takes part no more."""
-        self.members.kept.discard(member)
+    def part(self, run: Run) -> None:
+        """A run takes part no more."""
+        self.runs.kept.discard(run)
         self.saves.wait()  # a save that is under way needs the lease
-        member.close()
+        run.close()
 
     # --- boundaries ------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Session:
         """Whether this process is a forked child of the session's process."""
         return os.getpid() != self.exit.process
 
-    def check_open(self, member: Run, what: str) -> None:
+    def check_open(self, run: Run, what: str) -> None:
         """Refuses a call that comes too late, inside a step, or in a forked child.
 
         Raises:
@@ -269,7 +269,7 @@ class Session:
             UsageError: see `check_process`.
         """
         self.check_process(what)
-        if member.is_closed:
+        if run.is_closed:
             raise HandlerClosedError(
                 "this handler was closed; make a new PreemptionCheckpointHandler (it "
                 "restores what the old one committed), or close it after the last run()"
@@ -280,54 +280,54 @@ class Session:
                 "the step is half done. Call it between two runs."
             )
 
-    def ready(self, member: Run, what: str) -> None:
-        """Before a boundary or a save of a member: training has begun.
+    def ready(self, run: Run, what: str) -> None:
+        """Before a boundary or a save of a run: training has begun.
 
         Raises:
             HandlerClosedError: see `check_open`.
             NestedRunError: see `check_open`.
             UsageError: after an error that peers were told of.
         """
-        self.check_open(member, what)
+        self.check_open(run, what)
         if self.exit.detached:
             raise UsageError(
                 "an error was raised in run() on this worker and reported to all "
                 "workers; the cluster cannot go on. Let the process end with the "
                 "error, and start all workers again."
             )
-        self.arm(member)
+        self.arm(run)
 
-    def enter(self, member: Run, what: str, stages: Stages = PLAIN) -> None:
+    def enter(self, run: Run, what: str, stages: Stages = PLAIN) -> None:
         """The slow path of a step's boundary; the interval is counted.
 
         Args:
-            member: is about to step.
+            run: is about to step.
             what: was called, for an error.
-            stages: how members are staged that the program gives arguments.
+            stages: how runs are staged that the program gives arguments.
 
         Raises:
             UsageError: see `ready`; the interval is taken back.
         """
         try:
-            self.ready(member, what)
+            self.ready(run, what)
         except TfpreemptError:
             self.gate.started -= 1
             raise
         self.look(stages)
-        if member.runs < _TRACED:
+        if run.steps_made < _TRACED:
             self.activity.traces = self.gate.started
-        if member.runs == 1:
-            member.directory.try_states()  # all is there: a step was made
-            member.record(FirstStep(step=member.step))
-            member.record_caches()
+        if run.steps_made == 1:
+            run.directory.try_states()  # all is there: a step was made
+            run.record(FirstStep(step=run.step))
+            run.record_caches()
             self.timer.begin(self.gate.started)
-        elif member.runs == 3:
+        elif run.steps_made == 3:
             # Not at the first step: steps may take turns, as those of a GAN do.
-            member.source.contents.warn_of_unrestored()
-            self._warn_of_long_steps(member)
+            run.source.contents.warn_of_unrestored()
+            self._warn_of_long_steps(run)
 
-    def _warn_of_long_steps(self, member: Run) -> None:
-        grace = member.watcher.shortest_grace
+    def _warn_of_long_steps(self, run: Run) -> None:
+        grace = run.watcher.shortest_grace
         seconds = self.timer.step_seconds(self.gate.started)
         if grace is None:
             return
@@ -364,7 +364,7 @@ class Session:
         Returns when that interval may start; ends the process if it must.
 
         Args:
-            stages: how members are staged that the program gives arguments.
+            stages: how runs are staged that the program gives arguments.
         """
         self.come_back()
         if not self.gate.flag:
@@ -398,7 +398,7 @@ class Session:
         function had returned."""
         if self.exit.left:
             self.exit.come_back()
-            self.members.kept.clear()  # what came before the exit is over
+            self.runs.kept.clear()  # what came before the exit is over
             if self.coordinator.state.main is ev.Main.ENDED:  # not where a peer went
                 self.coordinator.feed(ev.NextRound())
 
@@ -412,10 +412,10 @@ class Session:
     ) -> ev.Verdict | None:
         """Stands at a boundary until the verdict on it; None after the limit."""
         c = self.coordinator
-        need_peers = [m.directory.contents.needs_peers() for m in self.members]
+        need_peers = [m.directory.contents.needs_peers() for m in self.runs]
         saves_alone = True not in need_peers
         c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
-        save = RoundSave(self.members, c, self.saves, self._clock)
+        save = RoundSave(self.runs, c, self.saves, self._clock)
         c.feed(ev.Boundary(self.gate.started, last))
         while True:
             match c.wait(limit):
@@ -448,7 +448,7 @@ class Session:
 
     # --- without a notice ------------------------------------------------------------
 
-    def save(self, member: Run) -> str:
+    def save(self, run: Run) -> str:
         """All workers save now, at the same place of the program.
 
         Returns:
@@ -459,19 +459,19 @@ class Session:
             CheckpointError: the directory, or a worker whose part did not come in time.
             UsageError: within a step or a fit, or after an error.
         """
-        if member.amid:
+        if run.amid:
             raise UsageError(
-                f"save_all_states() was called while {member.amid} runs; its "
+                f"save_all_states() was called while {run.amid} runs; its "
                 "PreemptionCallback saves the States with the model. Use its "
                 "save_freq=, or call this before or after the fit."
             )
-        self.ready(member, "save()")
-        commit = self.saves.save(member, "save")
+        self.ready(run, "save()")
+        commit = self.saves.save(run, "save")
         if commit is None or not os.path.isdir(commit.path):
-            return member.directory.path
+            return run.directory.path
         return commit.path
 
-    def save_at_boundary(self, member: Run, stages: Stages) -> None:
+    def save_at_boundary(self, run: Run, stages: Stages) -> None:
         """A periodic save; the next interval is counted.
 
         A process alone takes that back while the save lasts: a notice that comes
@@ -481,7 +481,7 @@ class Session:
         """
         is_alone = self.cluster.world == 1
         self.gate.started -= is_alone
-        self.saves.try_save(member, stages)
+        self.saves.try_save(run, stages)
         self.gate.started += is_alone
         if is_alone:
             self.look(stages)
@@ -498,11 +498,11 @@ class Session:
         with self.activity.main_may_wait():
             return self.saves.wait(seconds)
 
-    def wait_for_mirror(self, member: Run, seconds: float | None) -> bool:
+    def wait_for_mirror(self, run: Run, seconds: float | None) -> bool:
         """Waits until every save that was begun is copied; any thread.
 
         Args:
-            member: whose.
+            run: whose.
             seconds: at most; None: while it gets on.
 
         Returns:
@@ -515,7 +515,7 @@ class Session:
         if seconds is not None:
             seconds = max(0.0, seconds - (self._clock.monotonic() - start))
         with self.activity.main_may_wait():
-            return member.directory.wait_for_mirror(seconds)
+            return run.directory.wait_for_mirror(seconds)
 
     @property
     def is_whole(self) -> bool:
@@ -536,7 +536,7 @@ class Session:
             if not is_opening and self._clock.monotonic() - start >= within:
                 return False
             never.wait(0.01)
-        return bool(self.members)
+        return bool(self.runs)
 
     def serve(self, error: Exception, is_whole: bool) -> bool:
         """Serves the notice that an error came under, if there is one.
@@ -575,14 +575,14 @@ class Session:
         return True
 
     def hear(self, token: str, notice: Notice) -> None:
-        """A source of the member with this token speaks; on its thread."""
+        """A source of the run with this token speaks; on its thread."""
         self._heard, self.heard_at = notice, notice.received_at
         self.coordinator.notice(notice)
-        told = [each for each in self.members if each.start.token == token]
-        for member in told:
-            if member.directory.mirror is not None:
-                member.directory.mirror.hurry()
-            member.record(notice)
+        told = [each for each in self.runs if each.start.token == token]
+        for run in told:
+            if run.directory.mirror is not None:
+                run.directory.mirror.hurry()
+            run.record(notice)
         next_step = "the next step to begin"
         if not self.gate.started:
             next_step += ", and none was begun by run() yet"
@@ -595,9 +595,9 @@ class Session:
             "the step that runs" if self.gate.busy else next_step,
         )
         self.runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
-        for member in told:
-            if not member.is_alive():
-                self.exit.overrun(f"{member.amid} has died, and no step will follow")
+        for run in told:
+            if not run.is_alive():
+                self.exit.overrun(f"{run.amid} has died, and no step will follow")
 
     def _name_killed(self) -> None:
         """A notice has come, perhaps by a signal to others too."""
@@ -608,7 +608,7 @@ class Session:
                 "sent to the main process alone (docs/platforms/signals.md)",
                 killed,
             )
-            self.members.record(Fault(where="children", error=f"killed: {killed}"))
+            self.runs.record(Fault(where="children", error=f"killed: {killed}"))
 
     def failed(
         self,

@@ -99,7 +99,7 @@ def was_preemption(error: BaseException, session: Session, *, is_whole: bool) ->
 def _lost_workers(error: BaseException, session: Session) -> bool:
     """The step is half done where a remote worker went, so nothing can be saved."""
     known = frameworks.adapters("errors")
-    if not session.members or not any(each.is_lost_worker(error) for each in known):
+    if not session.runs or not any(each.is_lost_worker(error) for each in known):
         return False
     # A worker serves until it goes, also whoever connects anew; and where several go,
     # the notice names the first alone, because TensorFlow's key can be set once. So for
@@ -119,12 +119,12 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     return True
 
 
-def close(session: Session, member: Run, limit: float | None = None) -> None:
-    """Passes the last boundary of a member, commits its final state, and closes it.
+def close(session: Session, run: Run, limit: float | None = None) -> None:
+    """Passes the last boundary of a run, commits its final state, and closes it.
 
     Args:
         session: of this process.
-        member: is closed afterwards.
+        run: is closed afterwards.
         limit: seconds to wait for workers that still train, and again for the mirror;
             None: while the workers live, and while the upload progresses.
 
@@ -132,35 +132,35 @@ def close(session: Session, member: Run, limit: float | None = None) -> None:
         UsageError: inside a step.
         SaveError: the final state could not be committed.
     """
-    if member.is_closed:
+    if run.is_closed:
         return
     session.check_process("close()")
     if session.gate.busy:
         raise UsageError("close() was called inside run(); call it after the loop")
-    if member.amid and not member.is_at_end:
-        log.info("tfpreempt: %s did not come to its end", member.amid)
-        close_unfinished(session, member)
+    if run.amid and not run.is_at_end:
+        log.info("tfpreempt: %s did not come to its end", run.amid)
+        close_unfinished(session, run)
         return
     with session.activity.hang_detection_paused():
-        _close(session, member, limit)
+        _close(session, run, limit)
 
 
-def _close(session: Session, member: Run, limit: float | None) -> None:
-    session.arm(member)
+def _close(session: Session, run: Run, limit: float | None) -> None:
+    session.arm(run)
     if session.exit.detached:
-        close_failed(session, member, "")
+        close_failed(session, run, "")
         return
     failure = None
     # With others open no boundary: workers may differ in those never used.
-    is_last = list(session.members) == [member]
+    is_last = list(session.runs) == [run]
     is_end = is_last and pass_last_boundary(session, limit)
     if is_end:
-        failure = _end_together(session, member)
+        failure = _end_together(session, run)
     elif not is_last:
-        failure = _commit_final(session, member)
-        session.vote.failures.pop(member.start.token, None)
+        failure = _commit_final(session, run)
+        session.vote.failures.pop(run.start.token, None)
         if failure is not None:
-            session.vote.failures[member.start.token] = failure
+            session.vote.failures[run.start.token] = failure
     elif session.cluster.is_chief:
         failure = SaveError(
             "Training is not over on all workers, so its end is not committed, "
@@ -168,43 +168,43 @@ def _close(session: Session, member: Run, limit: float | None) -> None:
             "close() more time, or call it at the end of the program."
         )
     if failure is not None:
-        member.record_exit(Outcome.FAILED, describe(failure))
+        run.record_exit(Outcome.FAILED, describe(failure))
     elif is_last:
         session.exit.is_over = session.cluster.world > 1
-        member.record_exit(Outcome.FINISHED)
-        snapshots = member.snapshots
-        is_saved = is_end and member.runs > 0 and not member.has_moved
+        run.record_exit(Outcome.FINISHED)
+        snapshots = run.snapshots
+        is_saved = is_end and run.steps_made > 0 and not run.has_moved
         if snapshots is not None and is_saved:
             snapshots.clear()
-    session.exit.finish_copy(member, limit)
-    session.part(member)
+    session.exit.finish_copy(run, limit)
+    session.part(run)
     if failure is not None:
         raise failure
 
 
-def close_unfinished(session: Session, member: Run) -> None:
-    """Closes a member whose fit did not come to its end, without a last boundary.
+def close_unfinished(session: Session, run: Run) -> None:
+    """Closes a run whose fit did not come to its end, without a last boundary.
 
     The peers are notified.
 
     Args:
         session: of this process.
-        member: is closed afterwards.
+        run: is closed afterwards.
     """
-    if member.is_closed:
+    if run.is_closed:
         return
-    why = f"{member.amid} did not come to its end"
+    why = f"{run.amid} did not come to its end"
     if not session.exit.left and connection() is None and not session.exit.detached:
         session.failed(UsageError(why))
-    close_failed(session, member, why)
+    close_failed(session, run, why)
 
 
-def close_failed(session: Session, member: Run, why: str) -> None:
-    """Closes a member without a last boundary.
+def close_failed(session: Session, run: Run, why: str) -> None:
+    """Closes a run without a last boundary.
 
     Args:
         session: of this process.
-        member: is closed afterwards.
+        run: is closed afterwards.
         why: the failure of the program, for people; "": the program ends like this on
             purpose, and the journal records no failure.
     """
@@ -214,28 +214,28 @@ def close_failed(session: Session, member: Run, why: str) -> None:
             if exit.detached and (session.cluster.world > 1 or not why):
                 why = session.coordinator.lost_because or why  # the lost peer, say
             if why and not session.is_forked:
-                member.record_exit(Outcome.FAILED, why)
+                run.record_exit(Outcome.FAILED, why)
             session.wait_for_save()
-            exit.finish_mirrors([member])
+            exit.finish_mirrors([run])
     finally:
-        session.part(member)
+        session.part(run)
 
 
 @contextlib.contextmanager
-def closing_on_failure(session: Session, member: Run) -> Iterator[None]:
-    """Closes a member whose start fails in the body.
+def closing_on_failure(session: Session, run: Run) -> Iterator[None]:
+    """Closes a run whose start fails in the body.
 
-    The program may catch the error and start another member.
+    The program may catch the error and start another run.
 
     Args:
         session: of this process.
-        member: is closed if the body raises.
+        run: is closed if the body raises.
     """
     try:
         yield
     except BaseException as error:
         is_meant = isinstance(error, SystemExit)
-        close_failed(session, member, "" if is_meant else describe(error))
+        close_failed(session, run, "" if is_meant else describe(error))
         raise
 
 
@@ -293,29 +293,29 @@ def watching_store(session: Session) -> Iterator[None]:
         is_over.set()
 
 
-def _commit_final(session: Session, member: Run) -> Exception | None:
+def _commit_final(session: Session, run: Run) -> Exception | None:
     """Commits the state at the normal end, so that a restart has nothing left to do.
 
     Args:
         session: of this process.
-        member: whose state.
+        run: whose state.
 
     Returns:
-        The error of a failed save, to be raised when the member is closed; None.
+        The error of a failed save, to be raised when the run is closed; None.
     """
     session.saves.wait()
     deadlines = session.coordinator.deadlines
-    came_to_nothing = member.is_unconfirmed and not session.saves.stands(
-        member, deadlines.save_timeout
+    came_to_nothing = run.is_unconfirmed and not session.saves.stands(
+        run, deadlines.save_timeout
     )
-    if member.runs == 0 and member.unrestored_variables:
+    if run.steps_made == 0 and run.unrestored_variables:
         # Made in a first step, like an optimizer's: a save would be without them.
-        if member.start.tier == "memory":
+        if run.start.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
                 "since the restart from a snapshot in memory, which has variables "
                 "that this program did not make "
-                f"({member.unrestored_variables[0]}, ...). "
+                f"({run.unrestored_variables[0]}, ...). "
                 "Make them before the handler (optimizer.build, say) and start "
                 "the program again."
             )
@@ -324,13 +324,13 @@ def _commit_final(session: Session, member: Run) -> Exception | None:
             "variables that this program did not make: it stands as it is. What "
             "named States have taken up since is not saved"
         )
-    elif member.has_moved or member.is_resumed or came_to_nothing:
+    elif run.has_moved or run.is_resumed or came_to_nothing:
         try:
-            session.saves.save(member, "finished")
+            session.saves.save(run, "finished")
         except Exception as error:  # noqa: BLE001 - of a State, say; raised later
-            session.members.fault("the final save", error)
+            session.runs.fault("the final save", error)
             lost = _lost_in_save(session, error)
-            votes = session.cluster.world > 1 and list(session.members) == [member]
+            votes = session.cluster.world > 1 and list(session.runs) == [run]
             if lost and deadlines.may_go and not votes:
                 session.exit.leave(Outcome.LOST, lost)  # expected: it had a notice
             because = f"{lost}. " if lost else ""
@@ -344,20 +344,20 @@ def _commit_final(session: Session, member: Run) -> Exception | None:
     return None
 
 
-def _end_together(session: Session, member: Run) -> Exception | None:
+def _end_together(session: Session, run: Run) -> Exception | None:
     """Saves the final state; then all workers end well, or all are restarted.
 
     Args:
         session: of this process.
-        member: the last one that is open.
+        run: the last one that is open.
 
     Returns:
         The error to raise: of this worker's save, or of another worker's.
     """
     if session.cluster.world == 1:
-        return _commit_final(session, member)
+        return _commit_final(session, run)
     try:
-        failure = _commit_final(session, member)
+        failure = _commit_final(session, run)
         failures = [failure, *session.vote.failures.values()]
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
@@ -409,7 +409,7 @@ def _follow(
         lost = f"worker 0 was lost in the final save: {because}"
         outcome = TrainingOutcome(lost=lost)
     if outcome.lost and not outcome.failed:
-        session.members.record(Fault(where="the end", error=outcome.lost))
+        session.runs.record(Fault(where="the end", error=outcome.lost))
         log.error(
             "tfpreempt: %s. So all workers leave to be started again; where the "
             "end is committed they find nothing left to do",
@@ -425,7 +425,7 @@ def _follow(
         )
     if mine is not None or not outcome.failed:
         return mine
-    session.members.record(Fault(where="the end", error=outcome.failed))
+    session.runs.record(Fault(where="the end", error=outcome.failed))
     if outcome.is_committed:
         return SaveError(
             "Training is over, and its end is committed without the part of a "
@@ -442,31 +442,31 @@ def _follow(
 
 
 def at_interpreter_end(session: Session) -> None:
-    """The last boundary of members that are open when the interpreter ends.
+    """The last boundary of runs that are open when the interpreter ends.
 
     Args:
         session: of this process.
     """
-    members = list(session.members)
+    runs = list(session.runs)
     if session.is_forked:
         return
     flush_streams()
-    if session.exit.left or not members:
+    if session.exit.left or not runs:
         return
     error = getattr(sys, "last_value", None)
     if error is not None and not session.exit.detached:
-        is_whole = session.is_whole and not any(each.amid for each in members)
+        is_whole = session.is_whole and not any(each.amid for each in runs)
         if isinstance(error, Exception):
             exit_hard(functools.partial(session.serve, error, is_whole))
         session.exit.fail(error)
     if error is not None or session.exit.detached:
-        for member in members:  # while threads can still be started
-            close_failed(session, member, describe(error) if error else "")
+        for run in runs:  # while threads can still be started
+            close_failed(session, run, describe(error) if error else "")
     else:
-        exit_hard(lambda: _close_all(session, members))
+        exit_hard(lambda: _close_all(session, runs))
 
 
-def _close_all(session: Session, members: list[Run]) -> None:
+def _close_all(session: Session, runs: list[Run]) -> None:
     if gone := ", ".join(map(repr, REGISTRY.gone())):
         log.warning(
             "tfpreempt: the program has ended, its handler is open, and the State "
@@ -475,9 +475,9 @@ def _close_all(session: Session, members: list[Run]) -> None:
             gone,
         )
     is_saved = True
-    for member in members:
+    for run in runs:
         try:
-            close(session, member, session.coordinator.deadlines.save_timeout)
+            close(session, run, session.coordinator.deadlines.save_timeout)
         except Exception as error:
             log.error(
                 "tfpreempt: the end of training is not committed, so the exit code "

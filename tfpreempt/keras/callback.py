@@ -141,7 +141,7 @@ class PreemptionCallback:
         training = self._training
         if training is None:
             return self._last
-        return training.member.directory.mirror_status
+        return training.run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
         """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
@@ -163,7 +163,7 @@ class PreemptionCallback:
         check_timeout(timeout)
         training = self._training
         if training is not None:
-            return training.session.wait_for_mirror(training.member, timeout)
+            return training.session.wait_for_mirror(training.run, timeout)
         return self._last is None or self._last.is_complete
 
     # --- what Keras calls ------------------------------------------------------------
@@ -240,7 +240,7 @@ class PreemptionCallback:
             try:
                 training.end()
             finally:
-                self._last = training.member.directory.mirror_status
+                self._last = training.run.directory.mirror_status
                 self._training = None
                 self._names.close()
             _running.remove(training)

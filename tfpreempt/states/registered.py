@@ -58,8 +58,8 @@ def save_all_states() -> str | None:
         ConfigurationError: the directory cannot work.
         UsageError: there is no State and no handler; or inside `run()`.
     """
-    if (current := current_session.current()) and current.members:
-        return [current.save(member) for member in current.members][-1]
+    if (current := current_session.current()) and current.runs:
+        return [current.save(run) for run in current.runs][-1]
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
         _warn_of_no_directory()
@@ -125,10 +125,10 @@ def load_state(state: State) -> bool:
         ConfigurationError: the State is none.
     """
     check_state(state, "load_state(state)")
-    if (current := current_session.current()) and current.members:
+    if (current := current_session.current()) and current.runs:
         current.wait_for_save()
-        members = reversed(list(current.members))
-        return any(each.load_state(state) for each in members)
+        runs = reversed(list(current.runs))
+        return any(each.load_state(state) for each in runs)
     directory = os.environ.get(_VARIABLE, "").strip()
     if not directory:
         return False
@@ -173,9 +173,9 @@ def _files_of(directory: str) -> Files:
         SaveError: the disk.
     """
     current = current_session.current()
-    for member in current.members if current else ():
-        lease = member.directory.lease
-        if lease is not None and layout.is_same(member.directory.path, directory):
+    for run in current.runs if current else ():
+        lease = run.directory.lease
+        if lease is not None and layout.is_same(run.directory.path, directory):
             return FencedFiles(LocalFiles(directory), lease)
     return _alone_in(directory).hold()
 

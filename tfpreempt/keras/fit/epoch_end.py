@@ -27,7 +27,7 @@ class EpochEnd:
     Args:
         fit: the fit.
         session: of this process.
-        member: the fit's.
+        run: the fit's.
         take: holds the present moment of the fit.
 
     Attributes:
@@ -35,12 +35,12 @@ class EpochEnd:
     """
 
     def __init__(
-        self, fit: Fit, session: Session, member: Run, take: Callable[[], Moment]
+        self, fit: Fit, session: Session, run: Run, take: Callable[[], Moment]
     ) -> None:
         self.moment: Moment | None = None
         self._fit = fit
         self._session = session
-        self._member = member
+        self._run = run
         self._take = take
         self._guards = contextlib.ExitStack()  # of a validation
         after_each(fit.model, _ASKS, self._guard_validation)
@@ -83,10 +83,10 @@ class EpochEnd:
         except BaseException as error:
             self._guards.close()
             is_error = isinstance(error, Exception) and is_running(self._fit)
-            needs_peers = self._member.directory.contents.needs_peers()
-            if is_error and self._member.has_moved and not needs_peers:
+            needs_peers = self._run.directory.contents.needs_peers()
+            if is_error and self._run.has_moved and not needs_peers:
                 with self.assigned():
-                    self._session.saves.try_save(self._member, because="error")
+                    self._session.saves.try_save(self._run, because="error")
             raise
 
     def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:

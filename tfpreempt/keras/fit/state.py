@@ -225,13 +225,11 @@ class FitState:
 
     # --- the restart -----------------------------------------------------------------
 
-    def restore(
-        self, member: Run, progress: Progress, *, extends: bool = False
-    ) -> None:
+    def restore(self, run: Run, progress: Progress, *, extends: bool = False) -> None:
         """The Checkpoint, this worker's own, and what the other callbacks remember.
 
         Args:
-            member: restores the Checkpoint.
+            run: restores the Checkpoint.
             progress: how far the fit was.
             extends: epochs are added to a fit that was complete.
 
@@ -240,7 +238,7 @@ class FitState:
         """
         shared, own = self.shared.loaded, self.own.loaded
         assert shared is not None
-        directory = member.directory.path
+        directory = run.directory.path
         check_same(progress, made_of(self._fit, is_built=True), directory)
         saved = shared["variables"].value()
         now = of_worker(self._fit.model, self.checkpoint)
@@ -256,7 +254,7 @@ class FitState:
             if position is None or not position.is_shared:
                 replicas = own["replicas"].value()
         check(saved, now, replicas)
-        member.restore(named_states=False)
+        run.restore(named_states=False)
         if own is not None:
             self.attributes.restore(own["attributes"])
         self._fit.settle()

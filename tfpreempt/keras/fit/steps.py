@@ -1,4 +1,4 @@
-"""What stands in for `model.train_function`: each call is one step of the member."""
+"""What stands in for `model.train_function`: each call is one step of the run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Steps:
     """The steps of one fit, and how far they have come.
 
     While all is quiet a call compares and steps. Batches are kept as differences of the
-    member's runs, so that a step counts nothing.
+    steps that the run has made, so that a step counts nothing.
 
     Args:
         fit: whose train function it is.
         session: of this process.
-        member: whose steps they are.
+        run: whose steps they are.
         slow: is called in place of a step where something is out of the ordinary.
 
     Attributes:
@@ -37,7 +37,7 @@ class Steps:
     """
 
     def __init__(
-        self, fit: Fit, session: Session, member: Run, slow: Callable[[Any], Any]
+        self, fit: Fit, session: Session, run: Run, slow: Callable[[Any], Any]
     ) -> None:
         self.inner: Callable[[Any], Any] = fit.model.train_function
         self.iterator: Any = None
@@ -47,24 +47,24 @@ class Steps:
         self._fit = fit
         self._session = session
         self._gate = session.gate
-        self._member = member
+        self._run = run
         self._slow = slow
         self._limit: int | None = None  # batches; Keras cuts the last step short there
         self._mark = (0, 0)  # runs, batches of the epoch by then
         self.before_epoch = 0
 
     def __call__(self, iterator: Any) -> Any:
-        if iterator is self.iterator and self._member.runs < self.stop_at:
+        if iterator is self.iterator and self._run.steps_made < self.stop_at:
             return self.run(self.inner, iterator)
         return self._slow(iterator)
 
     def run(self, step: Callable[[Any], Any], iterator: Any) -> Any:
         """One step; the boundary is before it."""
-        gate, member = self._gate, self._member
+        gate, run = self._gate, self._run
         gate.started += 1
-        if gate.flag or gate.busy or member.runs >= member.stop_at:
-            self._session.enter(member, "a callback")
-            member.stop_at = MEASURED.get(member.runs, NEVER)
+        if gate.flag or gate.busy or run.steps_made >= run.stop_at:
+            self._session.enter(run, "a callback")
+            run.stop_at = MEASURED.get(run.steps_made, NEVER)
         gate.busy = True
         try:
             self.logs = logs = step(iterator)
@@ -72,7 +72,7 @@ class Steps:
             step_failed(error, self._session)
             raise
         gate.busy = False
-        member.runs += 1
+        run.steps_made += 1
         return logs
 
     # --- how far they have come ------------------------------------------------------
@@ -81,13 +81,13 @@ class Steps:
     def last(self) -> int:
         """The first batch of the newest step in this epoch."""
         runs, batches = self._mark
-        return batches + (self._member.runs - runs - 1) * self.size
+        return batches + (self._run.steps_made - runs - 1) * self.size
 
     @property
     def batches(self) -> int:
         """Batches of this epoch that are trained."""
         runs, batches = self._mark
-        batches += (self._member.runs - runs) * self.size
+        batches += (self._run.steps_made - runs) * self.size
         return batches if self._limit is None else min(batches, self._limit)
 
     def epoch_begins(self, epoch: int) -> None:
@@ -96,7 +96,7 @@ class Steps:
         self.before_epoch += self.batches
         self.epoch, self.size = epoch, fit.steps_per_execution
         self._limit = fit.steps if fit.cuts_last_step else None
-        self._mark = (self._member.runs, 0)
+        self._mark = (self._run.steps_made, 0)
         self.stop_at = 0  # the next step asks what is due
 
     def stands_at(self, taken: int, batches: int | None = None) -> None:
@@ -107,5 +107,5 @@ class Steps:
             batches: of the epoch that are trained; None: as many as there were.
         """
         if batches is not None:
-            self._mark = (self._member.runs, batches)
+            self._mark = (self._run.steps_made, batches)
         self.before_epoch = taken - self.batches

@@ -94,8 +94,8 @@ class Training:
         with contextlib.ExitStack() as undo:
             undo.callback(self._state.close)
             self._admit(options)
-            undo.callback(training_end.close_unfinished, self.session, self.member)
-            self._steps = Steps(self.fit, self.session, self.member, self._slow_step)
+            undo.callback(training_end.close_unfinished, self.session, self.run)
+            self._steps = Steps(self.fit, self.session, self.run, self._slow_step)
             self._functions = TracedFunctions(
                 self.fit, self._steps, self._state.attributes
             )
@@ -103,7 +103,7 @@ class Training:
             self._epoch_end = EpochEnd(
                 self.fit,
                 self.session,
-                self.member,
+                self.run,
                 lambda: self._state.hold(self._progress("validation")),
             )
             undo.callback(self._epoch_end.close)
@@ -130,7 +130,7 @@ class Training:
         self.session = find_session(resolver, options.save_timeout)
         config = resolve_config(options.termination_config)
         with protected_start(config), self.session.activity.hang_detection_paused():
-            self.member = admit(
+            self.run = admit(
                 self.session,
                 self._state.checkpoint,
                 config,
@@ -140,14 +140,14 @@ class Training:
             )
             # With several workers, each may have arrays of its own.
             self._state.has_own_arrays = self.session.cluster.world == 1
-            with training_end.closing_on_failure(self.session, self.member):
-                self.member.load_states()
+            with training_end.closing_on_failure(self.session, self.run):
+                self.run.load_states()
                 period = every if isinstance(every, datetime.timedelta) else None
-                self.session.open(self.member, period)
+                self.session.open(self.run, period)
 
     def _make_plan(self, now: Mapping[str, Any]) -> plan.Plan:
         shared, past = self._state.shared.loaded, plan.past_of(self._directory)
-        if self.member.candidate and shared is None:
+        if self.run.candidate and shared is None:
             raise errors.ConfigurationError(
                 f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
                 "written by a PreemptionCallback, so it belongs to another program. "
@@ -193,11 +193,11 @@ class Training:
             trained = saved.batch + (self._steps.size if is_validated else 0)
             self._data.prepare(position, trained)
         else:
-            self.member.adopt()
+            self.run.adopt()
         expect_caches(
             cache_paths(*pipeline.roots(self.fit.arguments["validation_data"]))
         )
-        self.member.clear_caches(is_all_restored=True)
+        self.run.clear_caches(is_all_restored=True)
         if self._phase in (Phase.RESTORE, Phase.SKIP):
             self.fit.start_at(self.fit.arguments["epochs"], 0, {})
             # Keras looks at the variables at the end even where no step made them.
@@ -216,14 +216,14 @@ class Training:
         if saved.phase == "complete" and not past.is_refused:
             refused = [
                 str(each.get("refused"))
-                for each in self.member.journal.read_earlier(DataRefused)
+                for each in self.run.journal.read_earlier(DataRefused)
                 if (each.get("complete"), each.get("arguments")) == start
             ]
         try:
             problem = progress.check_values(saved, now, self._directory, refused)
         except errors.CheckpointMismatchError:
             past.is_refused = True
-            self.member.record(
+            self.run.record(
                 DataRefused(
                     complete=complete or "", refused=now["values"], arguments=arguments
                 )
@@ -341,25 +341,25 @@ class Training:
 
         A timedelta is left to the session, because the workers must agree on a step.
         """
-        steps, member, every = self._steps, self.member, self._options.save_freq
+        steps, run, every = self._steps, self.run, self._options.save_freq
         left = NEVER
         if isinstance(every, int):
             each = -(-every // steps.size)  # steps that train so many batches, or more
-            left = each - member.step % each
+            left = each - run.step % each
             is_due = left == each
         else:
             is_due = every == "epoch" and self._committed not in (None, steps.epoch)
             self._committed = steps.epoch
-        if is_due and member.has_moved:
-            self.session.arm(member)
-            self.session.saves.try_save(member)
-        steps.stop_at = member.runs + left
+        if is_due and run.has_moved:
+            self.session.arm(run)
+            self.session.saves.try_save(run)
+        steps.stop_at = run.steps_made + left
 
     # --- the restart -----------------------------------------------------------------
 
     def _restore(self, *, extends: bool = False) -> None:
         """The state of the commit. A trace with other settings is made again."""
-        self._state.restore(self.member, self._saved, extends=extends)
+        self._state.restore(self.run, self._saved, extends=extends)
         is_one_of_many = self.session.cluster.world > 1
         self._functions.trace_again(only_for_settings=is_one_of_many)
 
@@ -375,7 +375,7 @@ class Training:
 
     def _catch_up(self) -> None:
         """What a restart leaves until Keras is past the step that was trained."""
-        self.session.arm(self.member)
+        self.session.arm(self.run)
         self._restore()
         self._state.restore_random()
         if self._phase is Phase.DATA_ENDED:
@@ -406,7 +406,7 @@ class Training:
     def validation_step(self) -> None:
         """`on_test_batch_begin`: the process may save and exit here."""
         if self._phase is Phase.VALIDATING:
-            self.session.ready(self.member, "a callback")
+            self.session.ready(self.run, "a callback")
             self.session.boundary(self._epoch_end.assigned)
 
     def validation_ends(self) -> None:
@@ -432,7 +432,7 @@ class Training:
         was_stopped = bool(self.fit.model.stop_training)
         if was_stopped:  # perhaps by the program's own signal handler
             self.session.is_noticed(_STOPS_WITHIN)
-        self.session.ready(self.member, "a callback")
+        self.session.ready(self.run, "a callback")
         self.session.boundary(self._epoch_end.assigned)
         try:
             is_held = self._epoch_end.hold_files(self._others.callbacks)
@@ -451,14 +451,14 @@ class Training:
     def epoch_ends(self, logs: Any) -> None:
         """`on_epoch_end` of our callback, after all other callbacks."""
         self._phase = phases.after(self._phase, Event.EPOCH_END)
-        self.member.saved_at = None  # a commit of the last step lacks its validation
+        self.run.saved_at = None  # a commit of the last step lacks its validation
         if self.session.cluster.is_chief:
             kept = {name: plan.plain(each) for name, each in (logs or {}).items()}
             numbers = {n: each for n, each in kept.items() if isinstance(each, float)}
-            self.member.record(Metrics(step=self.member.step, values=numbers))
+            self.run.record(Metrics(step=self.run.step, values=numbers))
 
     def _check_trained(self, epoch: int) -> None:
-        is_first = self._plan.beginning is Phase.START and self.member.runs == 0
+        is_first = self._plan.beginning is Phase.START and self.run.steps_made == 0
         if is_first or self._phase in phases.BEGINNINGS:
             raise errors.ConfigurationError(
                 f"The training data are empty: epoch {epoch} has ended without a "
@@ -480,14 +480,14 @@ class Training:
         self._phase = phases.after(self._phase, Event.TRAIN_END)
         self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
-        self.member.is_at_end = True
+        self.run.is_at_end = True
         try:
-            training_end.close(self.session, self.member)
+            training_end.close(self.session, self.run)
         except Exception:
             self.abandon()
             take_over()
             raise
-        # Not where it was broken off: the member is open, and saves the States yet.
+        # Not where it was broken off: the run is open, and saves the States yet.
         self._release()
         made_of = self._state.made_of(is_built=True)
         plan.add(plan.past_of(self._directory), history, self._plan, made_of)
@@ -495,7 +495,7 @@ class Training:
 
     def abandon(self) -> None:
         """The fit died of an error: what it was in the middle of is not saved."""
-        training_end.close_unfinished(self.session, self.member)
+        training_end.close_unfinished(self.session, self.run)
         self._release()
 
     def _release(self) -> None:
@@ -558,7 +558,7 @@ class Training:
             phase=stage,
             epoch=epoch,
             batch=batch,
-            is_untrained=self.member.step == 0,
+            is_untrained=self.run.step == 0,
             stopped=stopped,
             loop=self.fit.loop_state(),
             logs={name: plan.plain(each) for name, each in logs.items()},
