@@ -96,10 +96,8 @@ def set_timeout(pair: list[CollectiveSaves], seconds: float) -> None:
         saves._coordinator.deadlines.save_timeout = seconds
 
 
-def save(
-    saves: CollectiveSaves, member: Member, because: str = "save"
-) -> Commit | None:
-    return saves.save(member, because)  # type: ignore[arg-type]
+def save(saves: CollectiveSaves, run: Member, because: str = "save") -> Commit | None:
+    return saves.save(run, because)  # type: ignore[arg-type]
 
 
 def save_both(pair: list[CollectiveSaves]) -> Member:
@@ -146,8 +144,8 @@ def test_a_part_that_failed_is_missing_although_its_worker_is_through(
     with pytest.raises(SaveError, match=r"worker\(s\) \[1\]"):
         save(pair[0], chief)
     assert chief.present == []
-    for saves, member in zip(pair, (chief, other), strict=True):
-        assert not saves.stands(member, SECONDS)  # type: ignore[arg-type]
+    for saves, run in zip(pair, (chief, other), strict=True):
+        assert not saves.stands(run, SECONDS)  # type: ignore[arg-type]
 
 
 def test_the_next_fit_needs_it_again(pair: list[CollectiveSaves]) -> None:
@@ -183,8 +181,8 @@ def test_all_know_whether_the_newest_save_stands(pair: list[CollectiveSaves]) ->
 
     def stands() -> list[bool]:
         return [
-            saves.stands(member, SECONDS)  # type: ignore[arg-type]
-            for saves, member in zip(pair, (chief, other), strict=True)
+            saves.stands(run, SECONDS)  # type: ignore[arg-type]
+            for saves, run in zip(pair, (chief, other), strict=True)
         ]
 
     assert stands() == [False, False]
@@ -236,8 +234,8 @@ class Slow(Member):
         return super().commit(staged, because, workers)
 
 
-def begin(saves: CollectiveSaves, member: Member, name: str) -> None:
-    saves.begin(member, name, saves._final)  # type: ignore[arg-type]
+def begin(saves: CollectiveSaves, run: Member, name: str) -> None:
+    saves.begin(run, name, saves._final)  # type: ignore[arg-type]
 
 
 def faults(pair: list[CollectiveSaves]) -> list[str]:
@@ -248,15 +246,15 @@ def faults(pair: list[CollectiveSaves]) -> list[str]:
 def test_an_asynchronous_save_is_committed_once_all_parts_are_there(
     pair: list[CollectiveSaves],
 ) -> None:
-    members = [Slow(), Slow()]
-    for saves, member in zip(pair, members, strict=True):
-        begin(saves, member, "periodic-1")
-    members[0].opened.set()
+    runs = [Slow(), Slow()]
+    for saves, run in zip(pair, runs, strict=True):
+        begin(saves, run, "periodic-1")
+    runs[0].opened.set()
     assert pair[0].is_busy
-    assert members[0].present == []
-    members[1].opened.set()
+    assert runs[0].present == []
+    runs[1].opened.set()
     pair[0].wait()
-    assert members[0].present == [(0, 1)]
+    assert runs[0].present == [(0, 1)]
     assert faults(pair) == []
 
 
@@ -282,12 +280,12 @@ def test_a_chief_that_comes_late_finds_the_parts_of_the_others(
 ) -> None:
     """It may have been busy with a validation of its own for longer than any limit."""
     chief, other = Slow(), Slow()
-    for member in (chief, other):
-        member.opened.set()
+    for run in (chief, other):
+        run.opened.set()
     set_timeout(pair, 0.05)
-    for saves, member in zip(reversed(pair), (other, chief), strict=True):
+    for saves, run in zip(reversed(pair), (other, chief), strict=True):
         for number in range(3):
-            begin(saves, member, f"periodic-{number}")
+            begin(saves, run, f"periodic-{number}")
             saves.wait()
     assert chief.present == [(0, 1)] * 3
     assert faults(pair) == []
@@ -297,16 +295,16 @@ def test_what_the_chief_has_committed_stands_everywhere(
     pair: list[CollectiveSaves],
 ) -> None:
     """Also where another worker had not the time to see that its part is through."""
-    members = [Slow(), Slow()]
-    for saves, member in zip(pair, members, strict=True):
-        begin(saves, member, "periodic-1")
+    runs = [Slow(), Slow()]
+    for saves, run in zip(pair, runs, strict=True):
+        begin(saves, run, "periodic-1")
     pair[1].end_async_within(0.0)
-    for member in members:
-        member.opened.set()
+    for run in runs:
+        run.opened.set()
     pair[0].end_async_within(SECONDS)
-    assert members[0].present == [(0, 1)]
-    for saves, member in zip(pair, members, strict=True):
-        assert saves.stands(member, SECONDS)  # type: ignore[arg-type]
+    assert runs[0].present == [(0, 1)]
+    for saves, run in zip(pair, runs, strict=True):
+        assert saves.stands(run, SECONDS)  # type: ignore[arg-type]
 
 
 def test_a_part_that_cannot_be_captured_drops_the_save(
@@ -329,16 +327,16 @@ def test_a_part_that_cannot_be_captured_drops_the_save(
 
 def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> None:
     """Both workers save anew at the same step, and need not wait to know it."""
-    members = [Slow(), Slow()]
-    for saves, member in zip(pair, members, strict=True):
-        begin(saves, member, "periodic-1")
+    runs = [Slow(), Slow()]
+    for saves, run in zip(pair, runs, strict=True):
+        begin(saves, run, "periodic-1")
     for saves in pair:
         saves.end_async_within(0.0)
-    for saves, member in zip(pair, members, strict=True):
-        assert not saves.stands(member, SECONDS)  # type: ignore[arg-type]
-        member.opened.set()
-    wait_until(lambda: members[0].discarded == 1, "the part is discarded")
-    assert members[0].present == []
+    for saves, run in zip(pair, runs, strict=True):
+        assert not saves.stands(run, SECONDS)  # type: ignore[arg-type]
+        run.opened.set()
+    wait_until(lambda: runs[0].discarded == 1, "the part is discarded")
+    assert runs[0].present == []
 
 
 def test_one_that_is_given_up_waits_for_nobody(pair: list[CollectiveSaves]) -> None:
@@ -363,8 +361,8 @@ def test_in_a_round_the_part_of_a_worker_that_is_through_is_waited_for(
     staging = {chief: lambda name: chief.stage(name, Permit())}
     pair[0].save(chief, "save", staging)  # type: ignore[arg-type]  # learns of the end
     assert chief.present == [(0,)]
-    for saves, member in zip(pair, (chief, other), strict=True):
-        saves.begin(member, "round-1", set())  # type: ignore[arg-type]
+    for saves, run in zip(pair, (chief, other), strict=True):
+        saves.begin(run, "round-1", set())  # type: ignore[arg-type]
     chief.opened.set()
     assert not pair[0].wait(0.2)
     other.opened.set()

@@ -210,7 +210,7 @@ def in_place_of_final_save(
     monkeypatch.setattr(
         training_end,
         "_commit_final",
-        lambda here, member: act() if member is worker else save(here, member),
+        lambda here, run: act() if run is worker else save(here, run),
     )
 
 

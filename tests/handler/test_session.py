@@ -210,45 +210,45 @@ def test_one_session_a_process(current: session.Session) -> None:
 
 def test_a_notice_is_served_and_the_next_one_too(current: session.Session) -> None:
     """FACTS 2.7: rounds follow each other where the exit function returns."""
-    member = FakeRun()
-    current.open(member)
+    run = FakeRun()
+    current.open(run)
     for _ in range(3):
         boundary(current)
         notify(current)
         boundary(current)
         boundary(current)
-    saved = [call for call in member.calls if not call.startswith("stage")]
+    saved = [call for call in run.calls if not call.startswith("stage")]
     served = ["commit preemption [0]", "finish mirror", "leave True True"]
     assert saved == served * 3
-    outcomes = [e.outcome.value for e in member.events if isinstance(e, Exit)]
+    outcomes = [e.outcome.value for e in run.events if isinstance(e, Exit)]
     assert outcomes == ["committed"] * 3
 
 
 def test_a_save_that_fails_is_told(current: session.Session) -> None:
     """Nothing is lost in silence: fault and exit are recorded, the way out is taken."""
-    member = FakeRun()
-    member.error = OSError("the disk has gone")
-    current.open(member)
+    run = FakeRun()
+    run.error = OSError("the disk has gone")
+    current.open(run)
     notify(current)
     boundary(current)
-    assert member.calls == ["finish mirror", "leave False True"]
-    kinds = [type(event).__name__ for event in member.events]
+    assert run.calls == ["finish mirror", "leave False True"]
+    kinds = [type(event).__name__ for event in run.events]
     assert "Fault" in kinds
-    [left] = [event for event in member.events if isinstance(event, Exit)]
+    [left] = [event for event in run.events if isinstance(event, Exit)]
     assert left.outcome.value == "lost"
     assert "the disk has gone" in left.detail
 
 
 def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     """D.1: the process leaves from another thread; no boundary is needed."""
-    member = FakeRun()
+    run = FakeRun()
     there = threading.Event()
-    member.leave = lambda *args: there.set()  # type: ignore[method-assign]
-    current.open(member)
+    run.leave = lambda *args: there.set()  # type: ignore[method-assign]
+    current.open(run)
     boundary(current)
     notify(current, grace=0.3)
     assert there.wait(LIMIT)
-    [left] = [event for event in member.events if isinstance(event, Exit)]
+    [left] = [event for event in run.events if isinstance(event, Exit)]
     assert "no step ended" in left.detail
 
 
@@ -258,8 +258,8 @@ def test_who_waits_for_the_others_says_so() -> None:
     the others may hang."""
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
     waiting = session.Session(cluster, MemoryStore(), "0", 5.0, PendingNotices())
-    member = FakeRun()
-    waiting.open(member)
+    run = FakeRun()
+    waiting.open(run)
     boundary(waiting)
     stages = [waiting.activity.heartbeat().stage]
 
@@ -294,25 +294,25 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
 
     Told to stop at the boundary of that save, the other would wait there for the chief.
     """
-    store, members = MemoryStore(), [Saving(), Saving()]
+    store, runs = MemoryStore(), [Saving(), Saving()]
     workers = [
         session.Session(
             Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0, PendingNotices()
         )
         for i in range(2)
     ]
-    for worker, member in zip(workers, members, strict=True):
-        worker.open(member)
+    for worker, run in zip(workers, runs, strict=True):
+        worker.open(run)
         boundary(worker)
 
     def save_and_step(index: int) -> None:
         boundary(workers[index])
-        workers[index].save_at_boundary(members[index], session.PLAIN)
+        workers[index].save_at_boundary(runs[index], session.PLAIN)
         boundary(workers[index])
 
     chief = threading.Thread(target=save_and_step, args=[0], daemon=True)
     chief.start()
-    assert members[0].is_saving.wait(LIMIT)
+    assert runs[0].is_saving.wait(LIMIT)
     notify(workers[1])
     for _ in range(int(LIMIT / 0.001)):
         if workers[1].coordinator.state.decision is not None:
@@ -320,7 +320,7 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
         threading.Event().wait(0.001)
     save_and_step(1)
     chief.join(LIMIT)
-    commits = [call for call in members[0].calls if call.startswith("commit")]
+    commits = [call for call in runs[0].calls if call.startswith("commit")]
     assert commits == ["commit periodic [0, 1]", "commit preemption [0, 1]"]
 
 
@@ -345,14 +345,14 @@ def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
     current: session.Session, told: list[str], world: int
 ) -> None:
     """The others were in a collective of the save, and met its next step there."""
-    member = Saving()
-    member.error = CollectiveReadError("no memory")
-    current.open(member)
+    run = Saving()
+    run.error = CollectiveReadError("no memory")
+    current.open(run)
     boundary(current)
     be_one_of(current, world)
     goes_on = contextlib.nullcontext()
     with goes_on if world == 1 else pytest.raises(CollectiveReadError):
-        current.save_at_boundary(member, session.PLAIN)
+        current.save_at_boundary(run, session.PLAIN)
     assert [text for text in told if "no memory" in text] == told
     assert len(told) == world - 1
 
@@ -361,9 +361,9 @@ def test_who_cannot_take_part_in_a_read_of_all_does_not_train_on(
 def test_nor_does_it_where_the_program_catches_the_error(
     current: session.Session, told: list[str], of: str
 ) -> None:
-    member = Saving()
-    member.error = CollectiveReadError("no memory")
-    current.open(member)
+    run = Saving()
+    run.error = CollectiveReadError("no memory")
+    current.open(run)
     boundary(current)
     if of == "a round":
         current.coordinator.periodic()
@@ -371,27 +371,27 @@ def test_nor_does_it_where_the_program_catches_the_error(
             if current.coordinator.state.decision is not None:
                 break
             threading.Event().wait(0.001)
-    member.cluster = be_one_of(current, 2)
+    run.cluster = be_one_of(current, 2)
     settings = dataclasses.replace(current.coordinator.settings, world=2)
     current.coordinator.settings = settings
     with pytest.raises(CollectiveReadError):
-        current.save(member) if of == "save()" else boundary(current)
+        current.save(run) if of == "save()" else boundary(current)
     assert len(told) == 1
     with pytest.raises(UsageError, match="reported to all"):
-        current.ready(member, "run()")
+        current.ready(run, "run()")
 
 
 def test_all_open_handlers_are_saved(current: session.Session) -> None:
     """FACTS 2.6: a handler that was closed or dropped is not asked; the others are."""
     first, second, closed = FakeRun(), FakeRun(), FakeRun()
-    for member in (first, second, closed):
-        current.open(member)
+    for run in (first, second, closed):
+        current.open(run)
     current.open(FakeRun())  # dropped at once
     current.part(closed)
     assert list(current.runs) == [first, second]
     notify(current)
     boundary(current)
-    assert [len(member.calls) for member in (first, second, closed)] == [4, 3, 0]
+    assert [len(run.calls) for run in (first, second, closed)] == [4, 3, 0]
     assert first.calls[-1] == "leave True True"
 
 
@@ -401,20 +401,20 @@ def test_a_copy_that_is_not_whole_is_told_to_whoever_leaves(
     """One of two is enough."""
     first, second = FakeRun(), FakeRun()
     second.is_mirrored = False
-    for member in (first, second):
-        current.open(member)
+    for run in (first, second):
+        current.open(run)
     notify(current)
     boundary(current)
     assert first.calls[-1] == "leave True False"
 
 
 def test_a_program_saves_no_states_while_a_fit_runs(current: session.Session) -> None:
-    member = FakeRun()
-    member.amid = "model.fit"
-    current.open(member)
+    run = FakeRun()
+    run.amid = "model.fit"
+    current.open(run)
     with pytest.raises(UsageError, match=r"model\.fit"):
-        current.save(member)
-    assert member.calls == []
+        current.save(run)
+    assert run.calls == []
 
 
 # --- Ctrl-C --------------------------------------------------------------------------
@@ -441,14 +441,14 @@ def test_ctrl_c_in_the_save_of_a_preemption_changes_nothing(
     current: session.Session,
 ) -> None:
     """The commit is what the grace is for, and the exit is on its way anyway."""
-    member, before = Pressed(1), signal.getsignal(signal.SIGINT)
-    member.leave = leave  # type: ignore[method-assign]
-    current.open(member)
+    run, before = Pressed(1), signal.getsignal(signal.SIGINT)
+    run.leave = leave  # type: ignore[method-assign]
+    current.open(run)
     notify(current)
     with pytest.raises(SystemExit) as left:
         boundary(current)
     assert left.value.code == 143
-    assert "commit preemption [0]" in member.calls
+    assert "commit preemption [0]" in run.calls
     current.come_back()
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -464,9 +464,9 @@ def ctrl_c_in_a_finally() -> Iterator[None]:
 def test_ctrl_c_on_the_way_out_does_not_change_its_code(
     current: session.Session,
 ) -> None:
-    member = FakeRun()
-    member.leave = leave  # type: ignore[method-assign]
-    current.open(member)
+    run = FakeRun()
+    run.leave = leave  # type: ignore[method-assign]
+    current.open(run)
     notify(current)
     with pytest.raises(SystemExit) as left, ctrl_c_in_a_finally():
         boundary(current)
@@ -480,9 +480,9 @@ def test_a_loss_leaves_as_deaf_to_ctrl_c(
     current: session.Session,
 ) -> None:
     """It leaves from where the error came, not from a boundary."""
-    member = FakeRun()
-    member.leave = leave  # type: ignore[method-assign]
-    current.open(member)
+    run = FakeRun()
+    run.leave = leave  # type: ignore[method-assign]
+    current.open(run)
     with pytest.raises(SystemExit), ctrl_c_in_a_finally():
         current.exit.leave(Outcome.LOST, "a peer is gone")
 
@@ -495,20 +495,20 @@ def test_ctrl_c_counts_where_the_exit_function_comes_back(
             signal.raise_signal(signal.SIGINT)
             return True
 
-    member = Stays()
-    current.open(member)
+    run = Stays()
+    current.open(run)
     with pytest.raises(KeyboardInterrupt):
         current.exit.leave(Outcome.COMMITTED, "")
-    assert member.calls == ["leave True True"]
+    assert run.calls == ["leave True True"]
 
 
 def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
-    member, before = Pressed(2), signal.getsignal(signal.SIGINT)
-    current.open(member)
+    run, before = Pressed(2), signal.getsignal(signal.SIGINT)
+    current.open(run)
     notify(current)
     with pytest.raises(KeyboardInterrupt, match="the last commit stands"):
         boundary(current)
-    assert member.calls == []
+    assert run.calls == []
     assert current.exit.detached
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -523,14 +523,14 @@ def test_what_a_share_takes_is_known_before_others_are_waited_for(
             save.share_seconds = share
             return save
 
-    member = Sharing()
-    current.open(member)
+    run = Sharing()
+    current.open(run)
     current.coordinator.deadlines.share_seconds = 77.0
     current.coordinator.deadlines.world = 2  # so that there is another's share
     boundary(current)
     notify(current)
     boundary(current)
-    assert "stage round-1" in member.calls
+    assert "stage round-1" in run.calls
     deadlines = current.coordinator.deadlines
     assert deadlines.share_seconds == share
     assert deadlines.save_seconds is not None
@@ -549,25 +549,25 @@ def test_ctrl_c_in_a_save_is_honoured_after_it(
                 threading.Event().wait(0.001)
             return staged
 
-    member = Told(1)
-    current.open(member)
+    run = Told(1)
+    current.open(run)
     with pytest.raises(KeyboardInterrupt):
-        current.saves.save(member, "save")
-    assert "commit save [0]" in member.calls
+        current.saves.save(run, "save")
+    assert "commit save [0]" in run.calls
 
 
 def test_a_programs_own_ctrl_c_is_called_after_the_save(
     current: session.Session,
 ) -> None:
     seen: list[list[str]] = []
-    member = Pressed(1)
-    before = signal.signal(signal.SIGINT, lambda *_: seen.append(list(member.calls)))
+    run = Pressed(1)
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(list(run.calls)))
     try:
-        current.open(member)
-        current.saves.save(member, "save")
+        current.open(run)
+        current.saves.save(run, "save")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert seen == [member.calls]
+    assert seen == [run.calls]
 
 
 def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
@@ -619,9 +619,9 @@ def test_an_end_that_is_not_saved_is_no_success(
     pid = os.fork()
     if pid == 0:
         with current_session.new_process():
-            member = FakeRun()
-            member.error = SaveError("the disk is full")
-            current_session.find_session(None, 5.0).open(member)
+            run = FakeRun()
+            run.error = SaveError("the disk is full")
+            current_session.find_session(None, 5.0).open(run)
             ends[0]()
         os._exit(97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
@@ -645,12 +645,12 @@ def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
     monkeypatch.setattr(current_session, "on_interpreter_end", ends.append)
     monkeypatch.setattr(training_end, "exit_hard", lambda leave: leave())
     with current_session.new_process():
-        member = FakeRun()
-        current_session.find_session(None, 5.0).open(member)
+        run = FakeRun()
+        current_session.find_session(None, 5.0).open(run)
         words = Words("words of a function")
         assert "words of a function" not in REGISTRY.gone()
         del words
-        member.error = SaveError("not what this is about")
+        run.error = SaveError("not what this is about")
         with pytest.raises(SystemExit):
             ends[0]()
     assert "'words of a function' is gone with the function" in caplog.text
@@ -665,13 +665,13 @@ def test_an_end_by_an_error_is_told_while_threads_can_be_started(
     pid = os.fork()
     if pid == 0:
         with current_session.new_process():
-            member = FakeRun()
-            current_session.find_session(None, 5.0).open(member)
+            run = FakeRun()
+            current_session.find_session(None, 5.0).open(run)
             sys.last_value = ValueError("of the program")
             ends[0]()
         error = "ValueError: of the program"
         told = Exit(outcome=Outcome.FAILED, code=None, step=0, detail=error)
-        os._exit(0 if member.is_closed and told in member.events else 97)
+        os._exit(0 if run.is_closed and told in run.events else 97)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -697,15 +697,15 @@ def forked(program: Callable[[], None]) -> int:
 @pytest.mark.slow  # starts a process
 def test_a_forked_child_tells_nothing_of_its_end(current: session.Session) -> None:
     """Its error is not that of the training, which goes on."""
-    member = FakeRun()
-    current.open(member)
+    run = FakeRun()
+    current.open(run)
 
     def program() -> None:
-        training_end.close_failed(current, member, "ValueError")
-        os._exit(0 if member.is_closed and not member.events else 97)
+        training_end.close_failed(current, run, "ValueError")
+        os._exit(0 if run.is_closed and not run.events else 97)
 
     assert forked(program) == 0
-    assert not member.is_closed
+    assert not run.is_closed
 
 
 @pytest.mark.slow  # starts a process
@@ -862,9 +862,9 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
 
     def program() -> None:
         with current_session.new_process():
-            current, member = current_session.find_session(None, 5.0), FakeRun()
-            member.leave = fail  # type: ignore[assignment,method-assign]
-            current.open(member)
+            current, run = current_session.find_session(None, 5.0), FakeRun()
+            run.leave = fail  # type: ignore[assignment,method-assign]
+            current.open(run)
             alarm = threading.Thread(target=current.exit.overrun, args=("late",))
             alarm.start()
             alarm.join(LIMIT)
@@ -884,16 +884,16 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
 
     def program() -> None:
         with current_session.new_process():
-            current, member = current_session.find_session(None, 5.0), FakeRun()
+            current, run = current_session.find_session(None, 5.0), FakeRun()
             clock, deadlines = SystemClock(), current.coordinator.deadlines
 
             def leave(committed: bool, cluster: Cluster, **more: bool) -> None:
                 assert deadlines.told is not None
                 os._exit(clock.monotonic() >= deadlines.told)
 
-            member.record_exit = hang  # type: ignore[assignment,method-assign]
-            member.leave = leave  # type: ignore[assignment,method-assign]
-            current.open(member)
+            run.record_exit = hang  # type: ignore[assignment,method-assign]
+            run.leave = leave  # type: ignore[assignment,method-assign]
+            current.open(run)
             current.gate.started += 1
             notify(current, grace=1.0)
             if is_in_step:

@@ -35,7 +35,7 @@ SAID = "no snapshots are taken any more"
 
 
 class Worker:
-    """One member, with its side of a round, and the session around it."""
+    """One run, with its side of a round, and the session around it."""
 
     def __init__(self, number: int, directory: Path) -> None:
         self.directory = directory

@@ -17,7 +17,7 @@ STEP = 0.1
 
 
 class Training:
-    """The member, its snapshots, and what is around them; a clock that is set."""
+    """The run, its snapshots, and what is around them; a clock that is set."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()

@@ -284,10 +284,10 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
             return True
 
         @property
-        def members(self):
+        def runs(self):
             return [self]
 
-        def save(self, member):
+        def save(self, run):
             return "its own"
 
         def wait_for_save(self):
