@@ -57,7 +57,17 @@ def test_commits_of_a_program_without_a_journal_are_counted(supervised: Run) -> 
         save(opened, step)
     code, _, err = supervised.run("pass")
     assert code == 0
-    assert f"2 commit(s) in {directory}, newest step 100" in err
+    said = " ".join(err.split())
+    assert f"2 commit(s) in {directory}, newest step 100. If another program" in said
+    waits = "while not os.path.exists('go'): time.sleep(0.01)"
+    supervised.start(f"tell('begun', '')\n{waits}")
+    supervised.wait_told("begun")
+    save(opened, 120)
+    (supervised.directory / "go").touch()
+    code, _, err = supervised.finish()
+    assert code == 0, err
+    assert "newest step 120" in err
+    assert "If another program" not in err
 
 
 def test_a_url_is_handed_on_and_the_journal_stays_here(supervised: Run) -> None:

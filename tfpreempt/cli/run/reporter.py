@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.cli.journals.locate import count_commits
+from tfpreempt.cli.journals.locate import commits_in, count_commits
 from tfpreempt.cli.run.console import Console
 from tfpreempt.cli.run.hangs import Hang
 from tfpreempt.cli.run.policy import (
@@ -20,6 +20,7 @@ from tfpreempt.cli.run.policy import (
     WorkerExit,
 )
 from tfpreempt.cli.terminal import plain
+from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.core.life import Stage
 
@@ -196,8 +197,12 @@ class Reporter:
                 "TFPREEMPT_CHECKPOINT_DIR"
             )
             found = count_commits(journal.parent)
-            before = f"{found}. If another program made these, " if found else ""
-            self._say(f"no worker has kept a journal in {journal}: {before}{advice}")
+            began = SystemClock().wall() - seconds
+            times = [each.saved_at or 0.0 for each in commits_in(journal.parent)]
+            if max(times, default=0.0) < began:
+                before = f"{found}. If another program made these, " if found else ""
+                found = f"{before}{advice}"
+            self._say(f"no worker has kept a journal in {journal}: {found}")
         self._say(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
             f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "
