@@ -149,7 +149,7 @@ FEATURES = {
             "trackable_has_serialize_to_tensor",
             "stateful_random_ops": "global_generator",
             "tensor_bundle": "BundleEntryProto BundleHeaderProto",
-            "trackable_base": "OBJECT_GRAPH_PROTO_KEY Trackable "
+            "trackable_base": "Trackable "
             "Trackable._gather_saveables_for_checkpoint "
             "Trackable._serialize_to_tensors Trackable._trackable_children "
             "Trackable._update_uid",

@@ -60,6 +60,27 @@ class Read:
     extract: Callable[[Any, Sequence[Value]], Any] | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """The result of one search for objects.
+
+    Attributes:
+        objects: in the order of the walk.
+        edges: of each object, the names and numbers of its children.
+        variables: number and key of each plain variable, and the variable.
+        others: number and keys of each other object that has values.
+        graph: the value that describes the graph, by key.
+        rest: of what the saver returns, all but the values.
+    """
+
+    objects: list[weakref.ref[Any]]
+    edges: list[Any]
+    variables: list[tuple[int, str, weakref.ref[Any]]]
+    others: list[tuple[int, list[str]]]
+    graph: dict[str, tf.Tensor]
+    rest: tuple[Any, ...]
+
+
 class ObjectGraph:
     """The objects that the last save of a checkpoint found; main thread.
 
@@ -71,7 +92,7 @@ class ObjectGraph:
     """
 
     def __init__(self) -> None:
-        self._is_known = False
+        self._known: _Known | None = None
 
     def values(
         self, checkpoint: tf.train.Checkpoint
@@ -85,35 +106,32 @@ class ObjectGraph:
             The values of plain variables; and the saver's result for all other objects.
             None if the objects have changed, or are not known.
         """
+        known, self._known = self._known, None  # unless all values are found
         is_copied = getattr(checkpoint._saver, "_object_map", None)  # by TensorFlow
-        if is_copied or not self._is_known:
+        if is_copied or known is None:
             return None
-        self._is_known = False  # unless all values are found
         objects, edges = _walk(checkpoint)
-        if edges != self._edges or not all(
-            known() is found
-            for known, found in zip(self._objects, objects, strict=True)
+        if edges != known.edges or not all(
+            before() is now for before, now in zip(known.objects, objects, strict=True)
         ):
             return None
         here, variables = _here(), []
-        for number, key, known in self._variables:
+        for number, key, before in known.variables:
             variable = _plain_variable(objects[number], here)
-            if variable is None or known() is not variable:
+            if variable is None or before() is not variable:
                 return None
             if (value := _memory_of(variable)) is None:
                 return None
             variables.append((objects[number], key, value))
         tensors = seams.object_identity.ObjectIdentityDictionary()
-        for number, keys in self._others:
+        for number, keys in known.others:
             owner, values = _serialized(objects[number], keys[0])
             if list(values) != keys:
                 return None
             tensors[owner] = values
-        with tf.device("/cpu:0"):
-            graph = tf.constant(self._graph.SerializeToString(), dtype=tf.string)
-        tensors[None] = {seams.trackable_base.OBJECT_GRAPH_PROTO_KEY: graph}
-        self._is_known = True
-        return variables, (tensors, None, {}, self._graph)
+        tensors[None] = dict(known.graph)
+        self._known = known
+        return variables, (tensors, *known.rest)
 
     def keep(self, checkpoint: tf.train.Checkpoint, gathered: tuple[Any, ...]) -> None:
         """Keeps the result of TensorFlow's search for the next save.
@@ -122,13 +140,13 @@ class ObjectGraph:
             checkpoint: is saved.
             gathered: the result of the checkpoint's saver.
         """
-        self._is_known = False
-        tensors, fed, savers, self._graph = gathered
-        objects, self._edges = _walk(checkpoint)
+        self._known = None
+        tensors, fed, savers, _ = gathered
+        objects, edges = _walk(checkpoint)
         here = _here()
         numbers = {id(each): number for number, each in enumerate(objects)}
-        self._variables: list[tuple[int, str, weakref.ref[Any]]] = []
-        self._others: list[tuple[int, list[str]]] = []
+        variables: list[tuple[int, str, weakref.ref[Any]]] = []
+        others: list[tuple[int, list[str]]] = []
         if fed or savers or any(map(_has_slots, objects)):
             return
         for owner, values in tensors.items():
@@ -144,14 +162,18 @@ class ObjectGraph:
             variable = _plain_variable(objects[number], here)
             if len(values) == 1 and variable is not None:
                 [key] = values
-                self._variables.append((number, key, weakref.ref(variable)))
+                variables.append((number, key, weakref.ref(variable)))
             else:
-                self._others.append((number, list(values)))
-        try:
-            self._objects = [weakref.ref(each) for each in objects]
-        except TypeError:  # an object that cannot be referenced weakly
-            return
-        self._is_known = True
+                others.append((number, list(values)))
+        with contextlib.suppress(TypeError):  # of an object without weak references
+            self._known = _Known(
+                objects=[weakref.ref(each) for each in objects],
+                edges=edges,
+                variables=variables,
+                others=others,
+                graph=dict(tensors[None]),
+                rest=gathered[1:],
+            )
 
 
 def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
