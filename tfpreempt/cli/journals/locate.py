@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpreempt.checkpoint.directory import catalog
@@ -48,9 +48,14 @@ def commits_in(directory: str | Path) -> list[Entry]:
     return []
 
 
-def count_commits(directory: str | Path) -> str:
-    """Returns the number of commits and the newest step; empty without a commit."""
-    if not (found := commits_in(directory)):
+def count_commits(directory: str | Path, found: Sequence[Entry]) -> str:
+    """Returns the number of commits and the newest step; empty without a commit.
+
+    Args:
+        directory: the checkpoint directory.
+        found: the commits in the directory, from `commits_in`.
+    """
+    if not found:
         return ""
     return f"{len(found)} commit(s) in {directory}, newest step {found[0].step}"
 
@@ -66,7 +71,7 @@ def hint(place: str) -> str:
         return ""
     if not os.path.isdir(path):
         return f" There is no directory {path!r}."
-    if commits := count_commits(path):
+    if commits := count_commits(path, commits_in(path)):
         return f" `tfpreempt inspect` shows {plain(commits)}."
     runs = [
         plain(str(each.parent))

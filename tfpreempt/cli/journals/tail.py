@@ -112,7 +112,7 @@ class JournalTailer:
         self.lock = threading.Lock()
 
     @property
-    def reads_all(self) -> bool:
+    def reads_chief(self) -> bool:
         """Whether the journal of worker 0, which commits, is one of these."""
         return self._only_workers is None or 0 in self._only_workers
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tfpreempt.cli.journals.locate import (
+    commits_in,
     count_commits,
     fetched_journal,
     find_journal,
@@ -110,8 +111,10 @@ def _read(place: str, tensorboard: Path | None) -> RunReport:
                 f"{place!r} has no journal in {found}, nor can a copy of one be "
                 f"fetched: {error}"
             ) from error
-    if report.step is None and (commits := count_commits(found.parent)):
-        warning = f"there are {commits}, and no journal of them"
+    commits = commits_in(found.parent) if report.step is None else []
+    if commits:
+        said = count_commits(found.parent, commits)
+        warning = f"there are {said}, and no journal of them"
         report = dataclasses.replace(report, warnings=(warning, *report.warnings))
     if tensorboard is None:
         return report

@@ -196,9 +196,10 @@ class Reporter:
                 "its handler, or callback, with the directory that it finds in "
                 "TFPREEMPT_CHECKPOINT_DIR"
             )
-            found = count_commits(journal.parent)
+            commits = commits_in(journal.parent)
+            found = count_commits(journal.parent, commits)
             began = SystemClock().wall() - seconds
-            times = [each.saved_at or 0.0 for each in commits_in(journal.parent)]
+            times = [each.saved_at or 0.0 for each in commits]
             if max(times, default=0.0) < began:
                 before = f"{found}. If another program made these, " if found else ""
                 found = f"{before}{advice}"

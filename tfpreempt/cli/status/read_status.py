@@ -34,8 +34,8 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
         )
     # A program with States alone has no journal. The journal of a chief may be read by
     # another supervisor, or come later.
-    is_all = journals.reads_all and not journals.workers
-    commits = commits_in(journals.directory.parent) if is_all else []
+    is_alone = journals.reads_chief and not journals.workers
+    commits = commits_in(journals.directory.parent) if is_alone else []
     if not commits:
         return status
     newest = commits[0]
