@@ -23,6 +23,7 @@ class Cluster:
     crashes: int = 0
     suspicions: int = 0
     detaches: int = 0
+    detaches_of: tuple[int, ...] = ()  # only of these workers; empty: of any
     save_failures: int = 0
     shares: bool = False  # each worker writes a share of what all hold
 
@@ -32,7 +33,9 @@ class Cluster:
 
 class Worker(NamedTuple):
     state: ev.State
-    phase: str  # boundary, counted, interval, table, saving, ended, raised, dead
+    # boundary, counted, interval, table, saving, writing, raising (its process is still
+    # up), ended, raised, dead
+    phase: str
     done: int = 0  # finished intervals
     counter: int = 0
     flag: bool = False

@@ -103,8 +103,16 @@ class Search:
             case ev.Leave(outcome):
                 return w._replace(phase="ended", outcome=outcome)
             case ev.Raise():
-                return w._replace(phase="raised")
+                return w._replace(phase=self.raising(i))
         raise AssertionError(verdict)
+
+    def raising(self, i: int) -> str:
+        """The phase of a worker with an error: the host still tells the others.
+
+        The others also find their own ways if another worker ends at once, and the
+        search is much smaller.
+        """
+        return "raised" if i else "raising"
 
     def enter(self, w: Worker) -> Worker:
         if not self.cluster.collectives:
@@ -326,6 +334,8 @@ class Search:
                 yield to(f"starts interval {w.done + 1}", self.enter(w))
         elif w.phase in ("interval", "saving", "writing"):
             yield from self.collective(world, i, w, to)
+        elif w.phase == "raising":
+            yield to("ends with the error", self.gone(w._replace(phase="raised")))
         if w.marked:
             yield from self.write_marker(world, i, w, to)
 
@@ -422,8 +432,9 @@ class Search:
                 self.put(world, i, dead, crashes=world.crashes - 1, broken=True),
                 True,
             )
-        if world.detaches and w.phase == "boundary":
-            new = self.feed(i, w._replace(phase="raised"), ev.Detached())
+        may_raise = i in (c.detaches_of or range(c.workers))
+        if world.detaches and may_raise and w.phase in ("boundary", "interval"):
+            new = self.feed(i, w._replace(phase=self.raising(i)), ev.Detached())
             yield (
                 f"w{i} RAISES",
                 self.put(world, i, new, detaches=world.detaches - 1, broken=True),

@@ -32,6 +32,15 @@ def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
                 boundaries.setdefault(round, set()).add(boundary)
     if world.torn:
         return f"TORN: {world.torn}"
+    entered: dict[int, tuple[str, int] | None] = {}
+    for w in workers:
+        if w.phase not in ("interval", "saving") or w.tag is None:
+            continue
+        if entered.setdefault(w.collectives, w.tag) != w.tag:
+            other = entered[w.collectives]
+            return (
+                f"CROSSED: one worker is in the collective of {other}, one of {w.tag}"
+            )
     for round, seen in boundaries.items():
         if len(seen) > 1:
             return f"SPLIT: saves at boundaries {sorted(seen)} in round {round}"
@@ -42,10 +51,13 @@ def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
         if w.outcome is Outcome.COMMITTED and kind in (None, CommitKind.NONE):
             return f"UNCOMMITTED: w{i} leaves as committed, commit is {kind}"
     in_time = {w.outcome for w in workers if w.phase == "ended" and not w.overdue}
-    if workers[0].phase != "dead" and Outcome.FINISHED in in_time and len(in_time) > 1:
+    host_ends = workers[0].phase not in ("dead", "raised")
+    if host_ends and Outcome.FINISHED in in_time and len(in_time) > 1:
         return f"MIXED: one leaves normally, another restarts: {outcomes}"
     if not world.broken:
-        if Outcome.LOST in outcomes or any(w.phase == "raised" for w in workers):
+        if Outcome.LOST in outcomes or any(
+            w.phase in ("raising", "raised") for w in workers
+        ):
             return "LOST: a loss without any failure"
         if workers[0].phase == "ended" and any(w.phase not in GONE for w in workers):
             return "HOST LEFT: while another still needs the store"

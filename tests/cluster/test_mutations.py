@@ -7,6 +7,7 @@ not here: as long as the decision is the largest count, nobody can be past it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from tests.cluster._values import Cluster
 from tests.cluster._world import Search
 from tests.cluster.explore import explore
-from tests.cluster.test_explore import FREE, LOCAL, F, P
+from tests.cluster.test_explore import FREE, LOCAL, SKIPPED_SAVE, F, P
 from tfpreempt.coordination import agreement
 from tfpreempt.coordination import events as ev
 from tfpreempt.coordination.agreement import leave, set_
@@ -24,7 +25,7 @@ from tfpreempt.core.events import Outcome
 
 def found(cluster: Cluster) -> set[str]:
     """The kind of the first violation that the search finds."""
-    return set(explore(cluster, limit=1_000_000, first_only=True).violations)
+    return set(explore(cluster, limit=2_000_000, first_only=True).violations)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_reading_the_counter_before_raising_the_flag(patch):
 
     wrap(patch, agreement.WATCH, ev.NoticeRead, without_flag)
     wrap(patch, agreement.WATCH, ev.OwnCount, with_flag)
-    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT"}
+    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT", "CROSSED"}
 
 
 def test_looking_at_the_flag_before_counting(patch):
@@ -79,12 +80,22 @@ def test_looking_at_the_flag_before_counting(patch):
 
     original = Search.training
     patch.setattr(Search, "training", training)
-    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT"}
+    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT", "CROSSED"}
 
 
 def test_the_smallest_count_decides(patch):
     patch.setattr(agreement, "max", min, raising=False)
-    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT"}
+    assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT", "CROSSED"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_skipping_a_dropped_save_that_needs_all_workers(patch):
+    def ahead(old, settings, state, event):
+        return old(dataclasses.replace(settings, saves_alone=True), state, event)
+
+    wrap(patch, agreement.WATCH, ev.NoticeRead, ahead)
+    assert found(SKIPPED_SAVE) == {"CROSSED"}
 
 
 @pytest.mark.slow

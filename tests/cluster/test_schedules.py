@@ -53,6 +53,7 @@ def outcomes(report: RunReport) -> set[Outcome | None]:
     return {w.outcome for w in report.workers}
 
 
+@example(14234823466)  # the chief raises an error in the round of a periodic save
 @example(4066687)  # a save that is asked for three seconds before a machine goes
 @given(st.integers(0, 2**64 - 1))
 def test_no_schedule_breaks_a_promise(seed):

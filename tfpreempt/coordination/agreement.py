@@ -148,10 +148,12 @@ def commit_read(settings: Settings, state: State, event: ev.CommitRead) -> Moved
 def notice_ahead(settings: Settings, state: State, event: ev.NoticeRead) -> Moved:
     """A machine goes away while main is on its way to a save that was dropped.
 
-    The boundary of that one may be far, and nobody waits so long for a count.
+    The boundary of that save may be far, and no worker waits so long for a count. A
+    save that needs all workers is not skipped: another worker may be in its
+    collectives.
     """
     is_ahead = event.round > state.round and event.kind in PREEMPTION
-    if is_ahead and state.main is Main.TRAINING:
+    if is_ahead and state.main is Main.TRAINING and settings.saves_alone:
         return next_round(state)
     return state, ()
 

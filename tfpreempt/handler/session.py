@@ -118,7 +118,12 @@ class Session:
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
         self.coordinator = Coordinator(
-            ev.Settings(cluster.worker, cluster.world, cluster.world > 1),
+            ev.Settings(
+                cluster.worker,
+                cluster.world,
+                collectives=cluster.world > 1,
+                saves_alone=cluster.world == 1,  # until `settle` has asked the runs
+            ),
             incarnation,
             self.runtime,
             self._clock,
