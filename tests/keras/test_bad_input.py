@@ -30,6 +30,7 @@ from tests.keras.small_fit import (  # noqa: E402
 )
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint.state.encoding import write_parts  # noqa: E402
+from tfpreempt.handler import current_session  # noqa: E402
 from tfpreempt.handler.handler import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.keras import PreemptionCallback  # noqa: E402
 from tfpreempt.keras.record import Record  # noqa: E402
@@ -375,7 +376,14 @@ def test_data_that_became_shorter_unnoticed(on: Machine, line: str) -> None:
 def test_an_end_that_cannot_be_saved(on: Machine, line: str) -> None:
     """The fit does not pass for a success; a start repeats what is not committed."""
     in_the_way = on.checkpoints / ".tfpreempt-staging"
-    end = on.callback(on_train_end=lambda logs=None: in_the_way.write_text("a file"))
+
+    def block(logs: Any = None) -> None:
+        session = current_session.current()
+        assert session is not None
+        assert session.wait_for_save(60), "the save of the last epoch is not over"
+        in_the_way.write_text("a file")
+
+    end = on.callback(on_train_end=block)
     on.start()
     model = on.model()
     with pytest.raises(errors.SaveError, match="step"):
