@@ -63,6 +63,7 @@ EAGER_CONTEXT = {
     "handler/tensorflow_adapter.py": "the coordination service has no public interface",
     "checkpoint/tensors/bundle_reader.py": "this machine, as devices are named",
     "checkpoint/tensors/gather.py": "this machine, as devices are named",
+    "checkpoint/tensors/variables.py": "this machine, as devices are named",
     "checkpoint/tensors/program_values.py": "the global seed is private",
 }
 # Private names outside of `seams.py` that are not TensorFlow's or Keras'.

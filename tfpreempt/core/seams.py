@@ -52,6 +52,7 @@ MODULES = {
     "checkpoint": _TF + "checkpoint.checkpoint",
     "checkpoint_context": _TF + "checkpoint.checkpoint_context",
     "checkpoint_management": _TF + "checkpoint.checkpoint_management",
+    "checkpoint_restore": _TF + "checkpoint.restore",
     "concatenate_op": _TF + "data.ops.concatenate_op",
     "data_distribute": _TF + "data.experimental.ops.distribute",
     "data_structures": _TF + "trackable.data_structures",
@@ -69,6 +70,7 @@ MODULES = {
     "object_identity": _TF + "util.object_identity",
     "random_op": _TF + "data.ops.random_op",
     "range_op": _TF + "data.ops.range_op",
+    "registration": _TF + "saved_model.registration",
     "resource_variable_ops": _TF + "ops.resource_variable_ops",
     "saveable_compat": _TF + "checkpoint.saveable_compat",
     "saveable_object": _TF + "training.saving.saveable_object",
@@ -128,8 +130,12 @@ FEATURES = {
         names={
             "checkpoint": "object_metadata Checkpoint._saver CheckpointLoadStatus."
             "_checkpoint TrackableSaver._gather_serialized_tensors "
-            "TrackableSaver._graph_view",
+            "TrackableSaver._graph_view _CheckpointRestoreCoordinator "
+            "_CheckpointRestoreCoordinator.restore_saveables",
             "checkpoint_context": "preemption_save_context",
+            "checkpoint_restore": "CheckpointPosition "
+            "CheckpointPosition.gather_ops_or_named_saveables "
+            "CheckpointPosition.has_non_trivial_reshard_callback",
             "data_structures": "TrackableDataStructure",
             "distribute_values": "DistributedVariable",
             "eager_context": "context global_seed Context._rng Context._seed "
@@ -140,7 +146,10 @@ FEATURES = {
             "io_ops": "restore_v2",
             "iterator_ops": "OwnedIterator",
             "object_identity": "ObjectIdentityDictionary",
+            "registration": "get_registered_saver_name",
             "resource_variable_ops": "BaseResourceVariable "
+            "BaseResourceVariable._gather_saveables_for_checkpoint "
+            "BaseResourceVariable._restore_from_tensors "
             "BaseResourceVariable._serialize_to_tensors",
             "saveable_compat": "get_saveable_name",
             "saveable_object": "SaveSpec SaveSpec._tensor",

@@ -9,8 +9,9 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,9 @@ from tfpreempt.checkpoint.tensors.iterator_state import (
 from tfpreempt.checkpoint.tensors.variables import (
     NAME,
     attach,
+    device_prefixes,
+    is_on_read,
+    local_parts,
     plain_message,
     variable_shape,
     walk,
@@ -205,7 +209,7 @@ def restore(
     unmoved = contextlib.nullcontext() if with_data else positions_kept(objects)
     try:
         _check_structure(checkpoint, objects, prefix)
-        with unmoved, reading_in_threads(prefix):
+        with unmoved, reading_in_threads(prefix), assigning_directly(prefix):
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
         raise errors.CheckpointDamagedError(
@@ -339,3 +343,133 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
     coordinator.restore_saveables = restore_saveables
     coordinator.object_by_proto_id = _Bound(coordinator, prefix)
     return functools.partial(_left, coordinator)
+
+
+# --- plain variables ------------------------------------------------------------------
+#
+# For each variable TensorFlow makes an object that describes how the variable is saved,
+# wraps this object twice, and restores the value through both wrappers. With thousands
+# of variables these steps take longer than the read of the bytes.
+
+_Target = tuple[str, Sequence[Any]]
+"""The key of a value, and the variables of this machine that take the value."""
+
+_CLASSES = ("tensorflow.", "keras.", "tf_keras.")
+"""Modules whose classes restore a variable by an assignment, and by nothing else."""
+
+
+@contextlib.contextmanager
+def assigning_directly(prefix: str) -> Iterator[None]:
+    """Restores plain variables from these files by one operation each; main thread.
+
+    All values are read before the first value is assigned.
+
+    Args:
+        prefix: the prefix of TensorFlow's files.
+    """
+    positions = seams.checkpoint_restore.CheckpointPosition
+    coordinators = seams.checkpoint._CheckpointRestoreCoordinator
+    gather = positions.gather_ops_or_named_saveables
+    restore = coordinators.restore_saveables
+    thread = threading.get_ident()
+    here = device_prefixes()
+    targets: list[_Target] = []
+
+    def is_ours(coordinator: Any) -> bool:
+        return (
+            coordinator.save_path_string == prefix
+            and threading.get_ident() == thread
+            and tf.executing_eagerly()
+        )
+
+    def gather_others(position: Any) -> Any:
+        if is_ours(position.checkpoint) and (target := _target(position, here)):
+            targets.append(target)
+            return [], {}, [], {}
+        return gather(position)
+
+    def restore_all(coordinator: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(coordinator) or not targets:
+            return restore(coordinator, *args, **kwargs)
+        found, targets[:] = list(targets), []
+        values = _read(coordinator, found)
+        result = restore(coordinator, *args, **kwargs)  # reads before it assigns
+        for (_, variables), value in zip(found, values, strict=True):
+            for variable in variables:
+                _assign(variable, value)
+        return result
+
+    positions.gather_ops_or_named_saveables = gather_others
+    coordinators.restore_saveables = restore_all
+    try:
+        yield
+    finally:
+        positions.gather_ops_or_named_saveables = gather
+        coordinators.restore_saveables = restore
+
+
+def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
+    """The plain variable that a node of the checkpoint is restored to; or None."""
+    node, obj = position.object_proto, position.trackable
+    if len(node.attributes) != 1 or position.has_non_trivial_reshard_callback():
+        return None
+    [attribute] = node.attributes
+    if attribute.name != VALUE or node.HasField("registered_saver"):
+        return None
+    variables = local_parts(obj)
+    if (
+        not variables
+        or not _assigns(obj.__class__)
+        or is_on_read(obj)
+        or seams.registration.get_registered_saver_name(obj)
+    ):
+        return None
+    key, coordinator = attribute.checkpoint_key, position.checkpoint
+    shape = coordinator.shape_map.get(key)
+    dtype = coordinator.dtype_map.get(key)
+    is_plain = shape is not None and all(
+        _is_plain(each.__class__)
+        and getattr(each, "_save_slice_info", None) is None
+        and each.device.startswith(here)
+        and each.dtype == dtype
+        and each.shape.is_compatible_with(shape)
+        for each in variables
+    )
+    return (key, variables) if is_plain else None
+
+
+@functools.cache
+def _assigns(kind: type) -> bool:
+    """Whether objects of a class are restored by an assignment, and nothing else."""
+    return kind.__module__.startswith(_CLASSES)
+
+
+@functools.cache
+def _is_plain(kind: Any) -> bool:
+    """Whether a class of variables restores as TensorFlow's resource variables do."""
+    base = seams.resource_variable_ops.BaseResourceVariable
+    return (
+        issubclass(kind, base)
+        and kind._restore_from_tensors is base._restore_from_tensors
+        and kind._gather_saveables_for_checkpoint
+        is base._gather_saveables_for_checkpoint
+    )
+
+
+def _read(coordinator: Any, targets: Sequence[_Target]) -> Any:
+    """Reads the values of all targets, in their order, into host memory."""
+    device = coordinator.options.experimental_io_device or "cpu:0"
+    with tf.init_scope(), tf.device(device):
+        return seams.io_ops.restore_v2(
+            coordinator.save_path_tensor,
+            [key for key, _ in targets],
+            [""] * len(targets),
+            [variables[0].dtype for _, variables in targets],
+        )
+
+
+def _assign(variable: Any, value: Any) -> None:
+    if variable.device != value.device:
+        with tf.device(variable.device):
+            value = tf.identity(value)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

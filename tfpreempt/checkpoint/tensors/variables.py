@@ -82,6 +82,12 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
     return (inner,) if isinstance(inner, tf.Variable) else ()
 
 
+def device_prefixes() -> tuple[str, ...]:
+    """The prefixes of the names of this process's devices."""
+    host = seams.eager_context.context().host_address_space()
+    return f"{host}/device:CPU:", f"{host}/device:GPU:"
+
+
 def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
     """The shape of a variable of TensorFlow or Keras; None for other objects."""
     is_variable = isinstance(obj, tf.Variable) or distributed(obj) is not None
