@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -298,9 +299,27 @@ def test_metadata_of_many_threads_is_not_lost(own):
     assert own.get_metadata() == {str(n): n for n in range(8)}
 
 
-def test_a_commit_with_metadata_is_deleted_whole(own, tmp_path):
+@pytest.mark.parametrize("large_bytes", [0, 1 << 25])
+def test_a_commit_with_metadata_is_deleted_whole(own, large_bytes, monkeypatch):
+    monkeypatch.setattr(retention, "_LARGE_BYTES", large_bytes)
     own.set_metadata({"a": 1})
     pathlib.Path(own.path, ".tfpreempt-put-0123").touch()  # its writer was killed
+    retention.delete(LocalFiles(), catalog.at(own.path))
+    assert not os.path.exists(own.path)
+
+
+def test_a_large_file_that_cannot_be_removed_stays_with_its_manifest(own, monkeypatch):
+    class Stubborn(LocalFiles):
+        def remove(self, path):
+            if os.path.basename(path) == entry.manifest.files[0].name:
+                raise OSError(errno.EIO, "Input/output error")
+            super().remove(path)
+
+    monkeypatch.setattr(retention, "_LARGE_BYTES", 0)
+    entry = catalog.at(own.path)
+    with pytest.raises(OSError, match="Input/output"):
+        retention.delete(Stubborn(), entry)
+    assert retention.is_uncommitted(catalog.at(own.path))
     retention.delete(LocalFiles(), catalog.at(own.path))
     assert not os.path.exists(own.path)
 

@@ -22,9 +22,13 @@ from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
+from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
+
+_LARGE_BYTES = 1 << 25
+"""Size of a file that is worth a thread: its removal takes some milliseconds."""
 
 QUIET_SECONDS = 3600.0
 """Age of the newest change at which a save in a directory without a lease is over."""
@@ -70,12 +74,19 @@ def delete(files: Files, entry: Entry) -> None:
             files.sync_dir(holder)
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
-    folders = {holder}
+    sizes = {entry.file(file.name): file.size for file in entry.manifest.files}
+    # A file that is elsewhere belongs to the user's manager.
+    paths = [path for path in sizes if path.startswith(holder + "/")]
+    folders = {holder, *map(os.path.dirname, paths)}
+    # The kernel frees the pages of a file in the thread that removes it.
+    large = [path for path in paths if sizes[path] >= _LARGE_BYTES]
+    map_in_threads(
+        files.remove, large, threads=os.cpu_count() or 1, name="tfpreempt-delete"
+    )
     with contained.parents_kept_open():
-        for path in (entry.file(file.name) for file in entry.manifest.files):
-            if path.startswith(holder + "/"):  # else it belongs to the user's manager
+        for path in paths:
+            if sizes[path] < _LARGE_BYTES:
                 files.remove(path)
-                folders.add(os.path.dirname(path))
     files.remove(os.path.join(holder, layout.METADATA))
     for name in reading.names(holder):
         if name.startswith(TEMPORARY):  # of metadata, by a process that was killed
