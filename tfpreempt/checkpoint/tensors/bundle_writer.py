@@ -241,26 +241,25 @@ def offsets_of(stretches: Sequence[Stretch]) -> list[int]:
 
 
 def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
-    """What the index says of each stretch in a data file, by its key."""
+    """The key of each stretch in a data file, and its BundleEntryProto.
+
+    A BundleEntryProto says where some rows of a tensor are, or all.
+    """
+    entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # by type and shape
     for stretch, offset, crc in zip(
         part.stretches, part.offsets, part.sums, strict=True
     ):
-        yield _key(stretch), _entry(stretch, shard, offset, crc)
-
-
-def _entry(stretch: Stretch, shard: int, offset: int, crc: int) -> bytes:
-    """Where some rows of a tensor are, or all: a BundleEntryProto."""
-    shape = stretch.tensor.shape
-    entry = _proto(
-        stretch.tensor,
-        shape if stretch.rows is None else (stretch.rows, *shape[1:]),
-        shard_id=shard,
-        offset=offset,
-        size=stretch.data.nbytes,
-        crc32c=bundle.masked(crc),
-    )
-    data: bytes = entry.SerializeToString()
-    return data
+        dtype, shape = stretch.tensor.dtype, stretch.tensor.shape
+        if stretch.rows is not None:
+            shape = (stretch.rows, *shape[1:])
+        entry = entries.get((dtype, shape))
+        if entry is None:
+            entries[dtype, shape] = entry = _proto(stretch.tensor, shape)
+        entry.shard_id = shard
+        entry.offset = offset
+        entry.size = stretch.data.nbytes
+        entry.crc32c = bundle.masked(crc)
+        yield _key(stretch), entry.SerializeToString()
 
 
 def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
@@ -277,8 +276,8 @@ def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
     return {name.encode(): each.SerializeToString() for name, each in entries.items()}
 
 
-def _proto(tensor: DenseTensor, shape: tuple[int, ...], **fields: int) -> Any:
-    entry = seams.tensor_bundle.BundleEntryProto(dtype=tensor.dtype, **fields)
+def _proto(tensor: DenseTensor, shape: tuple[int, ...]) -> Any:
+    entry = seams.tensor_bundle.BundleEntryProto(dtype=tensor.dtype)
     entry.shape.SetInParent()  # a scalar's is empty, and there
     for size in shape:
         entry.shape.dim.add(size=size)
