@@ -57,7 +57,7 @@ def write_small(checkpoint, prefix, *, small_bytes=0):
     """Lets TensorFlow write all but the large tensors, and returns these."""
     large = gather.LargeTensors(small_bytes=small_bytes, worth_bytes=0)
     with gather.reading(
-        checkpoint, are_others=False, graph=gather.ObjectGraph()
+        checkpoint, are_others=False, known=gather.ObjectGraph(), graph=None
     ) as read:
         read.extract = large.extract
         checkpoint.write(prefix)
@@ -424,10 +424,32 @@ def test_what_nothing_else_has_is_not_copied():
         name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
     )
     own = dataclasses.replace(shared, is_shared=False)
-    first, second = gather.copied([shared, own], 2)
+    (first, second), memory = gather.copied([shared, own], 2)
     assert not np.shares_memory(first.data, data)
+    assert np.shares_memory(first.data, memory)
     assert second.data is data
     assert first.data.tolist() == data.tolist()
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 8, 1 << 20])
+def test_copies_use_the_memory_of_copies_of_the_same_size(at_once, monkeypatch):
+    monkeypatch.setattr(gather, "_COPIED_AT_ONCE", at_once)
+    whole = np.arange(30, dtype=np.uint8)
+    tensors = [
+        bundle_writer.DenseTensor(
+            name=f"{part.size}", dtype=4, shape=part.shape, data=part, can_be_cut=True
+        )
+        for part in (whole[:8], whole[8:8], whole[8:21], whole[21:])
+    ]
+    copies, memory = gather.copied(tensors, 2)
+    assert [each.data.tolist() for each in copies] == [
+        each.data.tolist() for each in tensors
+    ]
+    whole += 1
+    copies, again = gather.copied(tensors, 2, memory)
+    assert again is memory
+    assert np.array_equal(memory, whole)
+    assert gather.copied(tensors[:1], 2, memory)[1].nbytes == 8
 
 
 def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.tensorflow
 
 from tests.checkpoint.test_bundle_writer import Holder, assert_same  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
+from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
 
@@ -28,7 +29,7 @@ class Saves:
     def __init__(self, checkpoint, folder):
         self.checkpoint = checkpoint
         self.folder = folder
-        self.graph = gather.ObjectGraph()
+        self.known = gather.ObjectGraph()
         self.searches = 0  # saves in which TensorFlow found all objects anew
 
     def save(self):
@@ -40,12 +41,13 @@ class Saves:
             self.searches += 1
             return find(saver, *args)
 
+        graph = attach(self.checkpoint).graph
         prefix = str(self.folder / f"{len(list(self.folder.iterdir()))}")
         self.checkpoint.write(prefix + "-stock")
         large = gather.LargeTensors(small_bytes=0, worth_bytes=0)
         saver._gather_serialized_tensors = count
         with gather.reading(
-            self.checkpoint, are_others=False, graph=self.graph
+            self.checkpoint, are_others=False, known=self.known, graph=graph
         ) as read:
             read.extract = large.extract
             self.checkpoint.write(prefix)
@@ -97,6 +99,11 @@ def name_twice(checkpoint):
     checkpoint.part.other = checkpoint.blocks[0]
 
 
+def assign_rows(checkpoint):
+    """From then on TensorFlow copies the variable when it is read."""
+    checkpoint.part.kernel.scatter_update(tf.IndexedSlices(tf.ones([1, 4]), [1]))
+
+
 def count(checkpoint):
     checkpoint.save_counter.assign_add(1)
 
@@ -105,6 +112,7 @@ def count(checkpoint):
     ("change", "searches"),
     [
         (assign, 1),
+        (assign_rows, 1),
         (count, 1),
         (add, 2),
         (append, 2),
@@ -124,6 +132,37 @@ def test_a_changed_graph_is_found_anew_and_another_is_not(change, searches, tmp_
     assert saves.searches == searches
     saves.save()
     assert saves.searches == searches
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_variable_of_which_rows_were_assigned_is_saved_as_it_is_now(
+    is_copied, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gather, "_UNCOPIED_BYTES", 1000 if is_copied else 0)
+    checkpoint = make()
+    saves = Saves(checkpoint, tmp_path)
+    saves.save()
+    for _ in range(2):
+        assign_rows(checkpoint)
+        saves.save()
+        assign(checkpoint)
+        saves.save()
+
+
+def test_more_variables_than_an_operation_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, "_READ_AT_ONCE", 3)
+    checkpoint = tf.train.Checkpoint(
+        floats=[dense(2) for _ in range(7)],
+        numbers=[tf.Variable(number) for number in range(6)],
+        empty=tf.Variable(tf.zeros([0, 3])),
+        scalar=tf.Variable(2.5, dtype=tf.bfloat16),
+    )
+    saves = Saves(checkpoint, tmp_path)
+    saves.save()
+    for number, variable in enumerate([*checkpoint.floats, *checkpoint.numbers]):
+        variable.assign_add(tf.cast(tf.fill(variable.shape, number), variable.dtype))
+    saves.save()
+    assert saves.searches == 1
 
 
 def test_the_memory_of_a_dropped_object_is_not_kept(tmp_path):
@@ -187,12 +226,14 @@ def test_an_object_around_a_variable_saves_what_it_says(attribute, tmp_path):
 def test_small_variables_are_no_part_of_what_workers_deal_out(tmp_path):
     """Another worker finds the same tensors in each save: none that are small."""
     checkpoint = tf.train.Checkpoint(large=dense(100), small=dense(2))
-    graph = gather.ObjectGraph()
+    known, graph = gather.ObjectGraph(), attach(checkpoint).graph
     for number in range(2):
         large = gather.LargeTensors(
             small_bytes=100, worth_bytes=0, replication=lambda: lambda variable: True
         )
-        with gather.reading(checkpoint, are_others=False, graph=graph) as read:
+        with gather.reading(
+            checkpoint, are_others=False, known=known, graph=graph
+        ) as read:
             read.extract = large.extract
             checkpoint.write(str(tmp_path / f"{number}"))
         dealt = [each.name.split("/")[0] for each in large.found if each.is_replicated]

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
-from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
+from tfpreempt.checkpoint.tensors.variables import attach, walk  # noqa: E402
 
 
 class Parts:
@@ -39,3 +39,104 @@ def test_what_takes_the_place_of_another_has_its_name() -> None:
     module.held.parts[0] = new
     untracked = attach(checkpoint)
     assert untracked._trackable_children()["m.held.parts[0]"] is new
+
+
+def make_model() -> Any:
+    """A model with an untracked block, a metric and a seed generator of its own."""
+    keras = pytest.importorskip("keras")
+
+    class Model(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = {"a": [keras.layers.Dense(2)]}
+            self.seeds = Parts(keras.random.SeedGenerator(1))
+            self.means = Parts(keras.metrics.Mean(), keras.metrics.Sum())
+            self.blocks["a"][0].build((None, 3))
+
+        def call(self, inputs: Any) -> Any:
+            return self.blocks["a"][0](inputs)
+
+    return Model()
+
+
+def add_a_metric(model: Any) -> None:
+    model.means.parts.append(type(model.means.parts[0])())
+
+
+def replace_a_metric(model: Any) -> None:
+    model.means.parts[1] = type(model.means.parts[0])()
+
+
+def swap_metrics(model: Any) -> None:
+    model.means.parts.reverse()
+
+
+def remove_the_seeds(model: Any) -> None:
+    del model.seeds
+
+
+def add_a_layer(model: Any) -> None:
+    layer = type(model.blocks["a"][0])(4)
+    layer.build((None, 2))
+    model.blocks["b"] = (layer,)
+
+
+def add_a_tracked_layer(model: Any) -> None:
+    model.last = type(model.blocks["a"][0])(4)
+    model.last.build((None, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        add_a_metric,
+        replace_a_metric,
+        swap_metrics,
+        remove_the_seeds,
+        add_a_layer,
+        add_a_tracked_layer,
+    ],
+)
+def test_a_later_call_finds_what_a_first_call_finds(change: Any) -> None:
+    model = make_model()
+    checkpoint = tf.train.Checkpoint(model=model)
+    before = attach(checkpoint).graph
+    assert attach(checkpoint).graph is before
+    change(model)
+    later, first = attach(checkpoint), attach(tf.train.Checkpoint(model=model))
+    own = [
+        [(path, id(variable)) for path, variable in each.own] for each in (later, first)
+    ]
+    assert own[0] == own[1]
+    assert {id(each) for each in later.found.values()} >= {
+        id(each) for each in first.found.values()
+    }
+    is_tracked = change in (add_a_layer, add_a_tracked_layer)
+    assert (later.graph is before) is not is_tracked
+
+
+def test_a_variable_of_keras_that_becomes_distributed_is_found() -> None:
+    keras = pytest.importorskip("keras")
+    variable = keras.Variable([1.0, 2.0])
+    checkpoint = tf.train.Checkpoint(v=variable)
+    assert not attach(checkpoint).differing
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        variable._value = tf.Variable(
+            [3.0, 4.0],
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+    assert [each is variable._value for _, each in attach(checkpoint).differing] == [
+        True
+    ]
+
+
+def test_paths_are_those_of_tensorflow() -> None:
+    checkpoint = tf.train.Checkpoint(model=make_model(), a=[tf.Variable(1.0)])
+    checkpoint.b = checkpoint.a
+    objects, paths = checkpoint._saver._graph_view.breadth_first_traversal()
+    assert walk(checkpoint) == [
+        ("/".join(each.name.replace("/", ".S") for each in paths[obj]), obj)
+        for obj in objects
+    ]

@@ -111,10 +111,14 @@ def test_an_object_among_many_items_is_found() -> None:
     assert paths(it, root=[0] * reach.MANY + [it]) == [f"root[{reach.MANY}]"]
 
 
-def test_numbers_and_strings_can_be_left_out() -> None:
-    model = Model(number=1, words=["a"], array=np.zeros(1))
-    places = reach.walk({"m": model}, lambda kind: kind is Model, leaves=False)
-    assert [place.path for place in places] == ["m", "m.words"]
+def test_values_that_are_skipped_are_no_places_and_lead_to_none() -> None:
+    model = Model(number=1, words=["a"], array=np.zeros(1), few=("b", [2]))
+    places = reach.walk(
+        {"m": model},
+        lambda kind: kind is Model,
+        skips=lambda value: not isinstance(value, tuple | str),
+    )
+    assert [place.path for place in places] == ["m", "m.few", "m.few[0]"]
 
 
 def test_properties_are_not_called() -> None:

@@ -62,7 +62,7 @@ def walk(
     roots: Mapping[str, Any],
     enters: Callable[[type], bool],
     *,
-    leaves: bool = True,
+    skips: Callable[[Any], bool] = lambda value: False,
     also: Callable[[Any], Iterable[Place]] = lambda value: (),
 ) -> Iterator[Place]:
     """Every place below some objects, and themselves, in a fixed order.
@@ -75,7 +75,7 @@ def walk(
         roots: by name.
         enters: whether to go on to the attributes of objects of a class. Lists, tuples,
             dicts and deques are always entered, unless they are data.
-        leaves: whether numbers, strings, None and arrays are places too.
+        skips: whether a value is no place, and leads to none; not called for roots.
         also: returns further places that an object leads to; called once for each.
     """
     todo = collections.deque(Place(path=p, value=v) for p, v in roots.items())
@@ -90,11 +90,10 @@ def walk(
         todo.extend(also(value))
         if is_data(value) if is_container(value) else not enters(type(value)):
             continue
-        for suffix, key, inner in _parts(value):
-            if not leaves and isinstance(inner, _LEAVES):
-                continue
-            path = f"{place.path}{suffix}"
-            todo.append(Place(path=path, value=inner, owner=value, key=key))
+        for number, (key, inner) in enumerate(_parts(value)):
+            if not skips(inner):
+                path = f"{place.path}{_suffix(value, key, number)}"
+                todo.append(Place(path=path, value=inner, owner=value, key=key))
 
 
 def is_of_program(kind: type) -> bool:
@@ -188,6 +187,13 @@ def is_container(value: Any) -> bool:
     return isinstance(value, _CONTAINERS)
 
 
+@functools.cache
+def may_be_container(kind: type) -> bool:
+    """Whether objects of a class can be containers; a proxy has a class of its own."""
+    is_proxy = any("__class__" in vars(base) for base in kind.__mro__[:-1])
+    return is_proxy or issubclass(kind, _CONTAINERS)
+
+
 def is_data(value: Any) -> bool:
     """Whether it is a container of many items, such as a vocabulary, and no object.
 
@@ -210,18 +216,26 @@ def is_data(value: Any) -> bool:
     return count > MANY
 
 
-def _parts(value: Any) -> Iterable[tuple[str, Any, Any]]:
+def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Keys and values of a container, or the attributes of an object."""
     if isinstance(value, dict):
-        for number, (key, inner) in enumerate(list(value.items())):
-            is_plain = isinstance(key, str | int)  # others may show their address
-            yield f"[{key!r}]" if is_plain else f"[key {number}]", key, inner
-    elif is_container(value):
-        for number, inner in enumerate(list(value)):
-            yield f"[{number}]", number, inner
-    else:
-        held = {**getattr(value, "__dict__", {}), **_slots(value)}
-        for name in sorted(held, key=lambda each: each.startswith("_")):
-            yield f".{name}", name, held[name]
+        return list(value.items())
+    if is_container(value):
+        return enumerate(list(value))
+    held = {**getattr(value, "__dict__", {}), **_slots(value)}
+    return sorted(held.items(), key=_is_private)
+
+
+def _suffix(value: Any, key: Any, number: int) -> str:
+    """How Python writes the access to one of the parts of a value."""
+    if not is_container(value):
+        return f".{key}"
+    is_plain = isinstance(key, str | int)  # others may show their address
+    return f"[{key!r}]" if is_plain else f"[key {number}]"
+
+
+def _is_private(attribute: tuple[str, Any]) -> bool:
+    return attribute[0].startswith("_")
 
 
 def _slots(value: Any) -> dict[str, Any]:

@@ -60,6 +60,7 @@ MODULES = {
     "dataset_pb2": "tensorflow.core.framework.dataset_pb2",
     "distribute_values": _TF + "distribute.values",
     "eager_context": _TF + "eager.context",
+    "eager_execute": _TF + "eager.execute",
     "functional_saver": _TF + "checkpoint.functional_saver",
     "gen_dataset_ops": _TF + "ops.gen_dataset_ops",
     "graph_view": _TF + "checkpoint.graph_view",
@@ -140,6 +141,7 @@ FEATURES = {
             "distribute_values": "DistributedVariable",
             "eager_context": "context global_seed Context._rng Context._seed "
             "Context._set_global_seed Context.host_address_space",
+            "eager_execute": "execute",
             "functional_saver": "io_ops",
             "graph_view": "ObjectGraphView.breadth_first_traversal "
             "ObjectGraphView.list_children",
@@ -160,10 +162,10 @@ FEATURES = {
             "tensor_bundle": "BundleEntryProto BundleHeaderProto",
             "trackable_base": "Trackable "
             "Trackable._gather_saveables_for_checkpoint "
+            "Trackable._self_unconditional_checkpoint_dependencies "
             "Trackable._serialize_to_tensors Trackable._trackable_children "
             "Trackable._update_uid",
-            "trackable_utils": "checkpoint_key escape_local_name extract_object_name "
-            "object_path_to_string",
+            "trackable_utils": "checkpoint_key escape_local_name extract_object_name",
         },
     ),
     "iterators": Feature(

@@ -18,11 +18,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import math
-import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.partitioning import DenseTensor
 from tfpreempt.checkpoint.tensors.variables import (
+    Graph,
     distributed,
     is_on_read,
     local_parts,
@@ -61,46 +62,61 @@ class Read:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Variable:
+    """A plain variable in the result of a search.
+
+    Attributes:
+        number: of the object whose value is the variable's.
+        key: of the value.
+        variable: the variable of this machine.
+        is_large: whether the value must not be copied by a read.
+    """
+
+    number: int
+    key: str
+    variable: weakref.ref[Any]
+    is_large: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
     """The result of one search for objects.
 
     Attributes:
-        objects: in the order of the walk.
-        edges: of each object, the names and numbers of its children.
-        variables: number and key of each plain variable, and the variable.
+        graph: the objects.
+        variables: the plain variables, by device and type.
         others: number and keys of each other object that has values.
-        graph: the value that describes the graph, by key.
+        described: the value that describes the graph, by key.
         rest: of what the saver returns, all but the values.
     """
 
-    objects: list[weakref.ref[Any]]
-    edges: list[Any]
-    variables: list[tuple[int, str, weakref.ref[Any]]]
+    graph: Graph
+    variables: dict[tuple[str, tf.DType], list[_Variable]]
     others: list[tuple[int, list[str]]]
-    graph: dict[str, tf.Tensor]
+    described: dict[str, tf.Tensor]
     rest: tuple[Any, ...]
 
 
 class ObjectGraph:
-    """The objects that the last save of a checkpoint found; main thread.
+    """The keys and specifications that the last save of a checkpoint found.
 
-    TensorFlow computes the keys, the specifications and the graph of all objects in
-    each save. A save with an `ObjectGraph` walks over the objects. If the walk finds
-    the same objects under the same names, the save reads their values, and uses the
-    keys and the graph of the last save. An object that the program has dropped is not
-    kept alive.
+    Main thread. TensorFlow computes the keys, the specifications and the graph of all
+    objects in each save. If `attach` has found the objects of the last save, a save
+    with an `ObjectGraph` reads their values, and uses the keys and the graph of the
+    last save. An object that the program has dropped is not kept alive.
     """
 
     def __init__(self) -> None:
         self._known: _Known | None = None
 
     def values(
-        self, checkpoint: tf.train.Checkpoint
+        self, checkpoint: tf.train.Checkpoint, graph: Graph | None
     ) -> tuple[list[Value], tuple[Any, ...]] | None:
         """Returns what the checkpoint's saver gathers, without a search for objects.
 
         Args:
-            checkpoint: the checkpoint that `keep` was given.
+            checkpoint: is saved.
+            graph: the objects that `attach` has found.
 
         Returns:
             The values of plain variables; and the saver's result for all other objects.
@@ -108,47 +124,46 @@ class ObjectGraph:
         """
         known, self._known = self._known, None  # unless all values are found
         is_copied = getattr(checkpoint._saver, "_object_map", None)  # by TensorFlow
-        if is_copied or known is None:
+        if is_copied or known is None or known.graph is not graph:
             return None
-        objects, edges = _walk(checkpoint)
-        if edges != known.edges or not all(
-            before() is now for before, now in zip(known.objects, objects, strict=True)
-        ):
-            return None
-        here, variables = _here(), []
-        for number, key, before in known.variables:
-            variable = _plain_variable(objects[number], here)
-            if variable is None or before() is not variable:
+        objects = [each() for each in graph.objects]
+        variables: list[Value] = []
+        for (device, dtype), each in known.variables.items():
+            if (handles := _handles(each, objects)) is None:
                 return None
-            if (value := _memory_of(variable)) is None:
-                return None
-            variables.append((objects[number], key, value))
+            read = _read_variables(device, dtype, handles)
+            variables += [
+                (objects[variable.number], variable.key, value)
+                for variable, value in zip(each, read, strict=True)
+            ]
         tensors = seams.object_identity.ObjectIdentityDictionary()
         for number, keys in known.others:
             owner, values = _serialized(objects[number], keys[0])
             if list(values) != keys:
                 return None
             tensors[owner] = values
-        tensors[None] = dict(known.graph)
+        tensors[None] = dict(known.described)
         self._known = known
         return variables, (tensors, *known.rest)
 
-    def keep(self, checkpoint: tf.train.Checkpoint, gathered: tuple[Any, ...]) -> None:
+    def keep(self, gathered: tuple[Any, ...], graph: Graph | None) -> None:
         """Keeps the result of TensorFlow's search for the next save.
 
         Args:
-            checkpoint: is saved.
             gathered: the result of the checkpoint's saver.
+            graph: see `values`.
         """
         self._known = None
         tensors, fed, savers, _ = gathered
-        objects, edges = _walk(checkpoint)
+        if graph is None or fed or savers:
+            return
+        objects = [each() for each in graph.objects]
+        if any(map(_has_slots, objects)):
+            return
         here = _here()
         numbers = {id(each): number for number, each in enumerate(objects)}
-        variables: list[tuple[int, str, weakref.ref[Any]]] = []
+        variables: dict[tuple[str, tf.DType], list[_Variable]] = {}
         others: list[tuple[int, list[str]]] = []
-        if fed or savers or any(map(_has_slots, objects)):
-            return
         for owner, values in tensors.items():
             if owner is None:
                 continue
@@ -160,20 +175,74 @@ class ObjectGraph:
             if number is None:
                 return
             variable = _plain_variable(objects[number], here)
-            if len(values) == 1 and variable is not None:
-                [key] = values
-                variables.append((number, key, weakref.ref(variable)))
-            else:
+            if len(values) != 1 or variable is None:
                 others.append((number, list(values)))
-        with contextlib.suppress(TypeError):  # of an object without weak references
-            self._known = _Known(
-                objects=[weakref.ref(each) for each in objects],
-                edges=edges,
-                variables=variables,
-                others=others,
-                graph=dict(tensors[None]),
-                rest=gathered[1:],
+                continue
+            if not variable.is_initialized():  # TensorFlow's save fails then
+                return
+            [key] = values
+            plain = _Variable(
+                number=number,
+                key=key,
+                variable=weakref.ref(variable),
+                is_large=_most(variable) >= _UNCOPIED_BYTES,
             )
+            kind = variable.device, variable.dtype
+            variables.setdefault(kind, []).append(plain)
+        self._known = _Known(
+            graph=graph,
+            variables=variables,
+            others=others,
+            described=dict(tensors[None]),
+            rest=gathered[1:],
+        )
+
+
+def _handles(
+    variables: Sequence[_Variable], objects: Sequence[Any]
+) -> list[tf.Tensor] | None:
+    """Returns the handles of plain variables; None if an object has another one now."""
+    handles = []
+    for each in variables:
+        obj, variable = objects[each.number], each.variable()
+        if variable is None or not (
+            obj is variable or any(part is variable for part in local_parts(obj)[:1])
+        ):
+            return None
+        handles.append(variable.handle)
+        if each.is_large:
+            tf.raw_ops.DisableCopyOnRead(resource=handles[-1])
+    return handles
+
+
+def _read_variables(
+    device: str, dtype: tf.DType, handles: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Reads variables by few operations, without a copy.
+
+    TensorFlow prepares an operation once for each number of variables, which takes as
+    long as a read of each variable by an operation of its own. So each operation reads
+    the same number of variables; the last operation reads some of them twice.
+    """
+    found: list[tf.Tensor] = []
+    attributes = (
+        "N",
+        _READ_AT_ONCE,
+        "dtypes",
+        _READ_AT_ONCE * [dtype.as_datatype_enum],
+    )
+    with tf.device(device):
+        for start in range(0, len(handles), _READ_AT_ONCE):
+            read = list(handles[start : start + _READ_AT_ONCE])
+            read += read[-1:] * (_READ_AT_ONCE - len(read))
+            found += seams.eager_execute.execute(
+                b"_ReadVariablesOp",
+                _READ_AT_ONCE,
+                read,
+                attributes,
+                seams.eager_context.context(),
+            )
+    return found[: len(handles)]
 
 
 def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
@@ -210,23 +279,6 @@ def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
     return owner, owner._serialize_to_tensors()
 
 
-def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], list[Any]]:
-    """The objects in TensorFlow's order; the names and numbers of their children."""
-    view = checkpoint._saver._graph_view
-    objects = [view.root]
-    numbers = {id(view.root): 0}
-    edges = []
-    for each in objects:
-        children = []
-        for name, child in view.list_children(each):
-            number = numbers.setdefault(id(child), len(objects))
-            if number == len(objects):
-                objects.append(child)
-            children.append((name, number))
-        edges.append(children)
-    return objects, edges
-
-
 def _saves_itself(obj: Any) -> bool:
     """Whether the class of an object says what is saved of it."""
     base, own = seams.trackable_base.Trackable, type(obj)
@@ -261,21 +313,13 @@ def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
     return variable if is_plain else None
 
 
-def _memory_of(variable: Any) -> tf.Tensor | None:
-    """The value of a plain variable, without a copy; None: it has no value."""
-    handle = variable.handle
-    try:
-        tf.raw_ops.DisableCopyOnRead(resource=handle)
-        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
-    except tf.errors.FailedPreconditionError:
-        return None
-    is_empty = not value.shape.num_elements()  # as that of a variable without a value
-    return None if is_empty and not variable.is_initialized() else value
-
-
 @contextlib.contextmanager
 def reading(
-    checkpoint: tf.train.Checkpoint, *, are_others: bool, graph: ObjectGraph
+    checkpoint: tf.train.Checkpoint,
+    *,
+    are_others: bool,
+    known: ObjectGraph,
+    graph: Graph | None,
 ) -> Iterator[Read]:
     """Makes the checkpoint's saver evaluate the values of peers as soon as it gathers.
 
@@ -285,7 +329,8 @@ def reading(
     Args:
         checkpoint: is saved.
         are_others: whether there are other workers, which may wait for this worker.
-        graph: the objects of the save before this one.
+        known: the keys and specifications of the last save.
+        graph: the objects that `attach` has just found.
 
     Yields:
         The read; `extract` is called within the body's write of the checkpoint.
@@ -302,11 +347,11 @@ def reading(
         calls.append(None)
         try:
             variables: Sequence[Value] = ()
-            if (known := graph.values(checkpoint)) is not None:
-                variables, (tensors, *others) = known
+            if (found := known.values(checkpoint, graph)) is not None:
+                variables, (tensors, *others) = found
             else:
-                tensors, *others = found = gather(object_graph_tensor)
-                graph.keep(checkpoint, found)
+                tensors, *others = gathered = gather(object_graph_tensor)
+                known.keep(gathered, graph)
             tensors = _evaluate(tensors)
         except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
             if not are_others:
@@ -391,13 +436,18 @@ def _value(owner: Any, value: Any) -> Any:
 
 # Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
 _CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
+_can_be_cut = functools.cache(_CUT.__contains__)
 
 IsReplicated = Callable[[Any], bool]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-NONE_SPARE: Mapping[str, Bytes] = types.MappingProxyType({})
-"""No memory to be used again."""
+_UNCOPIED_BYTES = 1 << 20
+"""A variable of rows that were assigned one by one (`tf.Variable.scatter_update`) is
+copied by a read, unless an operation prevents the copy. Below this size the operation
+takes longer than the copy."""
+
+_READ_AT_ONCE = 64  # variables
 
 _COPIED_AT_ONCE = 1 << 24  # bytes: so that one large tensor keeps all threads busy
 
@@ -433,9 +483,10 @@ class LargeTensors:
         """
         tensors, large = _read(tensors, self.small_bytes)
         known = [each for each in variables if _is_dense(each[2].dtype)]
-        size = sum(_size(value) for *_, value in (*large, *known))
+        sizes = (_size(value) for *_, value in (*large, *known))
+        sums = itertools.accumulate(sizes, initial=0)
         taken: list[Value] = []
-        if size >= self.worth_bytes:
+        if any(size >= self.worth_bytes for size in sums):
             for owner, name, _ in large:
                 del tensors[owner][name]
             replication = self.replication
@@ -494,11 +545,9 @@ def replicated(
 
 
 def copied(
-    tensors: Sequence[DenseTensor],
-    threads: int,
-    spare: Mapping[str, Bytes] = NONE_SPARE,
-) -> list[DenseTensor]:
-    """The same in memory of their own, which nothing else writes into.
+    tensors: Sequence[DenseTensor], threads: int, spare: Bytes | None = None
+) -> tuple[list[DenseTensor], Bytes]:
+    """Copies tensors into memory which nothing else writes into.
 
     A tensor that was read from a variable may be the variable's memory. What TensorFlow
     assigns then goes elsewhere; what writes in place, or into an array of NumPy's that
@@ -507,33 +556,43 @@ def copied(
     Args:
         tensors: none of which is changed meanwhile.
         threads: how many copy.
-        spare: memory that nobody needs any more, by the names of tensors; it is used
-            where it has the size. What is new has to be cleared by the kernel first,
-            which takes longer than to copy.
+        spare: the memory of copies that are needed no more. It is used if it has the
+            size. What is new has to be cleared by the kernel first, which takes longer
+            than to copy.
+
+    Returns:
+        The tensors; and the memory of the copies, one for all: the kernel clears large
+        memory in larger pages.
     """
-    copies = [
-        dataclasses.replace(each, data=_memory(each, spare), is_shared=False)
-        if each.is_shared
-        else each
-        for each in tensors
-    ]
-    pieces = [
-        (copy.data[start:][:_COPIED_AT_ONCE], each.data[start:][:_COPIED_AT_ONCE])
-        for copy, each in zip(copies, tensors, strict=True)
-        if each.is_shared
-        for start in range(0, each.data.nbytes, _COPIED_AT_ONCE)
-    ]
-    map_in_threads(
-        lambda piece: np.copyto(*piece), pieces, threads=threads, name="tfpreempt-copy"
+    size = sum(each.data.nbytes for each in tensors if each.is_shared)
+    memory = (
+        spare
+        if spare is not None and spare.nbytes == size
+        else np.empty(size, np.uint8)
     )
-    return copies
+    copies: list[DenseTensor] = []
+    jobs: list[list[tuple[Bytes, Bytes]]] = [[]]
+    start = full_at = 0
+    for each in tensors:
+        if not each.is_shared:
+            copies.append(each)
+            continue
+        data = memory[start : start + each.data.nbytes]
+        copies.append(dataclasses.replace(each, data=data, is_shared=False))
+        for at in range(0, data.nbytes, _COPIED_AT_ONCE):
+            piece = slice(at, at + _COPIED_AT_ONCE)
+            if start + at >= full_at:
+                jobs.append([])
+                full_at = start + at + _COPIED_AT_ONCE
+            jobs[-1].append((data[piece], each.data[piece]))
+        start += data.nbytes
+    map_in_threads(_copy, jobs, threads=threads, name="tfpreempt-copy")
+    return copies, memory
 
 
-def _memory(tensor: DenseTensor, spare: Mapping[str, Bytes]) -> Bytes:
-    found = spare.get(tensor.name)
-    if found is None or found.nbytes != tensor.data.nbytes:
-        return np.empty_like(tensor.data)
-    return found
+def _copy(pieces: Sequence[tuple[Bytes, Bytes]]) -> None:
+    for target, source in pieces:
+        np.copyto(target, source)
 
 
 def _object(owner: Any) -> Any:
@@ -607,27 +666,34 @@ def _most(variable: Any) -> float:
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
     """A tensor's bytes: copied from a GPU, the same memory otherwise."""
-    # A scalar of some types is no array of NumPy.
-    array = np.asarray(tensor if tensor.shape.rank else tf.reshape(tensor, [1]))
+    try:
+        array = np.asarray(tensor)
+    except ValueError:  # a scalar of bfloat16, for example, is no array of NumPy
+        array = np.asarray(tf.reshape(tensor, [1])).reshape([])
     data = array.reshape(-1).view(np.uint8)
-    return _dense(name, tensor, data, is_replicated)
+    return _dense(name, tensor, array.shape, data, is_replicated)
 
 
 def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
     """A tensor without its bytes: they are as many, but one 0 that repeats itself."""
     data = np.broadcast_to(np.uint8(0), (_size(tensor),))
-    return _dense(name, tensor, data, is_replicated)
+    return _dense(name, tensor, tuple(tensor.shape), data, is_replicated)
 
 
 def _dense(
-    name: str, tensor: tf.Tensor, data: Bytes, is_replicated: bool
+    name: str,
+    tensor: tf.Tensor,
+    shape: tuple[int, ...],
+    data: Bytes,
+    is_replicated: bool,
 ) -> DenseTensor:
+    dtype = tensor.dtype
     return DenseTensor(
         name=name,
-        dtype=tensor.dtype.as_datatype_enum,
-        shape=tuple(tensor.shape),
+        dtype=dtype.as_datatype_enum,
+        shape=shape,
         data=data,
-        can_be_cut=tensor.dtype in _CUT,
+        can_be_cut=_can_be_cut(dtype),
         is_shared="device:CPU:" in tensor.backing_device,
         is_replicated=is_replicated,
     )

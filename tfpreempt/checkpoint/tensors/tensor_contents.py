@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import logging
 import os
@@ -213,22 +214,17 @@ class _Tracked(Contents):
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
-    # The objects that the last save found.
-    _graph: ObjectGraph = dataclasses.field(default_factory=ObjectGraph, init=False)
+    # The keys and specifications of the last save.
+    _known: ObjectGraph = dataclasses.field(default_factory=ObjectGraph, init=False)
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
-        for iterator in attach(self.checkpoint).iterators.values():
-            keep_seeds(iterator)
-        with (
-            _writing(f"step {save.step}"),
-            reading(
-                self.checkpoint,
-                are_others=self.cluster.world > 1,
-                graph=self._graph,
-            ) as read,
-        ):
-            arguments = _save_arguments(args, kwargs) if args or kwargs else {}
-            self._capture(save, arguments, read)
+        with _without_collection():
+            attached = attach(self.checkpoint)
+            for iterator in attached.iterators.values():
+                keep_seeds(iterator)
+            with _writing(f"step {save.step}"), self._reading(attached) as read:
+                arguments = _save_arguments(args, kwargs) if args or kwargs else {}
+                self._capture(save, arguments, read)
 
     def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
         raise NotImplementedError
@@ -243,10 +239,16 @@ class _Tracked(Contents):
         )
 
     def take_part(self) -> None:
-        attach(self.checkpoint)
-        are_others = self.cluster.world > 1
-        with reading(self.checkpoint, are_others=are_others, graph=self._graph):
+        with self._reading(attach(self.checkpoint)):
             pass
+
+    def _reading(self, attached: Attached) -> contextlib.AbstractContextManager[Read]:
+        return reading(
+            self.checkpoint,
+            are_others=self.cluster.world > 1,
+            known=self._known,
+            graph=attached.graph,
+        )
 
     def held_bytes(self) -> int:
         return held_bytes(self.checkpoint)
@@ -280,6 +282,22 @@ class _Tracked(Contents):
 
 
 # --- the three forms -----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python collects no garbage in the body, which makes objects for each tensor.
+
+    Python would take them for a reason to look through all objects of the program: 0.2
+    seconds in a program that has imported TensorFlow, while training waits.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
@@ -348,9 +366,7 @@ class _OwnContents(_Tracked):
     worker_parts: WorkerParts | None
     counts_saves: bool
     keeps_copies: bool
-    _spare: Mapping[str, gather.Bytes] = dataclasses.field(
-        default_factory=dict, init=False
-    )
+    _spare: gather.Bytes | None = dataclasses.field(default=None, init=False)
 
     needs_prefix = True
 
@@ -394,15 +410,11 @@ class _OwnContents(_Tracked):
         self.checkpoint.write(prefix)
         save.tensors = large.found
         if save.is_async:
-            spare, self._spare = self._spare, {}
+            spare, self._spare = self._spare, None
             threads = bundle_writer.THREADS
-            save.tensors = gather.copied(large.found, threads, spare)
-            if self.keeps_copies:  # but not of a GPU's tensors, which is new each time
-                self._spare = {
-                    copy.name: copy.data
-                    for copy, each in zip(save.tensors, large.found, strict=True)
-                    if each.is_shared
-                }
+            save.tensors, memory = gather.copied(large.found, threads, spare)
+            if self.keeps_copies:
+                self._spare = memory
         save.is_dealt = bool(
             parts is not None and save.tensors and parts.is_worth_it(save.tensors)
         )
@@ -418,9 +430,13 @@ class _OwnContents(_Tracked):
         )
 
     def free_copies(self) -> None:
-        self._spare = {}
+        self._spare = None
 
     def write(self, save: Staged) -> None:
+        with contextlib.nullcontext() if save.is_async else _without_collection():
+            self._write(save)
+
+    def _write(self, save: Staged) -> None:
         if save.is_dealt:
             assert self.worker_parts is not None
             if self.cluster.is_chief:

@@ -11,11 +11,13 @@ worker saves its own.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -25,6 +27,10 @@ from tfpreempt.core import reach, seams
 
 T = TypeVar("T")
 
+seams.require("checkpoints")
+_base: Any = seams.trackable_base
+_Trackable: Any = _base.Trackable
+
 
 def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
     """Every object that a checkpoint reaches, with its path, in a fixed order.
@@ -32,9 +38,90 @@ def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
     The order and the paths are those of TensorFlow's own save, so they are the same on
     all workers and after a restart.
     """
+    objects, edges = _walk(checkpoint)
+    return list(zip(_paths(edges), objects, strict=True))
+
+
+Edges = list[list[tuple[str, int]]]
+"""The names and numbers of the children of each object."""
+
+
+def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
+    """Returns the objects in TensorFlow's order, and their children."""
     view = checkpoint._saver._graph_view
-    objects, paths = view.breadth_first_traversal()
-    return [(seams.trackable_utils.object_path_to_string(paths[o]), o) for o in objects]
+    objects = [view.root]
+    numbers = {id(view.root): 0}
+    edges: Edges = []
+    for each in objects:
+        children = []
+        for name, child in _children(view, each):
+            number = numbers.setdefault(id(child), len(objects))
+            if number == len(objects):
+                objects.append(child)
+            children.append((name, number))
+        edges.append(children)
+    return objects, edges
+
+
+def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
+    """The names and children of an object, as `view.list_children` returns them.
+
+    Most objects are variables, which have TensorFlow's own list of children. The list
+    is read directly, as the call takes ten times as long.
+    """
+    own = type(obj)._trackable_children
+    if obj is view.root or own is not _Trackable._trackable_children:
+        found: Iterable[tuple[str, Any]] = view.list_children(obj)
+    else:
+        found = vars(obj).get("_self_unconditional_checkpoint_dependencies", ())
+    return found
+
+
+def _paths(edges: Edges) -> list[str]:
+    """Returns the path of each object, by the first of its parents."""
+    paths = [""]
+    for path, children in zip(paths, edges, strict=False):  # both end with the objects
+        for name, number in children:
+            if number == len(paths):
+                name = seams.trackable_utils.escape_local_name(name)
+                paths.append(f"{path}/{name}" if path else name)
+    return paths
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """The objects that a walk has found; a dropped object is not kept alive.
+
+    Attributes:
+        objects: in the order of the walk.
+        values: of each object, the variable in the attribute `_value`, as an object of
+            Keras has one; None for other objects.
+        edges: of each object, the names and numbers of its children.
+        holders: path and number of each object that may hold untracked objects.
+    """
+
+    objects: list[weakref.ref[Any]]
+    values: list[weakref.ref[Any] | None]
+    edges: Edges
+    holders: list[tuple[str, int]]
+
+    def is_same(self, objects: list[Any], edges: Edges) -> bool:
+        """Whether a later walk has found the same objects under the same names."""
+        return edges == self.edges and all(
+            before() is now and (value and value()) is _inner(now)
+            for before, value, now in zip(
+                self.objects, self.values, objects, strict=True
+            )
+        )
+
+
+def _inner(obj: Any) -> Any:
+    """The variable in an object of Keras; None: a distributed variable has no other.
+
+    A distributed variable that is asked for an attribute that it lacks reads its value.
+    """
+    inner = getattr(obj, "__dict__", {}).get("_value")
+    return inner if isinstance(inner, tf.Variable) else None
 
 
 def distributed(obj: Any) -> Any | None:
@@ -141,11 +228,6 @@ generators."""
 _SETTINGS = ("._steps_per_execution",)  # variables that hold what a user has set
 
 
-seams.require("checkpoints")
-_base: Any = seams.trackable_base
-_Trackable: Any = _base.Trackable
-
-
 class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
     """One for each Checkpoint, as a child of it: the objects found by `attach`.
 
@@ -159,6 +241,9 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
             each replica assigns itself.
         iterators: the dataset iterators that the Checkpoint tracks, by path; held
             weakly, because an iterator that the program replaced has threads.
+        graph: the objects that the last `attach` has found. The next call keeps the
+            value if it finds the same objects. None if an object has no weak
+            references.
     """
 
     def __init__(self) -> None:
@@ -168,6 +253,7 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
         self.iterators: weakref.WeakValueDictionary[str, Any] = (
             weakref.WeakValueDictionary()
         )
+        self.graph: Graph | None = None
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return dict(self.found)
@@ -182,16 +268,68 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     if not hasattr(checkpoint, NAME):
         setattr(checkpoint, NAME, Attached())
     attached: Attached = getattr(checkpoint, NAME)
-    objects = walk(checkpoint)
-    tracked = {id(obj) for _, obj in objects}
+    objects, edges = _walk(checkpoint)
+    graph = attached.graph
+    if graph is not None and not graph.is_same(objects, edges):
+        attached.graph = graph = None
+    holders = _holders(objects, edges) if graph is None else graph.holders
+    if _attach_untracked(attached, objects, holders):
+        objects, edges = _walk(checkpoint)
+        attached.graph = graph = None
+        holders = _holders(objects, edges)
+    if graph is None:
+        _sort(attached, list(zip(_paths(edges), objects, strict=True)))
+        values = map(_inner, objects)
+        with contextlib.suppress(TypeError):  # of an object without weak references
+            attached.graph = Graph(
+                objects=[weakref.ref(each) for each in objects],
+                values=[each if each is None else weakref.ref(each) for each in values],
+                edges=edges,
+                holders=holders,
+            )
+    return attached
+
+
+def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
+    """Path and number of each object that may hold untracked objects."""
+
+    def may_hold(obj: Any) -> bool:
+        kind: type = type(obj)
+        return reach.is_container(obj) or _may_hold(kind)
+
+    return [
+        (path, number)
+        for number, path in enumerate(_paths(edges))
+        if may_hold(objects[number])
+    ]
+
+
+def _attach_untracked(
+    attached: Attached, objects: list[Any], holders: list[tuple[str, int]]
+) -> bool:
+    """Finds the objects that the Checkpoint does not track; whether one is new."""
+    roots = {path: objects[number] for path, number in holders}
+    before = set(map(id, objects))
+    tracked = set(before)
     own: dict[int, tuple[str, Any]] = {}
     new: list[tuple[str, Any]] = []
-    held: set[int] = set()
-    for place in reach.walk(dict(objects), _may_hold, leaves=False):
+
+    def leads_nowhere(value: Any) -> bool:
+        """Whether it is tracked (a holder is a root), or of no interest."""
+        kind: type = type(value)
+        return id(value) in before or not _is_of_interest(kind)
+
+    def skips(value: Any) -> bool:
+        if leads_nowhere(value):
+            return True
+        if not reach.is_container(value):
+            return False
+        items = value.values() if isinstance(value, dict) else value
+        return all(map(leads_nowhere, items))
+
+    for place in reach.walk(roots, _may_hold, skips=skips):
         path, value = place.path, place.value
         kind: type = type(value)
-        if place.owner is not None:
-            held.add(id(value))
         if id(value) in tracked or path.endswith(_SETTINGS):
             continue
         if _is_own(kind):
@@ -203,17 +341,25 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
             new.append((path, value))
             view = seams.graph_view.ObjectGraphView(value)
             tracked.update(map(id, view.breadth_first_traversal()[0]))
-    found = attached.found
-    for path, value in new:  # under a name that no object has which is still there
-        names = itertools.chain([path], (f"{path} ({n})" for n in itertools.count(2)))
-        found[next(n for n in names if id(found.get(n)) not in held)] = value
+    if new:
+        _name(attached.found, new, roots)
     attached.own = [
         (path, variable)
         for path, variable in own.values()
         if id(variable) not in tracked and local_parts(variable)
     ]
-    _sort(attached, walk(checkpoint) if new else objects)
-    return attached
+    return bool(new)
+
+
+def _name(
+    found: dict[str, Any], new: list[tuple[str, Any]], roots: dict[str, Any]
+) -> None:
+    """Adds objects under names that no object has which is still there."""
+    places = reach.walk(roots, _may_hold, skips=lambda value: value is None)
+    held = {id(place.value) for place in places if place.owner is not None}
+    for path, value in new:
+        names = itertools.chain([path], (f"{path} ({n})" for n in itertools.count(2)))
+        found[next(n for n in names if id(found.get(n)) not in held)] = value
 
 
 def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
@@ -254,6 +400,13 @@ def _may_be_tracked(kind: type) -> bool:
         return False
     is_variable = issubclass(kind, tf.Variable) or hasattr(kind, "_deferred_initialize")
     return is_variable or hasattr(kind, "variables")
+
+
+@functools.cache
+def _is_of_interest(kind: type) -> bool:
+    """Whether an object of this class may be untracked, or hold untracked objects."""
+    holds = reach.may_be_container(kind) or _may_hold(kind)
+    return holds or _is_own(kind) or _may_be_tracked(kind)
 
 
 @functools.cache
