@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
+from tests.checkpoint.fakes import save  # noqa: E402
 from tests.checkpoint.test_bundle_writer import (  # noqa: E402
     STRUCTURES,
     Holder,
@@ -22,12 +25,17 @@ from tests.checkpoint.test_bundle_writer import (  # noqa: E402
     random_tensors,
     write,
 )
+from tests.fakes.storage import damage  # noqa: E402
 from tfpreempt import errors  # noqa: E402
+from tfpreempt.checkpoint.restore import opening  # noqa: E402
+from tfpreempt.checkpoint.restore import restore as restore_  # noqa: E402
 from tfpreempt.checkpoint.state import bundle  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer  # noqa: E402
 from tfpreempt.checkpoint.tensors.bundle_reader import reading_in_threads  # noqa: E402
 from tfpreempt.checkpoint.tensors.bundle_writer import data_file  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
+from tfpreempt.storage import reading  # noqa: E402
 
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 WHOLE = (tf.int8, tf.int16, tf.int32, tf.int64)
@@ -48,6 +56,7 @@ def asked(monkeypatch):
     monkeypatch.setattr(seams.io_ops, "restore_v2", restore_v2)
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "THREADS", 2)
     return names
 
 
@@ -248,3 +257,149 @@ def test_a_file_that_is_cut_short_or_gone_is_found(written, rng, shard):
     assert_nothing_is_assigned(checkpoint, prefix, "ends within a tensor")
     os.remove(path)
     assert_nothing_is_assigned(checkpoint, prefix, "could not be read")
+
+
+# --- tensors that are read while a commit is verified ---------------------------------
+
+
+class Run:
+    """A checkpoint directory whose commits have tensors, text and slices."""
+
+    def __init__(self, directory):
+        self.variables = [tf.Variable(tf.zeros([100 + i])) for i in range(7)]
+        text, flags = tf.Variable(["a" * 99]), tf.Variable([True] * 50)
+        self.checkpoint = tf.train.Checkpoint(v=self.variables, t=text, f=flags)
+        self.directory = opening.open_directory(
+            self.checkpoint, directory, registry=StateRegistry(), max_to_keep=None
+        )
+        self.directory.start()
+
+    def assign(self, number):
+        for i, variable in enumerate(self.variables):
+            variable.assign(tf.fill([100 + i], float(number + i)))
+
+    def save(self, number):
+        self.assign(number)
+        save(self.directory, number)
+        self.assign(-100)
+
+    @property
+    def numbers(self):
+        """The numbers that the values were made of."""
+        found = [set(each.numpy() - i) for i, each in enumerate(self.variables)]
+        return set.union(*found)
+
+
+@pytest.fixture
+def run(tmp_path, asked):
+    run = Run(tmp_path / "run")
+    run.save(1)
+    run.save(2)
+    return run
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The data files that were opened, in the order of the reads."""
+    paths, inner = [], reading.open_file
+
+    def open_file(path, **kwargs):
+        if ".data-" in path:
+            paths.append(os.path.basename(path))
+        return inner(path, **kwargs)
+
+    monkeypatch.setattr(reading, "open_file", open_file)
+    return paths
+
+
+def test_a_commit_is_verified_and_restored_by_one_read(run, opened):
+    newest = run.directory.newest()
+    large = sorted(set(opened))
+    assert len(large) == bundle_writer.THREADS  # TensorFlow's own file has the rest
+    assert sorted(opened) == large
+    run.directory.restore(newest)
+    assert run.numbers == {2}
+    assert sorted(opened) == large
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "grow", "remove", "pipe", "directory"])
+@pytest.mark.parametrize("place", range(4))
+def test_damage_is_refused_as_by_a_verification(run, monkeypatch, how, place):
+    """In each file, with the same words; the commit before is restored."""
+    newest = run.directory.newest()
+    names = ("ckpt.index", *(f"ckpt.data-0000{n}-of-00003" for n in range(3)))
+    path = os.path.join(newest.path, names[place])
+    if how == "flip":
+        damage(path, offset=os.path.getsize(path) // 2)
+    elif how == "cut":
+        os.truncate(path, os.path.getsize(path) // 2)
+    elif how == "grow":
+        with open(path, "ab") as file:
+            file.write(b"more")
+    else:
+        os.remove(path)
+        {"remove": lambda _: None, "pipe": os.mkfifo, "directory": os.mkdir}[how](path)
+    said, expected = [], []
+    commit = run.directory.newest(said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.directory.contents, "read_ahead", lambda prefix: {})
+        run.directory.newest(expected.append)
+    assert said == expected != []
+    run.directory.restore(commit)
+    assert run.numbers == {1}
+
+
+def test_what_was_verified_is_restored_if_the_files_change(run):
+    newest = run.directory.newest()
+    damage(os.path.join(newest.path, "ckpt.data-00001-of-00003"))
+    run.directory.restore(newest)
+    assert run.numbers == {2}
+
+
+def test_tensors_of_another_commit_are_not_restored(run):
+    """A worker may restore another commit than the one that it has verified last."""
+    older, newest = restore_.find_candidates(run.directory.path)[::-1]
+    run.directory.check(older)
+    run.directory.restore(newest)
+    assert run.numbers == {2}
+
+
+@pytest.mark.parametrize("end", ["restore", "save", "damage", "free"])
+def test_tensors_that_were_read_are_freed(run, monkeypatch, end):
+    kept = []
+    inner = bundle_reader.read_ahead
+
+    def read_ahead(prefix):
+        ahead = inner(prefix)
+        kept.append(weakref.ref(next(iter(ahead.tensors.values()))[1]))
+        return ahead
+
+    monkeypatch.setattr(bundle_reader, "read_ahead", read_ahead)
+    newest = run.directory.newest()
+    assert kept[0]() is not None
+    if end == "restore":
+        run.directory.restore(newest)
+    elif end == "save":
+        run.save(3)
+    elif end == "damage":
+        damage(os.path.join(newest.path, "MANIFEST.json"))
+        damage(os.path.join(newest.path, "ckpt.data-00000-of-00003"))
+        with pytest.raises(errors.CheckpointDamagedError):
+            run.directory.check(newest)
+    else:
+        run.directory.contents.free_read_ahead()
+    gc.collect()
+    assert kept[0]() is None
+
+
+def test_a_file_system_may_give_less_than_it_has(run, monkeypatch, rng):
+    inner = os.preadv
+
+    def preadv(descriptor, buffers, offset):
+        some = buffers[: rng.randint(1, len(buffers))]
+        last = some[-1][: rng.randint(1, some[-1].nbytes)]
+        return inner(descriptor, [*some[:-1], last], offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    run.directory.restore(run.directory.newest())
+    assert run.numbers == {2}

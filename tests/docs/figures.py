@@ -230,9 +230,8 @@ FIGURES = (
             "checkpoint_read": "`Checkpoint.read`",
         },
         more={"first": "first of the process"},
-        limit="Each byte is read twice, because nothing is assigned before all of the "
-        "commit was seen to be whole, and summed up each time; the second time it goes "
-        "into fresh memory, which a read that drops its bytes does not need.",
+        limit="Bytes go into fresh memory, which the kernel clears first, and are "
+        "summed up; a read that drops its bytes needs neither.",
     ),
     Figure(
         name="verify_speed",

@@ -104,6 +104,7 @@ RENAMED = {
 """Names that are others in some versions."""
 
 OPTIONAL = {
+    "CheckpointPosition.has_non_trivial_reshard_callback",  # after TensorFlow 2.16
     "PyDatasetAdapter._epoch",  # since Keras 3.16
     "TensorFlowTrainer._autoconvert_optionals",  # since Keras 3.12
 }

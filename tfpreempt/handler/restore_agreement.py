@@ -192,6 +192,10 @@ def agree(
         if (attempts := plan["snapshots"]) is not None:
             memory = f"{prefix}/memory"
             agreed = agree_on_snapshot(agreed, attempts, keys, memory, cluster, timeout)
+            unused = agreed.directory  # whose tensors were read and are not restored
+            if agreed.tier != "memory" and agreed.snapshots is not None:
+                unused = agreed.snapshots.directory
+            unused.contents.free_read_ahead()
         if plan["damaged"] and agreed.candidate is None:
             raise errors.CheckpointDamagedError(plan["damaged"])
         undo.pop_all()

@@ -11,7 +11,7 @@ import dataclasses
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import (
@@ -330,14 +330,19 @@ class Directory:
     def check(self, candidate: Entry) -> None:
         """Verifies it, and tries, for all workers, what `restore` will read.
 
-        Nothing is assigned; what is damaged is remembered.
+        Nothing is assigned; what is damaged is remembered. Large tensors are kept for
+        `restore`, so that their bytes are read once.
 
         Raises:
             CheckpointDamagedError: something of it cannot be read.
         """
         self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
+        sums: Mapping[str, tuple[int, int]] = {}
+        is_small = (candidate.size or 0) < restoring.MUCH
+        if candidate.manifest is not None and candidate.prefix is not None and is_small:
+            sums = self.contents.read_ahead(candidate.prefix)
         try:
-            restoring.verify(candidate)
+            restoring.verify(candidate, sums)
             if candidate.prefix is not None:
                 self.contents.check(candidate.prefix)
             manifest = candidate.manifest
@@ -352,6 +357,7 @@ class Directory:
                     check_state_file(path, states.get(name))
         except errors.CheckpointDamagedError:
             self.damaged.add(candidate.token)
+            self.contents.free_read_ahead()
             raise
 
     # --- deleting and mirroring ------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
@@ -60,8 +61,14 @@ def find_candidates(
     return found
 
 
-def verify(entry: Entry) -> None:
+def verify(
+    entry: Entry, sums: Mapping[str, tuple[int, int]] = MappingProxyType({})
+) -> None:
     """Checks that every file is there with its size and checksum.
+
+    Args:
+        entry: the commit.
+        sums: size and crc32c of files that were just read, by path.
 
     Raises:
         CheckpointDamagedError: names the file, what it has and what it should have.
@@ -71,7 +78,7 @@ def verify(entry: Entry) -> None:
             bundle.check(entry.prefix)
         return
     if (size := entry.size or 0) < MUCH:
-        found = faults(entry, every_byte=True, threads=_THREADS)
+        found = faults(entry, every_byte=True, threads=_THREADS, sums=sums)
     else:
         _log.warning(
             "tfpreempt: reading %.1f GiB of %s, to see whether they are whole",

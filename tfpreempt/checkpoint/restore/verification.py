@@ -8,7 +8,8 @@ size is never read, so a manifest that claims terabytes costs nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory.catalog import Entry
@@ -27,6 +28,7 @@ def faults(
     every_byte: bool,
     threads: int = THREADS,
     watch: Callable[[int], None] = lambda done: None,
+    sums: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> dict[str, str]:
     """What is wrong with the files of a commit: a text for each, by its name.
 
@@ -37,15 +39,17 @@ def faults(
         threads: how many read at the same time.
         watch: called about ten times a second on the thread that waits, with the bytes
             that were read so far; what it raises ends the work.
+        sums: size and crc32c of files that were just read, by path; they are not read
+            again.
 
     Raises:
         CheckpointError: the store cannot be reached.
     """
     files = commit.manifest.files if commit.manifest else ()
-    sums: list[checksum.Sum] = []  # of the ranges; each grows while it is read
+    parts: list[checksum.Sum] = []  # of the ranges; each grows while it is read
 
     def tell() -> None:
-        watch(sum(each.size for each in sums))
+        watch(sum(each.size for each in parts))
 
     def look(file: FileEntry) -> str | None:
         try:
@@ -59,7 +63,7 @@ def faults(
 
     def read(part: tuple[FileEntry, int]) -> checksum.Sum | str:
         file, offset = part
-        sums.append(summed := checksum.Sum())
+        parts.append(summed := checksum.Sum())
         length = min(_RANGE, file.size - offset)
         name = commit.object(file.name)
         try:
@@ -75,7 +79,7 @@ def faults(
     ranges = [
         (file, offset)
         for file in files
-        if every_byte and found[file] is None
+        if every_byte and found[file] is None and commit.file(file.name) not in sums
         for offset in range(0, file.size or 1, _RANGE)
     ]
     whole = {file: (0, 0) for file, _ in ranges}  # size and checksum, so far
@@ -87,6 +91,9 @@ def faults(
             if size:  # most files are of one range
                 crc = checksum.joined(crc, part.crc32c, part.size)
             whole[file] = size + part.size, crc if size else part.crc32c
+    for file in files:
+        if every_byte and found[file] is None and commit.file(file.name) in sums:
+            whole[file] = sums[commit.file(file.name)]
     tell()
     for file, (size, crc) in whole.items():
         found[file] = found[file] or _compare(commit, file, size, crc)

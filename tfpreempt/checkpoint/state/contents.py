@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfpreempt import errors
@@ -135,6 +135,20 @@ class Contents:
 
     def committed(self) -> None:
         """Deletes what a user's manager no longer wants; on the chief."""
+
+    def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
+        """Reads the large tensors of a commit, and keeps them for `restore`.
+
+        Args:
+            prefix: TensorFlow's files; nothing of them is verified yet.
+
+        Returns:
+            Size and crc32c of the files of which all bytes were read, by path.
+        """
+        return {}
+
+    def free_read_ahead(self) -> None:
+        """Frees the tensors that `read_ahead` has kept; a save does so, too."""
 
     def check(self, prefix: str) -> None:
         """Reads what `restore` reads first, and assigns nothing.

@@ -18,7 +18,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.tensors.bundle_reader import reading_in_threads
+from tfpreempt.checkpoint.tensors.bundle_reader import ReadAhead, reading_in_threads
 from tfpreempt.checkpoint.tensors.iterator_state import (
     Objects,
     keep_seeds,
@@ -183,7 +183,11 @@ def check(prefix: str) -> None:
 
 
 def restore(
-    checkpoint: tf.train.Checkpoint, prefix: str, options: Any, with_data: bool
+    checkpoint: tf.train.Checkpoint,
+    prefix: str,
+    options: Any,
+    with_data: bool,
+    ahead: ReadAhead | None = None,
 ) -> Callable[[], Sequence[str]]:
     """Compares the structure, then restores.
 
@@ -193,6 +197,7 @@ def restore(
         options: tf.train.CheckpointOptions, or None.
         with_data: whether the dataset iterators in the files are this worker's; those
             whose place is the same on all workers are restored anyway.
+        ahead: the large tensors of these files, if they were read before.
 
     Returns:
         Tells the names of variables that nothing has yet, such as those that an
@@ -209,7 +214,7 @@ def restore(
     unmoved = contextlib.nullcontext() if with_data else positions_kept(objects)
     try:
         _check_structure(checkpoint, objects, prefix)
-        with unmoved, reading_in_threads(prefix), assigning_directly(prefix):
+        with unmoved, reading_in_threads(prefix, ahead), assigning_directly(prefix):
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
         raise errors.CheckpointDamagedError(
@@ -411,7 +416,8 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
     """The plain variable that a node of the checkpoint is restored to; or None."""
     node, obj = position.object_proto, position.trackable
-    if len(node.attributes) != 1 or position.has_non_trivial_reshard_callback():
+    reshards = getattr(position, "has_non_trivial_reshard_callback", lambda: False)
+    if len(node.attributes) != 1 or reshards():
         return None
     [attribute] = node.attributes
     if attribute.name != VALUE or node.HasField("registered_saver"):

@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.directory import checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.state.contents import Contents, Staged
 from tfpreempt.checkpoint.state.state import State
-from tfpreempt.checkpoint.tensors import bundle_writer, gather, reader
+from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer, gather, reader
 from tfpreempt.checkpoint.tensors.data_order import OrderState
 from tfpreempt.checkpoint.tensors.gather import (
     LargeTensors,
@@ -214,10 +214,13 @@ class _Tracked(Contents):
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
+    # The large tensors of the commit that `read_ahead` was given last.
+    _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
     # The keys and specifications of the last save.
     _known: ObjectGraph = dataclasses.field(default_factory=ObjectGraph, init=False)
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+        self.free_read_ahead()
         with _without_collection():
             attached = attach(self.checkpoint)
             for iterator in attached.iterators.values():
@@ -239,6 +242,7 @@ class _Tracked(Contents):
         )
 
     def take_part(self) -> None:
+        self.free_read_ahead()
         with self._reading(attach(self.checkpoint)):
             pass
 
@@ -253,6 +257,15 @@ class _Tracked(Contents):
     def held_bytes(self) -> int:
         return held_bytes(self.checkpoint)
 
+    def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
+        self._ahead = None  # before memory is taken for others
+        if self.options is None:
+            self._ahead = bundle_reader.read_ahead(prefix)
+        return {} if self._ahead is None else self._ahead.sums
+
+    def free_read_ahead(self) -> None:
+        self._ahead = None
+
     def check(self, prefix: str) -> None:
         reader.check(prefix)
 
@@ -262,7 +275,10 @@ class _Tracked(Contents):
             iterator.check_shares()
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
-        left = reader.restore(self.checkpoint, prefix, self.options, with_data)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.prefix != prefix:
+            ahead = None
+        left = reader.restore(self.checkpoint, prefix, self.options, with_data, ahead)
         self._restored = prefix, left
 
     def unrestored_variables(self) -> Sequence[str]:
