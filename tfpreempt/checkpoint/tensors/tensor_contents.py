@@ -260,7 +260,8 @@ class _Tracked(Contents):
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
         self._ahead = None  # before memory is taken for others
         if self.options is None:
-            self._ahead = bundle_reader.read_ahead(prefix)
+            with _without_collection():
+                self._ahead = bundle_reader.read_ahead(prefix)
         return {} if self._ahead is None else self._ahead.sums
 
     def free_read_ahead(self) -> None:
@@ -278,7 +279,10 @@ class _Tracked(Contents):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.prefix != prefix:
             ahead = None
-        left = reader.restore(self.checkpoint, prefix, self.options, with_data, ahead)
+        with _without_collection():
+            left = reader.restore(
+                self.checkpoint, prefix, self.options, with_data, ahead
+            )
         self._restored = prefix, left
 
     def unrestored_variables(self) -> Sequence[str]:
