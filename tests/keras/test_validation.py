@@ -13,6 +13,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import Machine, X, Y, machine, values  # noqa: E402
+from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
 from tfpreempt.keras.fit.held_values import HeldValues  # noqa: E402
 
 ROWS = 16  # 4 batches, as many for the validation
@@ -166,7 +167,7 @@ def test_held_values_are_saved_and_training_continues(on: Machine, line: str) ->
     model.fit(verbose=0, **ARRAYS)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path = str(on.directory / "saved")
-    held, expected = HeldValues(checkpoint), values(model)
+    held, expected = HeldValues(checkpoint, attach(checkpoint)), values(model)
     model.evaluate(X, Y, verbose=0)
     changed = values(model)
     assert changed != expected

@@ -42,9 +42,9 @@ from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState
 from tfpreempt.checkpoint.tensors.program_values import warn_of_kernels
 from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
 from tfpreempt.checkpoint.tensors.variables import (
-    NAME,
     Attached,
     attach,
+    attached,
     distributed,
     held_bytes,
     is_on_read,
@@ -158,15 +158,15 @@ def make_contents(
     checkpoint = given.checkpoint if is_managed else given
     if not tf.executing_eagerly():
         raise errors.UsageError("tfpreempt needs eager execution (TensorFlow 2).")
-    attached = attach(checkpoint)
+    found = attach(checkpoint)
     if not is_second:
         if save_fn is None or not cluster.is_chief:
-            for path, iterator in attached.iterators.items():
+            for path, iterator in found.iterators.items():
                 check_position(iterator, f"The iterator {path!r} of the Checkpoint")
         warn_of_kernels(checkpoint)
-    states: list[State] = [OrderState(attached), PerReplicaState(attached)]
+    states: list[State] = [OrderState(found), PerReplicaState(found)]
     if not cluster.is_chief:
-        states.append(IteratorState(attached))
+        states.append(IteratorState(found))
     options = None
     if io_device is not None:
         options = tf.train.CheckpointOptions(experimental_io_device=io_device)
@@ -222,10 +222,10 @@ class _Tracked(Contents):
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         self.free_read_ahead()
         with _without_collection():
-            attached = attach(self.checkpoint)
-            for iterator in attached.iterators.values():
+            found = attach(self.checkpoint)
+            for iterator in found.iterators.values():
                 keep_seeds(iterator)
-            with _writing(f"step {save.step}"), self._reading(attached) as read:
+            with _writing(f"step {save.step}"), self._reading(found) as read:
                 arguments = _save_arguments(args, kwargs) if args or kwargs else {}
                 self._capture(save, arguments, read)
 
@@ -246,12 +246,12 @@ class _Tracked(Contents):
         with self._reading(attach(self.checkpoint)):
             pass
 
-    def _reading(self, attached: Attached) -> contextlib.AbstractContextManager[Read]:
+    def _reading(self, found: Attached) -> contextlib.AbstractContextManager[Read]:
         return reading(
             self.checkpoint,
             are_others=self.cluster.world > 1,
             known=self._known,
-            graph=attached.graph,
+            graph=found.graph,
         )
 
     def held_bytes(self) -> int:
@@ -442,8 +442,8 @@ class _OwnContents(_Tracked):
     def _replication(self) -> gather.IsReplicated:
         """What says whether all workers hold the same of a variable, and know it."""
         world = self.worker_parts.world if self.worker_parts is not None else 1
-        attached: Attached = getattr(self.checkpoint, NAME)
-        differing = attached.differing + attached.own
+        found = attached(self.checkpoint)
+        differing = found.differing + found.own
         own = {id(distributed(variable)) for _, variable in differing}
         return lambda each: (
             is_replicated(each, world) and id(distributed(each)) not in own

@@ -290,6 +290,12 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     return attached
 
 
+def attached(checkpoint: tf.train.Checkpoint) -> Attached:
+    """Returns what the last call of `attach` has found, earlier in the same save."""
+    found: Attached = getattr(checkpoint, NAME)
+    return found
+
+
 def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
     """Path and number of each object that may hold untracked objects."""
 

@@ -14,22 +14,23 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tensors.variables import attach, local_parts, walk
+from tfpreempt.checkpoint.tensors.variables import Attached, local_parts, walk
 
 
 class HeldValues:
     """The values that a fit's variables have now on this worker. Main thread.
 
     Args:
-        checkpoint: of the fit. Its own counters of saves are left out; metrics and seed
-            generators of its objects are included.
+        checkpoint: of the fit. Its own counters of saves are left out.
+        untracked: metrics and seed generators of its objects, which are included.
     """
 
-    def __init__(self, checkpoint: tf.train.Checkpoint) -> None:
-        own = attach(checkpoint).own
+    def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
         tracked = [(path, obj) for path, obj in walk(checkpoint) if "/" in path]
         parts = {
-            id(part): part for _, obj in [*tracked, *own] for part in local_parts(obj)
+            id(part): part
+            for _, obj in [*tracked, *untracked.own]
+            for part in local_parts(obj)
         }
         self._parts = list(parts.values())
         self._values = self._read()

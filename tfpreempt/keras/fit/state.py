@@ -26,7 +26,12 @@ import tensorflow as tf
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.random_state import RandomState
-from tfpreempt.checkpoint.tensors.variables import attach, local_parts
+from tfpreempt.checkpoint.tensors.variables import (
+    Attached,
+    attach,
+    attached,
+    local_parts,
+)
 from tfpreempt.handler.run import Run
 from tfpreempt.keras.callbacks import state
 from tfpreempt.keras.data.position import Position
@@ -173,9 +178,9 @@ class FitState:
     # --- what a save takes -----------------------------------------------------------
 
     def take_shared(self, reached: Progress) -> Taken:
-        """What all workers have in common."""
+        """What all workers have in common; after `attach`, which a save calls first."""
         self._fit.settle()
-        now = of_worker(self._fit.model, self.checkpoint)
+        now = of_worker(self._fit.model, attached(self.checkpoint))
         return {
             "progress": Encoded.of(dataclasses.asdict(reached)),
             "variables": Encoded.of([(own.name, own.kind) for own in now]),
@@ -183,10 +188,13 @@ class FitState:
         }
 
     def take_own(self) -> Taken:
-        """What is this worker's, besides its files and its place in the data."""
+        """What is this worker's, besides its files and its place in the data.
+
+        After `attach`, which a save calls first.
+        """
         random = io.BytesIO()
         self._random.save(random)
-        now = of_worker(self._fit.model, self.checkpoint)
+        now = of_worker(self._fit.model, attached(self.checkpoint))
         return {
             "random": Encoded.of(random.getvalue().decode()),
             "attributes": self.attributes.capture(),
@@ -195,10 +203,12 @@ class FitState:
 
     def hold(self, reached: Progress) -> Moment:
         """Holds this moment for a save that is made later."""
+        self._fit.settle()
+        untracked = attach(self.checkpoint)
         return Moment(
             shared=self.take_shared(reached),
             own=self.take_own(),
-            variables=HeldValues(self.checkpoint),
+            variables=HeldValues(self.checkpoint, untracked),
         )
 
     # --- before the first step -------------------------------------------------------
@@ -241,13 +251,13 @@ class FitState:
         directory = run.directory.path
         check_same(progress, made_of(self._fit, is_built=True), directory)
         saved = shared["variables"].value()
-        now = of_worker(self._fit.model, self.checkpoint)
+        now = of_worker(self._fit.model, attach(self.checkpoint))
         metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
         if metrics < progress.metrics or len(now) < len(saved):
             # The others were made by a validation.
             # A variable is made by all workers at once: all see what they share.
             self._fit.build_test(self._data.any_iterator())
-            now = of_worker(self._fit.model, self.checkpoint)
+            now = of_worker(self._fit.model, attach(self.checkpoint))
         replicas = None  # any number resumes from a position in global batches
         if own is not None:
             position = Position.parse(own["position"].value())
@@ -279,12 +289,12 @@ class FitState:
 # --- metrics and seed generators -----------------------------------------------------
 
 
-def of_worker(model: Any, checkpoint: tf.train.Checkpoint) -> list[Own]:
+def of_worker(model: Any, untracked: Attached) -> list[Own]:
     """Metrics and seed generators, in a fixed order.
 
     Args:
         model: all of its metrics are made.
-        checkpoint: what a save writes otherwise.
+        untracked: the objects that the fit's Checkpoint does not track.
     """
     metrics = [
         # Not by getattr with a default: a variable that is synchronized when it is
@@ -295,7 +305,7 @@ def of_worker(model: Any, checkpoint: tf.train.Checkpoint) -> list[Own]:
     ]
     seen: set[int] = set()
     found = []
-    for name, variable in [*metrics, *attach(checkpoint).own]:
+    for name, variable in [*metrics, *untracked.own]:
         parts = local_parts(variable)
         here = set(map(id, parts))
         if here and not here & seen:
