@@ -32,6 +32,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state.partitioning import DenseTensor
 from tfpreempt.checkpoint.tensors.variables import (
     Graph,
+    device_prefixes,
     distributed,
     is_on_read,
     local_parts,
@@ -160,7 +161,7 @@ class ObjectGraph:
         objects = [each() for each in graph.objects]
         if any(map(_has_slots, objects)):
             return
-        here = _here()
+        here = device_prefixes()
         numbers = {id(each): number for number, each in enumerate(objects)}
         variables: dict[tuple[str, tf.DType], list[_Variable]] = {}
         others: list[tuple[int, list[str]]] = []
@@ -604,12 +605,6 @@ def _object(owner: Any) -> Any:
     return owner.obj if isinstance(owner, converter) else owner
 
 
-def _here() -> tuple[str, ...]:
-    """The prefixes of the names of this process's devices."""
-    host = seams.eager_context.context().host_address_space()
-    return f"{host}/device:CPU:", f"{host}/device:GPU:"
-
-
 def _read(
     tensors: Any, small_bytes: int
 ) -> tuple[Any, list[tuple[Any, str, tf.Tensor]]]:
@@ -623,7 +618,7 @@ def _read(
         name and tensor of those that are dense, not small, and in the memory of this
         process.
     """
-    here = _here()
+    here = device_prefixes()
     read = seams.object_identity.ObjectIdentityDictionary()
     large = []
     for owner, values in tensors.items():
