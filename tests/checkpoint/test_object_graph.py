@@ -12,6 +12,8 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 from tests.checkpoint.test_bundle_writer import Holder, assert_same  # noqa: E402
+from tfpreempt.checkpoint.restore import opening  # noqa: E402
+from tfpreempt.checkpoint.restore.save import Save  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
@@ -299,3 +301,26 @@ def test_a_variable_without_a_value(tmp_path):
     saves.save()
     variable.assign([1.0, 2.0])
     saves.save()
+
+
+def test_the_second_commit_of_a_directory_makes_no_search(tmp_path, monkeypatch):
+    """The first commit makes the checkpoint's counter of saves, and knows it."""
+    checkpoint = make()
+    kind, searches = type(checkpoint._saver), []
+    find = kind._gather_serialized_tensors
+
+    def count_search(saver, *args):
+        searches.append(saver)
+        return find(saver, *args)
+
+    monkeypatch.setattr(kind, "_gather_serialized_tensors", count_search)
+    directory = opening.open_directory(checkpoint, tmp_path / "run", max_to_keep=None)
+    directory.start()
+    for step in (1, 2):
+        save = Save(directory, step, f"test-{step}")
+        save.capture()
+        save.write()
+        commit = save.publish("save", [0])
+        found = tf.train.load_checkpoint(f"{commit.path}/ckpt")
+        assert found.get_tensor("save_counter/.ATTRIBUTES/VARIABLE_VALUE") == step
+    assert len(searches) == 1

@@ -128,15 +128,8 @@ class ObjectGraph:
         if is_copied or known is None or known.graph is not graph:
             return None
         objects = [each() for each in graph.objects]
-        variables: list[Value] = []
-        for (device, dtype), each in known.variables.items():
-            if (handles := _handles(each, objects)) is None:
-                return None
-            read = _read_variables(device, dtype, handles)
-            variables += [
-                (objects[variable.number], variable.key, value)
-                for variable, value in zip(each, read, strict=True)
-            ]
+        if (variables := _values(known, objects)) is None:
+            return None
         tensors = seams.object_identity.ObjectIdentityDictionary()
         for number, keys in known.others:
             owner, values = _serialized(objects[number], keys[0])
@@ -147,20 +140,38 @@ class ObjectGraph:
         self._known = known
         return variables, (tensors, *known.rest)
 
-    def keep(self, gathered: tuple[Any, ...], graph: Graph | None) -> None:
+    def keep(self, gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
         """Keeps the result of TensorFlow's search for the next save.
 
         Args:
             gathered: the result of the checkpoint's saver.
             graph: see `values`.
+
+        Returns:
+            The values of plain variables, which are taken out of the result; none if
+            the result cannot be kept.
         """
-        self._known = None
+        self._known = known = self._find(gathered, graph)
+        if known is None or graph is None:
+            return []
+        variables = _values(known, [each() for each in graph.objects])
+        if variables is None:
+            self._known = None
+            return []
+        tensors, keys = gathered[0], {key for _, key, _ in variables}
+        for owner, values in list(tensors.items()):
+            if owner is not None and values and keys.issuperset(values):
+                del tensors[owner]
+        return variables
+
+    def _find(self, gathered: tuple[Any, ...], graph: Graph | None) -> _Known | None:
+        """Returns the result of a search in the form that is kept; None: it cannot."""
         tensors, fed, savers, _ = gathered
         if graph is None or fed or savers:
-            return
+            return None
         objects = [each() for each in graph.objects]
         if any(map(_has_slots, objects)):
-            return
+            return None
         here = device_prefixes()
         numbers = {id(each): number for number, each in enumerate(objects)}
         variables: dict[tuple[str, tf.DType], list[_Variable]] = {}
@@ -170,17 +181,17 @@ class ObjectGraph:
                 continue
             if not values:
                 if _saves_itself(_object(owner)):
-                    return  # it may have values in the next save
+                    return None  # it may have values in the next save
                 continue
             number = numbers.get(id(_object(owner)))
             if number is None:
-                return
+                return None
             variable = _plain_variable(objects[number], here)
             if len(values) != 1 or variable is None:
                 others.append((number, list(values)))
                 continue
-            if not variable.is_initialized():  # TensorFlow's save fails then
-                return
+            if not variable.is_initialized():  # TensorFlow's save omits the variable
+                return None
             [key] = values
             plain = _Variable(
                 number=number,
@@ -190,13 +201,27 @@ class ObjectGraph:
             )
             kind = variable.device, variable.dtype
             variables.setdefault(kind, []).append(plain)
-        self._known = _Known(
+        return _Known(
             graph=graph,
             variables=variables,
             others=others,
             described=dict(tensors[None]),
             rest=gathered[1:],
         )
+
+
+def _values(known: _Known, objects: Sequence[Any]) -> list[Value] | None:
+    """Reads the plain variables; None if an object has another variable now."""
+    found: list[Value] = []
+    for (device, dtype), variables in known.variables.items():
+        if (handles := _handles(variables, objects)) is None:
+            return None
+        read = _read_variables(device, dtype, handles)
+        found += [
+            (objects[variable.number], variable.key, value)
+            for variable, value in zip(variables, read, strict=True)
+        ]
+    return found
 
 
 def _handles(
@@ -347,12 +372,11 @@ def reading(
     def gather_and_evaluate(object_graph_tensor: Any = None) -> Any:
         calls.append(None)
         try:
-            variables: Sequence[Value] = ()
             if (found := known.values(checkpoint, graph)) is not None:
                 variables, (tensors, *others) = found
             else:
                 tensors, *others = gathered = gather(object_graph_tensor)
-                known.keep(gathered, graph)
+                variables = known.keep(gathered, graph)
             tensors = _evaluate(tensors)
         except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
             if not are_others:

@@ -390,6 +390,11 @@ class _OwnContents(_Tracked):
 
     needs_prefix = True
 
+    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+        if self.counts_saves:
+            _ = self.checkpoint.save_counter  # made here, so that `attach` finds it
+        super().capture(save, *args, **kwargs)
+
     def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
         checkpoint = self.checkpoint
         checkpoint.sync()
