@@ -129,7 +129,7 @@ KINDS = {
     of_the_program: 2,
     mirrored: 1,
     of_keras: 0,
-    with_slots: 0,
+    with_slots: 2,  # and its slots, within the search
 }
 
 
@@ -224,6 +224,82 @@ def test_a_value_that_the_program_has_read_stays_as_it_is(tmp_path):
     checkpoint.v.assign_add([1.0, 1.0])
     reader.restore(checkpoint, prefix, None, True)
     assert held.numpy().tolist() == checkpoint.v.numpy().tolist() == [1.0, 2.0]
+
+
+class Derived(Holder):
+    """An object of the program that computes a value with a variable."""
+
+    def __init__(self, variable):
+        super().__init__({"raw": tf.constant(2.0)})
+        self.variable = variable
+        self.product = 0.0
+
+    def _restore_from_tensors(self, restored):
+        super()._restore_from_tensors(restored)
+        self.product = float(self.tensors["raw"] * self.variable)
+
+
+def test_an_object_that_uses_a_variable_finds_the_restored_value(tmp_path):
+    variable = tf.Variable(7.0)
+    prefix = tracked(a=variable, o=Derived(variable)).write(str(tmp_path / "ckpt"))
+    variable = tf.Variable(1.0)
+    restored = Derived(variable)
+    reader.restore(tracked(a=variable, o=restored), prefix, None, True)
+    assert restored.product == 14.0
+
+
+def test_an_iterator_that_uses_a_variable_finds_the_restored_value(tmp_path):
+    def make(length):
+        variable = tf.Variable(length, dtype=tf.int64)
+        data = tf.data.Dataset.range(5).flat_map(
+            lambda _: tf.data.Dataset.range(variable.read_value())
+        )
+        options = tf.data.Options()
+        ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+        options.experimental_external_state_policy = ignore
+        return tracked(a=variable, data=iter(data.with_options(options)))
+
+    saved = make(8)
+    for _ in range(3):
+        next(saved.data)
+    prefix = saved.write(str(tmp_path / "ckpt"))
+    restored = make(1)
+    reader.restore(restored, prefix, None, True)
+    batches = [[int(next(each.data)) for _ in range(7)] for each in (saved, restored)]
+    assert batches == [[3, 4, 5, 6, 7, 0, 1]] * 2
+
+
+def test_slots_of_an_old_optimizer_are_not_assigned_ahead_of_a_damaged_tensor(
+    tmp_path, monkeypatch
+):
+    """TensorFlow restores each slot while it still searches for other objects."""
+
+    def make(number, has_slots):
+        optimizer = tf.compat.v1.train.AdamOptimizer(0.1)
+        weights = tf.Variable([number] * 10)
+        if has_slots:
+            optimizer.minimize(lambda: tf.reduce_sum(weights**2), var_list=[weights])
+        deep = tf.Module()
+        deep.deeper = tf.Module()
+        deep.deeper.last = tf.Variable([number] * 10)
+        first = tf.Variable(number)
+        return tracked(a=first, w=weights, optimizer=optimizer, z=deep)
+
+    prefix = make(1.0, True).write(str(tmp_path / "ckpt"))
+    inner = seams.io_ops.restore_v2
+
+    def fail_on_last(*args, **kwargs):
+        names = kwargs["tensor_names"] if "tensor_names" in kwargs else args[1]
+        if any("last" in each for each in map(str, np.asarray(names).reshape(-1))):
+            raise tf.errors.DataLossError(None, None, "a bad sector")
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(seams.io_ops, "restore_v2", fail_on_last)
+    restored = make(2.0, False)
+    with pytest.raises(errors.CheckpointDamagedError, match="a bad sector"):
+        reader.restore(restored, prefix, None, True)
+    assert float(restored.a) == 2.0
+    assert restored.w.numpy().tolist() == [2.0] * 10
 
 
 def test_nothing_is_assigned_if_another_object_cannot_be_read(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from tests.keras.small_fit import (  # noqa: E402
     values,
 )
 from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
-from tfpreempt.checkpoint.tensors import bundle_writer  # noqa: E402
+from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer  # noqa: E402
 from tfpreempt.core.journal import journal_directory  # noqa: E402
 from tfpreempt.keras.fit.steps import Steps  # noqa: E402
 from tfpreempt.keras.record import Encoded  # noqa: E402
@@ -62,6 +63,36 @@ def alone(on: Machine, program: Callable[..., Any]) -> Any:
 
 
 # --- several fits --------------------------------------------------------------------
+
+
+@LINES
+def test_a_later_fit_keeps_no_tensors_of_a_commit(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later fit restores nothing: the model has the values."""
+    monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
+    inner, kept = bundle_reader.read_ahead, []
+
+    def read_ahead(prefix: str) -> Any:
+        ahead = inner(prefix)
+        assert ahead is not None
+        kept.append(weakref.ref(next(iter(ahead.tensors.values()))[1]))
+        return ahead
+
+    monkeypatch.setattr(bundle_reader, "read_ahead", read_ahead)
+    on.start()
+    model = on.model()
+    on.fit(model)
+    assert not kept
+    held: list[bool] = []
+
+    def look(batch: int, logs: Any = None) -> None:
+        held.extend(each() is not None for each in kept)
+
+    on.fit(model, on.callback(on_train_batch_end=look))
+    assert held
+    assert not any(held)
 
 
 @LINES

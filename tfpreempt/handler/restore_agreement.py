@@ -190,12 +190,11 @@ def agree(
 
         # A snapshot in memory is restored in place of the commit if all have it.
         if (attempts := plan["snapshots"]) is not None:
+            agreed.directory.contents.free_read_ahead()  # one copy in memory at a time
             memory = f"{prefix}/memory"
             agreed = agree_on_snapshot(agreed, attempts, keys, memory, cluster, timeout)
-            unused = agreed.directory  # whose tensors were read and are not restored
             if agreed.tier != "memory" and agreed.snapshots is not None:
-                unused = agreed.snapshots.directory
-            unused.contents.free_read_ahead()
+                agreed.snapshots.directory.contents.free_read_ahead()
         if plan["damaged"] and agreed.candidate is None:
             raise errors.CheckpointDamagedError(plan["damaged"])
         undo.pop_all()

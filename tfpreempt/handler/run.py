@@ -216,6 +216,7 @@ class Run:
     def adopt(self) -> None:
         """Counts from the agreed commit, without a restore."""
         self.candidate = None
+        self.source.contents.free_read_ahead()
         world = self.directory.cluster.world
         adopted_as = Restored(path=None, step=self.base, sequence=0, world_size=world)
         self._record_start(adopted_as, self.start.seconds)

@@ -155,7 +155,7 @@ class Snapshots:
             if each.condition is Condition.DAMAGED:
                 _tell_of_damage(each.problems[0])
         missing = set(attempts)
-        for each in self.find():
+        for each in reversed(self.find()):  # the newest last: its tensors are kept
             if attempt_of(each) not in missing:
                 continue
             try:

@@ -367,7 +367,8 @@ _CLASSES = ("tensorflow.", "keras.", "tf_keras.")
 def assigning_directly(prefix: str) -> Iterator[None]:
     """Restores plain variables from these files by one operation each; main thread.
 
-    All values are read before the first value is assigned.
+    All values are read before the first value is assigned. Plain variables are assigned
+    before TensorFlow restores other objects, since these may use the variables.
 
     Args:
         prefix: the prefix of TensorFlow's files.
@@ -380,11 +381,17 @@ def assigning_directly(prefix: str) -> Iterator[None]:
     here = device_prefixes()
     targets: list[_Target] = []
 
+    @functools.cache
+    def has_slots(coordinator: Any) -> bool:
+        """An old optimizer restores each of its slots within TensorFlow's search."""
+        return any(node.slot_variables for node in coordinator.object_graph_proto.nodes)
+
     def is_ours(coordinator: Any) -> bool:
         return (
             coordinator.save_path_string == prefix
             and threading.get_ident() == thread
             and tf.executing_eagerly()
+            and not has_slots(coordinator)
         )
 
     def gather_others(position: Any) -> Any:
@@ -393,15 +400,33 @@ def assigning_directly(prefix: str) -> Iterator[None]:
             return [], {}, [], {}
         return gather(position)
 
-    def restore_all(coordinator: Any, *args: Any, **kwargs: Any) -> Any:
+    def restore_all(coordinator: Any, saveables: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(coordinator) or not targets:
-            return restore(coordinator, *args, **kwargs)
+            return restore(coordinator, saveables, *args, **kwargs)
         found, targets[:] = list(targets), []
-        values = _read(coordinator, found)
-        result = restore(coordinator, *args, **kwargs)  # reads before it assigns
-        for (_, variables), value in zip(found, values, strict=True):
-            for variable in variables:
-                _assign(variable, value)
+        values = list(zip(found, _read(coordinator, found), strict=True))
+        read = seams.io_ops.restore_v2
+
+        def assign() -> None:
+            for (_, variables), value in values:
+                for variable in variables:
+                    _assign(variable, value)
+            values.clear()
+
+        def read_others(*args: Any, **kwargs: Any) -> Any:
+            others = read(*args, **kwargs)
+            if threading.get_ident() == thread and tf.executing_eagerly():
+                assign()
+            return others
+
+        if not saveables:  # no other values are read from these files
+            assign()
+        seams.io_ops.restore_v2 = read_others
+        try:
+            result = restore(coordinator, saveables, *args, **kwargs)
+        finally:
+            seams.io_ops.restore_v2 = read
+        assign()
         return result
 
     positions.gather_ops_or_named_saveables = gather_others
@@ -426,6 +451,7 @@ def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
     if (
         not variables
         or not _assigns(obj.__class__)
+        or "_restore_from_tensors" in getattr(obj, "__dict__", {})
         or is_on_read(obj)
         or seams.registration.get_registered_saver_name(obj)
     ):

@@ -641,6 +641,7 @@ class _SaveFnContents(_Tracked):
     can_be_async = False  # save_fn may do anything
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+        self.free_read_ahead()
         attach(self.checkpoint)
         with saving():
             path = self.save_fn(*args, **kwargs)
