@@ -29,6 +29,7 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster, read_cluster
 from tfpreempt.core.events import Commit, Event, Exit, Notice, Outcome
 from tfpreempt.core.life import Stage
+from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     CollectiveReadError,
     ConfigurationError,
@@ -942,6 +943,19 @@ def test_the_first_failure_is_named_by_all() -> None:
     assert sent[0] == ("worker 0 raised ValueError: a bad batch", None)
     assert notes == [[], ["worker 0 failed first: ValueError: a bad batch"]]
     assert json.loads(store.get("failure"))["worker"] == 0
+
+
+def test_the_first_failure_names_the_worker_that_is_gone() -> None:
+    """The cause of the first error reaches the workers that do not know the cause."""
+    store = MemoryStore()
+    errors = [RuntimeError("aborted"), RuntimeError("aborted too")]
+    add_note(errors[0], "worker 2 broke off the connection in step 5")
+    for worker, error in enumerate(errors):
+        runtime = Runtime(store, SystemClock(), lambda gone: None)
+        tell_peers(worker, runtime, "failure", error, lambda message, code: None)
+    [note] = errors[1].__notes__
+    assert note.startswith("worker 0 failed first: RuntimeError: aborted")
+    assert "worker 2 broke off the connection in step 5" in note
 
 
 # --- who the workers are -------------------------------------------------------------

@@ -547,7 +547,8 @@ def tell_peers(
         send: tells the cluster a message and TensorFlow's error code, if any.
     """
     mine = f"{type(error).__name__}: {error}"
-    record = {"worker": worker, "error": mine[:2000]}
+    notes = getattr(error, "__notes__", ())  # may name another worker, which is gone
+    record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
     tell = functools.partial(runtime.insert, key, json.dumps(record))
     first = answer(tell, 2.0)
     if first is None:
