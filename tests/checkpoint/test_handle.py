@@ -22,6 +22,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import cache, catalog, file_locks, layout, retention
 from tfpreempt.checkpoint.mirror import download_target, resolve
 from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
+from tfpreempt.core.threads import OwnedThread
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 
@@ -304,6 +305,16 @@ def test_a_commit_with_metadata_is_deleted_whole(own, large_bytes, monkeypatch):
     monkeypatch.setattr(retention, "_LARGE_BYTES", large_bytes)
     own.set_metadata({"a": 1})
     pathlib.Path(own.path, ".tfpreempt-put-0123").touch()  # its writer was killed
+    retention.delete(LocalFiles(), catalog.at(own.path))
+    assert not os.path.exists(own.path)
+
+
+def test_a_commit_is_deleted_where_no_thread_can_start(own, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(retention, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(OwnedThread, "start", refuse)
     retention.delete(LocalFiles(), catalog.at(own.path))
     assert not os.path.exists(own.path)
 

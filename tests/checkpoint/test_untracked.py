@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
+from tfpreempt.checkpoint.tensors import variables  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach, walk  # noqa: E402
 
 
@@ -140,3 +142,25 @@ def test_paths_are_those_of_tensorflow() -> None:
         ("/".join(each.name.replace("/", ".S") for each in paths[obj]), obj)
         for obj in objects
     ]
+
+
+def test_another_thread_may_change_a_container_that_is_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A buffer of tensors, for example, which a thread of the program fills."""
+    module, inner = tf.Module(), variables._is_of_interest
+    buffer = collections.deque(tf.zeros([1]) for _ in range(3))
+
+    class Holder:
+        def __init__(self) -> None:
+            self.items = buffer
+
+    module.holder = Holder()
+
+    def change(kind: type) -> bool:
+        buffer.append(tf.zeros([1]))
+        return inner(kind)
+
+    monkeypatch.setattr(variables, "_is_of_interest", change)
+    attach(tf.train.Checkpoint(module=module))
+    assert len(buffer) > 3

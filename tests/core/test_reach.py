@@ -185,3 +185,24 @@ def test_what_a_class_assigns_is_what_dis_shows() -> None:
         }
         assert reach.set_by(cls) == shown, cls
     assert len(reach.set_by(wide)) == 300
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [collections.deque([(1,), (2,)]), {1: (1,), 2: (2,)}],
+    ids=["deque", "dict"],
+)
+def test_another_thread_may_change_a_container_that_is_looked_through(
+    changed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = reach.is_container
+
+    def change(value: Any) -> bool:
+        if isinstance(changed, dict):
+            changed[len(changed) + 1] = ()
+        else:
+            changed.append(())
+        return inner(value)
+
+    monkeypatch.setattr(reach, "is_container", change)
+    assert not reach.is_data(changed)

@@ -206,7 +206,8 @@ def is_data(value: Any) -> bool:
     while todo:
         each = todo.pop()
         count += len(each)
-        for inner in each.values() if isinstance(each, dict) else each:
+        # A list of its own: another thread of the program may change the container.
+        for inner in list(each.values() if isinstance(each, dict) else each):
             if isinstance(inner, _LEAVES) or id(inner) in inside:
                 continue
             if not is_container(inner):

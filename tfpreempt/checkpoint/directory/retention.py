@@ -80,13 +80,14 @@ def delete(files: Files, entry: Entry) -> None:
     folders = {holder, *map(os.path.dirname, paths)}
     # The kernel frees the pages of a file in the thread that removes it.
     large = [path for path in paths if sizes[path] >= _LARGE_BYTES]
-    map_in_threads(
-        files.remove, large, threads=os.cpu_count() or 1, name="tfpreempt-delete"
-    )
+    with contextlib.suppress(RuntimeError):  # no thread can start
+        map_in_threads(
+            files.remove, large, threads=os.cpu_count() or 1, name="tfpreempt-delete"
+        )
+        paths = [path for path in paths if sizes[path] < _LARGE_BYTES]
     with contained.parents_kept_open():
         for path in paths:
-            if sizes[path] < _LARGE_BYTES:
-                files.remove(path)
+            files.remove(path)
     files.remove(os.path.join(holder, layout.METADATA))
     for name in reading.names(holder):
         if name.startswith(TEMPORARY):  # of metadata, by a process that was killed

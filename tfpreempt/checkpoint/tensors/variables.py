@@ -330,7 +330,8 @@ def _attach_untracked(
             return True
         if not reach.is_container(value):
             return False
-        items = value.values() if isinstance(value, dict) else value
+        # A list of its own: another thread of the program may change the container.
+        items = list(value.values() if isinstance(value, dict) else value)
         return all(map(leads_nowhere, items))
 
     for place in reach.walk(roots, _may_hold, skips=skips):
