@@ -76,13 +76,19 @@ def faults(
         map_in_threads, threads=threads, name="tfpreempt-verify", watch=tell
     )
     found = dict(zip(files, in_threads(look, files), strict=True))
+    of_size = {  # the files that are there with their size, and the sums that are known
+        file: sums.get(commit.file(file.name))
+        for file in files
+        if every_byte and found[file] is None
+    }
     ranges = [
         (file, offset)
-        for file in files
-        if every_byte and found[file] is None and commit.file(file.name) not in sums
+        for file, known in of_size.items()
+        if known is None
         for offset in range(0, file.size or 1, _RANGE)
     ]
-    whole = {file: (0, 0) for file, _ in ranges}  # size and checksum, so far
+    # Size and checksum, so far.
+    whole = {file: known or (0, 0) for file, known in of_size.items()}
     for (file, _), part in zip(ranges, in_threads(read, ranges), strict=True):
         if isinstance(part, str):
             found[file] = found[file] or part
@@ -91,9 +97,6 @@ def faults(
             if size:  # most files are of one range
                 crc = checksum.joined(crc, part.crc32c, part.size)
             whole[file] = size + part.size, crc if size else part.crc32c
-    for file in files:
-        if every_byte and found[file] is None and commit.file(file.name) in sums:
-            whole[file] = sums[commit.file(file.name)]
     tell()
     for file, (size, crc) in whole.items():
         found[file] = found[file] or _compare(commit, file, size, crc)

@@ -22,7 +22,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -105,6 +105,8 @@ class _Piece:
     memory: _Bytes
 
 
+_Key = TypeVar("_Key")
+
 _Part = tuple[_Stretch, _Bytes]
 """A stretch, and the memory that it is read into."""
 
@@ -150,10 +152,9 @@ def read_ahead(prefix: str) -> ReadAhead | None:
             return None
         names = sorted(stored, key=lambda name: stored[name].first_position)
         stored = {name: stored[name] for name in names}  # neighbours share memory
-        memory, sums = _read(list(stored.values()), has_gaps=True)
+        tensors, sums = _read(stored, has_gaps=True)
     except (*_UNREADABLE, errors.CheckpointError):
         return None
-    tensors = dict(zip(stored, zip(stored.values(), memory, strict=True), strict=True))
     return ReadAhead(prefix=prefix, index=index, tensors=tensors, sums=sums)
 
 
@@ -223,10 +224,8 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
         tensors = dict(zip(rest, by_tensorflow(rest), strict=True)) if rest else {}
         if large:
             with _damage_told(path):
-                memory, _ = _read(list(large.values()))
-            ready.update(
-                zip(large, zip(large.values(), memory, strict=True), strict=True)
-            )
+                found_large, _ = _read(large)
+            ready.update(found_large)
         tensors.update((i, _tensor(*each)) for i, each in ready.items())
         return [tensors[i] for i in everything]
 
@@ -322,24 +321,25 @@ class _Index:
 
 
 def _read(
-    stored: Sequence[_Stored], *, has_gaps: bool = False
-) -> tuple[list[_Bytes], dict[str, tuple[int, int]]]:
+    stored: Mapping[_Key, _Stored], *, has_gaps: bool = False
+) -> tuple[dict[_Key, tuple[_Stored, _Bytes]], dict[str, tuple[int, int]]]:
     """Reads tensors.
 
     Args:
-        stored: the tensors.
+        stored: the tensors, by any keys.
         has_gaps: whether to read also the bytes between the tensors, for the sums.
 
     Returns:
-        The memory of the tensors, whose checksums are right. Size and crc32c of the
+        The tensors, whose checksums are right, and their memory. Size and crc32c of the
         files of which all bytes were read, by path.
 
     Raises:
         CheckpointDamagedError: a tensor is not as the index says.
     """
-    memory = _allocate([each.size for each in stored])
+    memory = _allocate([each.size for each in stored.values()])
+    tensors = dict(zip(stored, zip(stored.values(), memory, strict=True), strict=True))
     parts: list[_Part] = []
-    for tensor, data in zip(stored, memory, strict=True):
+    for tensor, data in tensors.values():
         begin = 0
         for stretch in tensor.stretches:
             parts.append((stretch, data[begin : begin + stretch.size]))
@@ -364,7 +364,7 @@ def _read(
         file = files.setdefault(stretch.path, checksum.Sum())
         if file.size == stretch.offset:
             file.append(whole.crc32c, whole.size)
-    return memory, {
+    return tensors, {
         path: (file.size, file.crc32c)
         for path, file in files.items()
         if has_gaps and file.size == os.path.getsize(path)

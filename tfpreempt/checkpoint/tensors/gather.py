@@ -509,7 +509,7 @@ class LargeTensors:
         tensors, large = _read(tensors, self.small_bytes)
         known = [each for each in variables if _is_dense(each[2].dtype)]
         sizes = (_size(value) for *_, value in (*large, *known))
-        sums = itertools.accumulate(sizes, initial=0)
+        sums = itertools.accumulate(sizes, initial=0)  # up to the first large sum
         taken: list[Value] = []
         if any(size >= self.worth_bytes for size in sums):
             for owner, name, _ in large:
@@ -596,8 +596,8 @@ def copied(
         else np.empty(size, np.uint8)
     )
     copies: list[DenseTensor] = []
-    jobs: list[list[tuple[Bytes, Bytes]]] = [[]]
-    start = full_at = 0
+    jobs: dict[int, list[tuple[Bytes, Bytes]]] = {}  # by the place in the memory
+    start = 0
     for each in tensors:
         if not each.is_shared:
             copies.append(each)
@@ -606,12 +606,10 @@ def copied(
         copies.append(dataclasses.replace(each, data=data, is_shared=False))
         for at in range(0, data.nbytes, _COPIED_AT_ONCE):
             piece = slice(at, at + _COPIED_AT_ONCE)
-            if start + at >= full_at:
-                jobs.append([])
-                full_at = start + at + _COPIED_AT_ONCE
-            jobs[-1].append((data[piece], each.data[piece]))
+            job = jobs.setdefault((start + at) // _COPIED_AT_ONCE, [])
+            job.append((data[piece], each.data[piece]))
         start += data.nbytes
-    map_in_threads(_copy, jobs, threads=threads, name="tfpreempt-copy")
+    map_in_threads(_copy, jobs.values(), threads=threads, name="tfpreempt-copy")
     return copies, memory
 
 

@@ -267,27 +267,27 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     """
     if not hasattr(checkpoint, NAME):
         setattr(checkpoint, NAME, Attached())
-    attached: Attached = getattr(checkpoint, NAME)
+    found = attached(checkpoint)
     objects, edges = _walk(checkpoint)
-    graph = attached.graph
+    graph = found.graph
     if graph is not None and not graph.is_same(objects, edges):
-        attached.graph = graph = None
+        found.graph = graph = None
     holders = _holders(objects, edges) if graph is None else graph.holders
-    if _attach_untracked(attached, objects, holders):
+    if _attach_untracked(found, objects, holders):
         objects, edges = _walk(checkpoint)
-        attached.graph = graph = None
+        found.graph = graph = None
         holders = _holders(objects, edges)
     if graph is None:
-        _sort(attached, list(zip(_paths(edges), objects, strict=True)))
+        _sort(found, list(zip(_paths(edges), objects, strict=True)))
         values = map(_inner, objects)
         with contextlib.suppress(TypeError):  # of an object without weak references
-            attached.graph = Graph(
+            found.graph = Graph(
                 objects=[weakref.ref(each) for each in objects],
                 values=[each if each is None else weakref.ref(each) for each in values],
                 edges=edges,
                 holders=holders,
             )
-    return attached
+    return found
 
 
 def attached(checkpoint: tf.train.Checkpoint) -> Attached:
