@@ -283,7 +283,6 @@ def test_faults_are_ordered_by_request(server, bucket):
     dropped = server.drop_request(1)
     assert [bucket.blob("x").exists() for _ in range(2)] == [True, True]
     assert server.request_count == len(server.requests) == dropped + 2
-    assert [each.number for each in server.requests] == list(range(dropped + 2))
     server.cut_download(100_000)
     assert bucket.blob("x").download_as_bytes() == LARGE[:MIB]
     assert server.requests[-1].headers["range"].startswith("bytes=9")

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 
+from tests.fakes.replies import BrokenReply
 from tfpreempt.testing._server import FakeServer, Reply, Request
 
 _FLAVOR = {"Metadata-Flavor": "Google"}
@@ -88,19 +89,19 @@ _REPLIES: dict[str, Callable[[HostileServer], Reply]] = {
     "no-flavor": lambda server: Reply(body=b'"TRUE"', headers={"ETag": "1"}),
     "huge": lambda server: Reply(body=_ten_megabytes(), headers=_FLAVOR),
     "redirect": HostileServer.redirect,
-    "endless": lambda server: Reply(pieces=server.endless(), headers=_FLAVOR),
-    "drip": lambda server: Reply(pieces=server.drip(b'"'), headers=_FLAVOR),
-    "drip-head": lambda server: Reply(
+    "endless": lambda server: BrokenReply(pieces=server.endless(), headers=_FLAVOR),
+    "drip": lambda server: BrokenReply(pieces=server.drip(b'"'), headers=_FLAVOR),
+    "drip-head": lambda server: BrokenReply(
         pieces=server.drip(b"HTTP/1.1 200 OK\r\nX-Slow: "), is_raw=True
     ),
-    "negative-chunk": lambda server: Reply(
+    "negative-chunk": lambda server: BrokenReply(
         pieces=server.endless(b"-1\r\n"),
         headers={**_FLAVOR, "Transfer-Encoding": "chunked"},
     ),
-    "cut": lambda server: Reply(
+    "cut": lambda server: BrokenReply(
         pieces=iter([b'"TRUE"']), headers={**_FLAVOR, "Content-Length": "1000"}
     ),
-    "noise": lambda server: Reply(pieces=iter([b"\x00\xff" * 500]), is_raw=True),
+    "noise": lambda server: BrokenReply(pieces=iter([b"\x00\xff" * 500]), is_raw=True),
     "bomb": lambda server: Reply(
         body=b"\x1f\x8b\x08\x00" * 100, headers={**_FLAVOR, "Content-Encoding": "gzip"}
     ),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.hostile import HostileServer
+from tests.fakes.replies import BrokenReply
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice.metadata import (
@@ -151,7 +152,7 @@ class Saying(FakeServer):
         super().__init__()
 
     def answer(self, request: Request) -> Reply:
-        return Reply(body=self._said, pieces=(), is_raw=True)
+        return BrokenReply(body=self._said, is_raw=True)
 
 
 def ask(said: bytes, body_bytes: int = 100) -> Answer:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import http.server
 import itertools
 import json
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -18,7 +17,6 @@ from tfpreempt.core.threads import OwnedThread
 
 _POLL_SECONDS = 0.01
 _CLOSE_LIMIT_SECONDS = 5.0
-_KEPT_BYTES = 64 << 10  # more of a request's body is not remembered
 _names = itertools.count()
 
 
@@ -32,7 +30,6 @@ class Request:
         query: the query's fields; without a value they are "".
         headers: by lower-case names.
         body: what was sent with it.
-        number: counted from 0, in the order of arrival.
     """
 
     method: str
@@ -40,7 +37,6 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes = b""
-    number: int = 0
 
     @property
     def length(self) -> int:
@@ -54,49 +50,34 @@ class Reply:
 
     Attributes:
         status: the HTTP status.
-        body: sent whole, with its length if the headers say none.
+        body: sent with its length.
         headers: sent with it.
-        pieces: sent after the body, which then has no length of its own, until the
-            client or the server goes.
-        is_raw: body and pieces are all there is, without a status line and headers.
     """
 
     status: int = 200
     body: bytes | memoryview = b""
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    pieces: Iterable[bytes] | None = None
-    is_raw: bool = False
 
+    def send(self, to: http.server.BaseHTTPRequestHandler) -> None:
+        """Sends the answer.
 
-Serve = Callable[[Request], Reply | None]
-"""From a request to its answer; None drops the connection."""
-
-
-@dataclasses.dataclass(slots=True)
-class Fault:
-    """What is done to the next requests to which it applies.
-
-    Attributes:
-        kind: of those of one kind a request meets one, in the order of the orders.
-        left: how many requests.
-        around: answers in place of what it is given, or with its help.
-        applies: whether it is meant for a request, whose body has not come yet.
-        reads: bytes of the body that are taken in.
-    """
-
-    kind: str
-    left: float
-    around: Callable[[Serve, Request], Reply | None]
-    applies: Callable[[Request], bool] = lambda head: True
-    reads: float = math.inf
+        Args:
+            to: handler of the connection.
+        """
+        to.send_response(self.status)
+        for name, text in self.headers.items():
+            to.send_header(name, text)
+        if self.status not in (204, 304):
+            to.send_header("Content-Length", str(len(self.body)))
+        to.end_headers()
+        to.wfile.write(self.body)
 
 
 class FakeServer(http.server.ThreadingHTTPServer):
     """A server on a free port of 127.0.0.1; a context manager.
 
     Attributes:
-        requests: what was asked, the newest last; without bodies over 64 KiB.
-        request_count: requests that have come so far; the next one has this number.
+        requests: what was asked, the newest last.
         changed: held while any of this changes, and notified then.
     """
 
@@ -109,9 +90,9 @@ class FakeServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", self._port), _Handler)
         self.changed = threading.Condition()
         self.requests: list[Request] = []
-        self.request_count = 0
-        self._faults: list[Fault] = []
-        self._releases = 0  # how often those who wait for the end of a stall were told
+        self._failing, self._status = 0, 0  # requests to answer with a status
+        self._stalling = 0.0  # requests that wait for `up`
+        self._releases = 0  # calls of `up`
         self._is_closing = False
         self._is_down = False
         self._connections: set[socket.socket] = set()
@@ -154,8 +135,8 @@ class FakeServer(http.server.ThreadingHTTPServer):
             count: how many; 0 ends it.
             status: the error's HTTP status.
         """
-        self._forget("fail")
-        self._order(Fault("fail", count, lambda serve, request: self.failure(status)))
+        with self.changed:
+            self._failing, self._status = count, status
 
     def stall(self, count: int | None = None) -> None:
         """Accepts requests and answers none, until `up()`.
@@ -163,14 +144,8 @@ class FakeServer(http.server.ThreadingHTTPServer):
         Args:
             count: how many requests; None: all.
         """
-
-        before = self._releases
-
-        def stalled(serve: Serve, request: Request) -> Reply | None:
-            self._await_release(before)
-            return serve(request)
-
-        self._order(Fault("stall", math.inf if count is None else count, stalled))
+        with self.changed:
+            self._stalling += math.inf if count is None else count
 
     def down(self) -> None:
         """Drops all connections, and each new one at once, until `up()`."""
@@ -181,7 +156,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
     def up(self) -> None:
         """Ends `stall()` and `down()`."""
         with self.changed:
-            self._forget("stall")
+            self._stalling = 0.0
             self._is_down = False
             self._releases += 1
             self.changed.notify_all()
@@ -203,9 +178,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
 
     def wait(self, is_met: Callable[[], bool], seconds: float) -> None:
         """Waits with `changed` held until it is met, time is up or the server ends."""
-        self.changed.wait_for(
-            lambda: is_met() or self._is_closing or self._is_down, seconds
-        )
+        self.changed.wait_for(lambda: is_met() or self._is_gone, seconds)
 
     def pause(self, seconds: float) -> bool:
         """Waits; returns whether the server goes on."""
@@ -216,64 +189,51 @@ class FakeServer(http.server.ThreadingHTTPServer):
     # --- a request, and what was ordered for it --------------------------------------
 
     def serve(self, head: Request, read: Callable[[int], bytes]) -> Reply | None:
-        """The answer, or what was ordered in its place; None to drop the connection.
+        """Returns the answer to a request; None drops the connection.
 
         Args:
             head: the request without its body.
-            read: gives so many bytes of the body.
+            read: returns so many bytes of the body.
         """
+        request = dataclasses.replace(head, body=read(head.length))
+        self.record(request)
+        return self.respond(request)
+
+    def record(self, request: Request) -> None:
+        """Adds a request to `requests`."""
         with self.changed:
-            head = dataclasses.replace(head, number=self.request_count)
-            self.request_count += 1
-            faults = self._due(head)
-        wanted = min([head.length, *(fault.reads for fault in faults)])
-        body = read(int(wanted))
-        if len(body) < wanted:
-            raise ConnectionAbortedError("the client went away")
-        request = dataclasses.replace(head, body=body)
-        with self.changed:
-            self.requests.append(request if len(body) <= _KEPT_BYTES else head)
+            self.requests.append(request)
             self.changed.notify_all()
-        serve: Serve = self._unless_gone
-        for fault in faults:
-            serve = functools.partial(fault.around, serve)
-        reply = serve(request)
-        return None if self._is_closing or self._is_down else reply
 
-    def _unless_gone(self, request: Request) -> Reply | None:
-        return None if self._is_closing or self._is_down else self.answer(request)
-
-    def _due(self, head: Request) -> list[Fault]:
-        """Those that a request meets, the outermost last: what holds it up."""
-        due: dict[str, Fault] = {}
-        for fault in self._faults:
-            if fault.kind not in due and fault.applies(head):
-                due[fault.kind] = fault
-                fault.left -= 1
-        self._faults = [fault for fault in self._faults if fault.left > 0]
-        return sorted(due.values(), key=lambda fault: fault.kind == "stall")
-
-    def _order(self, fault: Fault) -> None:
-        if fault.left:
-            with self.changed:
-                self._faults.append(fault)
-
-    def _forget(self, kind: str) -> None:
-        """Takes back what was ordered of a kind."""
+    def respond(self, request: Request) -> Reply | None:
+        """Returns the answer, or an error that was ordered, after an ordered stall."""
         with self.changed:
-            self._faults = [fault for fault in self._faults if fault.kind != kind]
+            is_stalled, before = self._stalling > 0, self._releases
+            self._stalling = max(0.0, self._stalling - 1)
+            is_failing, status = self._failing > 0, self._status
+            self._failing = max(0, self._failing - 1)
+        if is_stalled:
+            self.await_release(before)
+        if self._is_gone:
+            return None
+        reply = self.failure(status) if is_failing else self.answer(request)
+        return None if self._is_gone else reply
 
-    def _await_release(self, before: int) -> None:
-        """Waits for the end, or for an `up()` after those that there were before."""
+    def await_release(self, before: int) -> None:
+        """Waits for the end, or for an `up()` after so many."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing or self._releases != before)
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._is_closing or self._is_down
 
     # --- connections, as http.server calls it ----------------------------------------
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether a new connection is served."""
         with self.changed:
-            if self._is_down or self._is_closing:
+            if self._is_gone:
                 return False
             self._connections.add(request)
             return True
@@ -320,19 +280,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers={name.lower(): text for name, text in self.headers.items()},
         )
         reply = self.server.serve(head, self.rfile.read)
-        if reply is None or reply.pieces is not None:
-            self.close_connection = True
         if reply is None:
-            return
-        if not reply.is_raw:
-            self.send_response(reply.status)
-            for name, text in reply.headers.items():
-                self.send_header(name, text)
-            if reply.pieces is None and reply.status not in (204, 304):
-                self.send_header("Content-Length", str(len(reply.body)))
-            self.end_headers()
-        for piece in itertools.chain((reply.body,), reply.pieces or ()):
-            self.wfile.write(piece)
+            self.close_connection = True
+        else:
+            reply.send(self)
 
     do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815  (names that http.server calls)
 

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from tests.fakes.gcs._service import Service, error_reply
-from tfpreempt.testing._server import FakeServer, Fault, Reply, Request, Serve
+from tests.fakes.replies import BrokenReply
+from tfpreempt.testing._server import FakeServer, Reply, Request
 
 When = Literal["before", "after"]
+_KEPT_BYTES = 64 << 10  # more of a request's body is not remembered
+
+Serve = Callable[[Request], Reply | None]
+"""From a request to its answer; None drops the connection."""
+
+
+@dataclasses.dataclass(slots=True)
+class Fault:
+    """What is done to the next requests to which it applies.
+
+    Attributes:
+        kind: of those of one kind a request meets one, in the order of the orders.
+        left: how many requests.
+        around: answers in place of what it is given, or with its help.
+        applies: whether it is meant for a request, whose body has not come yet, and
+            its number, counted from 0 in the order of arrival.
+        reads: bytes of the body that are taken in.
+    """
+
+    kind: str
+    left: float
+    around: Callable[[Serve, Request], Reply | None]
+    applies: Callable[[Request, int], bool]
+    reads: float = math.inf
 
 
 class GcsServer(FakeServer):
@@ -23,6 +49,9 @@ class GcsServer(FakeServer):
     Args:
         buckets: names of the buckets that exist.
         max_page: the most entries of a page of a listing; clients must take any.
+
+    Attributes:
+        request_count: requests that have come so far; the next one has this number.
     """
 
     _name = "fake-gcs"
@@ -31,6 +60,8 @@ class GcsServer(FakeServer):
         self, buckets: Iterable[str] = ("bucket",), *, max_page: int = 1000
     ) -> None:
         self._service = Service(buckets, max_page)
+        self._faults: list[Fault] = []
+        self.request_count = 0
         super().__init__()
 
     def environment(self) -> dict[str, str]:
@@ -38,6 +69,36 @@ class GcsServer(FakeServer):
 
     def answer(self, request: Request) -> Reply:
         return self._service.answer(request)
+
+    def serve(self, head: Request, read: Callable[[int], bytes]) -> Reply | None:
+        with self.changed:
+            faults = self._due(head)
+            self.request_count += 1
+        wanted = min([head.length, *(fault.reads for fault in faults)])
+        body = read(int(wanted))
+        if len(body) < wanted:
+            raise ConnectionAbortedError("the client went away")
+        request = dataclasses.replace(head, body=body)
+        self.record(request if len(body) <= _KEPT_BYTES else head)
+        serve: Serve = self.respond
+        for fault in faults:
+            serve = functools.partial(fault.around, serve)
+        return serve(request)
+
+    def _due(self, head: Request) -> list[Fault]:
+        """The faults that a request meets, the outermost last."""
+        due: dict[str, Fault] = {}
+        for fault in self._faults:
+            if fault.kind not in due and fault.applies(head, self.request_count):
+                due[fault.kind] = fault
+                fault.left -= 1
+        self._faults = [fault for fault in self._faults if fault.left > 0]
+        return [*due.values()]
+
+    def _order(self, fault: Fault) -> None:
+        if fault.left:
+            with self.changed:
+                self._faults.append(fault)
 
     # --- faults ----------------------------------------------------------------------
 
@@ -56,13 +117,13 @@ class GcsServer(FakeServer):
         """
         number = self.request_count + ahead
         around, reads = (_unserved, 0) if when == "before" else (_unanswered, math.inf)
-        self._order(Fault("drop", 1, around, lambda head: head.number == number, reads))
+        self._order(Fault("drop", 1, around, lambda _, at: at == number, reads))
         return number
 
     def cut_upload(self, after: int) -> None:
         """Drops the next connection whose body is longer, after so many bytes of it."""
         self._order(
-            Fault("cut upload", 1, _unanswered, lambda head: head.length > after, after)
+            Fault("cut upload", 1, _unanswered, lambda h, _: h.length > after, after)
         )
 
     def cut_download(self, after: int, *, stalls: bool = False) -> None:
@@ -76,15 +137,15 @@ class GcsServer(FakeServer):
         before = self._releases
 
         def nothing() -> Iterator[bytes]:
-            self._await_release(before)
+            self.await_release(before)
             yield b""
 
         def cut(serve: Serve, request: Request) -> Reply | None:
             reply = serve(request)
             if reply is None:
                 return None
-            return dataclasses.replace(
-                reply,
+            return BrokenReply(
+                status=reply.status,
                 headers={**reply.headers, "Content-Length": str(len(reply.body))},
                 body=reply.body[:after],
                 pieces=nothing() if stalls else (),
@@ -107,7 +168,7 @@ class GcsServer(FakeServer):
         def corrupted(serve: Serve, request: Request) -> Reply | None:
             return serve(dataclasses.replace(request, body=_flipped(request.body)))
 
-        def is_chunk(head: Request) -> bool:
+        def is_chunk(head: Request, number: int) -> bool:
             return "upload_id" in head.query and head.length > 0
 
         self._order(Fault("corrupt upload", count, corrupted, is_chunk))
@@ -142,6 +203,7 @@ class GcsServer(FakeServer):
         """Forgets all orders and ends `stall()` and `down()`."""
         with self.changed:
             self._faults.clear()
+        self.fail(0)
         self.up()
 
     # --- what there is ---------------------------------------------------------------
@@ -177,7 +239,7 @@ def _unanswered(serve: Serve, request: Request) -> None:
     serve(request)
 
 
-def _is_media(head: Request) -> bool:
+def _is_media(head: Request, number: int) -> bool:
     """Whether an object's bytes are asked for."""
     return head.method == "GET" and (
         head.query.get("alt") == "media" or not head.path.startswith("/storage/")

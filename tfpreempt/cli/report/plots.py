@@ -9,18 +9,15 @@ from __future__ import annotations
 import dataclasses
 import html
 import io
-import operator
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 
 from tfpreempt.cli.report.goodput import PLAINLY, Badput, GoodputBreakdown
 from tfpreempt.cli.report.process_spans import Phase, Span
@@ -63,7 +60,6 @@ _STYLE: Any = {  # whose names matplotlib has as one long Literal
     "ytick.color": _RULE,
     "ytick.labelcolor": _INK,
 }
-_begin = operator.attrgetter("begin")
 _UNITS = ((7200.0, 3600.0, "hours"), (240.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
@@ -81,8 +77,8 @@ class _Axis:
         unit, name = next((u, n) for least, u, n in _UNITS if seconds >= least)
         return cls(begin=report.begin, unit=unit, name=name)
 
-    def at(self, time: float) -> float:
-        """A time on the axis."""
+    def at(self, time: Any) -> Any:
+        """A time on the axis, or an array of times."""
         return (time - self.begin) / self.unit
 
 
@@ -90,19 +86,19 @@ def timeline(report: RunReport, begin: float, end: float) -> str:
     """What each worker did, from one time to another; interruptions are marked."""
     workers = report.workers[:WORKERS]
     axis, titles = _Axis.of(report, end - begin), {}
-    width = (end - begin) / min(_CELLS, _CELLS_OF_ALL // len(workers))
+    edges = np.linspace(begin, end, min(_CELLS, _CELLS_OF_ALL // len(workers)) + 1)
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(0.62 + _LANE * len(workers), above=0.08)
         for row, worker in enumerate(workers):
             by_phase = _by_phase(worker, begin, end)
-            shapes = _shapes(
-                [span for spans in by_phase.values() for span in spans], width
-            )
-            for phase, spans in by_phase.items():
-                name = f"span-{row}-{phase.value}"
-                outline = _outline(shapes[phase], axis, row)
+            for phase, heights in _heights(by_phase, edges).items():
+                spans, name = by_phase[phase], f"span-{row}-{phase.value}"
+                at = [0, *np.flatnonzero(np.diff(heights).any(axis=0)) + 1]
+                x = np.repeat(axis.at(edges[[*at, -1]]), 2)[1:-1]
+                low, high = np.repeat(row + 0.38 - 0.76 * heights[:, at], 2, axis=1)
                 colour = _COLOURS[phase.value]
-                axes.add_patch(PathPatch(outline, fc=colour, ec="none", gid=name))
+                outline = [*x, *x[::-1]], [*high, *low[::-1]]
+                axes.fill(*outline, color=colour, lw=0, gid=name)
                 took = seconds_text(sum(each.seconds for each in spans))
                 often = f" in {len(spans)} times" if len(spans) > 1 else ""
                 titles[name] = f"worker {worker.index}, {phase.value}: {took}{often}"
@@ -282,15 +278,6 @@ def _by_phase(worker: Worker, begin: float, end: float) -> dict[Phase, list[Span
     return {phase: spans for phase, spans in found.items() if spans}
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Cell:
-    """A part of a lane: what is too short to be seen by itself shares one."""
-
-    begin: float
-    end: float
-    seconds: dict[Phase, float]
-
-
 _STACK = (
     Phase.TRAINING,
     Phase.NOTICED,
@@ -305,66 +292,32 @@ _STACK = (
 )
 """How phases stand upon one another in a cell, from below."""
 
-_Shape = list[tuple[float, float]]
-"""Corners: a time, and a height from 0 to 1."""
 
+def _heights(
+    by_phase: Mapping[Phase, Sequence[Span]], edges: np.ndarray
+) -> dict[Phase, np.ndarray]:
+    """From where to where each phase reaches in each cell of a lane, from 0 to 1.
 
-def _shapes(spans: Sequence[Span], width: float) -> dict[Phase, list[_Shape]]:
-    """The shapes of each phase, whose areas are its seconds, however short its spans.
-
-    Spans as long as a cell are drawn as they are, over the whole height. Shorter ones
-    share cells, in which the height of a phase is its share of the time.
+    In a cell the height of a phase is its share of the time, so the area of a phase is
+    its seconds, however short its spans.
 
     Args:
-        spans: of one worker, in any order.
-        width: seconds of a cell.
+        by_phase: spans of one worker, in order.
+        edges: of the cells, which are of one width.
+
+    Returns:
+        A row of lower ends and a row of upper ends; both are 0 where the phase is not.
     """
-    edges: dict[Phase, list[tuple[_Shape, _Shape]]] = {phase: [] for phase in Phase}
-    for cell in _cells(sorted(spans, key=_begin), width):
-        low = 0.0
-        for phase in _STACK:
-            if not (seconds := cell.seconds.get(phase, 0.0)):
-                continue
-            high = low + seconds / (cell.end - cell.begin)
-            mine = edges[phase]
-            if not mine or mine[-1][0][-1][0] != cell.begin:  # else one, without a seam
-                mine.append(([], []))
-            for edge, height in zip(mine[-1], (low, high), strict=True):
-                edge += [(cell.begin, height), (cell.end, height)]
-            low = high
-    return {
-        phase: [lower + upper[::-1] for lower, upper in mine]
-        for phase, mine in edges.items()
-    }
-
-
-def _outline(shapes: Iterable[_Shape], axis: _Axis, row: int) -> Path:
-    """Shapes as one path, in a worker's lane."""
-    closed = [[*shape, shape[0]] for shape in shapes]
-    return Path.make_compound_path(
-        *(
-            Path([(axis.at(x), row + 0.38 - 0.76 * y) for x, y in shape], closed=True)
-            for shape in closed
-        )
-    )
-
-
-def _cells(spans: Iterable[Span], width: float) -> list[_Cell]:
-    """A lane's cells, from left to right; between two of them nothing is drawn."""
-    cells: list[_Cell] = []
-    is_open = False
-    for span in spans:
-        is_short = span.seconds < width
-        gap = span.begin - cells[-1].end if cells else 0.0
-        if is_open and is_short and gap < width:
-            cell = cells[-1]
-            cell.end = span.end
-            cell.seconds[span.phase] = cell.seconds.get(span.phase, 0.0) + span.seconds
-        else:
-            seconds = {span.phase: span.seconds}
-            cells.append(_Cell(begin=span.begin, end=span.end, seconds=seconds))
-        is_open = is_short and cells[-1].end - cells[-1].begin < width
-    return cells
+    found, low = {}, np.zeros(len(edges) - 1)
+    for phase in [each for each in _STACK if each in by_phase]:
+        spans = by_phase[phase]
+        times = [edges[0], *(at for each in spans for at in (each.begin, each.end))]
+        spent = [0.0, *(s for each in spans for s in (0.0, each.seconds))]
+        until = np.interp(edges, times, np.cumsum(spent))
+        high = (low + np.diff(until) / np.diff(edges)).round(6)
+        found[phase] = np.array([low, high]) * (high > low)
+        low = high
+    return found
 
 
 def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
