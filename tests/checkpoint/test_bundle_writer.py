@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import errno
 import os
 import threading
@@ -423,7 +422,7 @@ def test_what_nothing_else_has_is_not_copied():
     shared = bundle_writer.DenseTensor(
         name="x", dtype=4, shape=(64,), data=data, can_be_cut=True
     )
-    own = dataclasses.replace(shared, is_shared=False)
+    own = shared._replace(is_shared=False)
     (first, second), memory = gather.copied([shared, own], 2)
     assert not np.shares_memory(first.data, data)
     assert np.shares_memory(first.data, memory)

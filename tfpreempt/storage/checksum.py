@@ -42,7 +42,8 @@ def joined(first: int, second: int, second_size: int) -> int:
     """The crc32c of two strings of bytes, one after the other, from those of each.
 
     A CRC is a remainder of polynomials: the first one is multiplied by x for every bit
-    that follows, the second one added.
+    that follows, the second one added. The product is the sum of the products of each
+    four bits.
 
     Args:
         first: crc32c of the first string.
@@ -51,7 +52,10 @@ def joined(first: int, second: int, second_size: int) -> int:
     """
     if not first:  # as of no bytes: what multiplies it does not matter
         return second
-    return _times(first, _power_of_x(8 * second_size)) ^ second
+    for products in _products(second_size):
+        second ^= products[first & 15]
+        first >>= 4
+    return second
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,7 +107,27 @@ def of_files(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
     return dict(zip(todo, sums, strict=True))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1024)
+def _products(size: int) -> list[list[int]]:
+    """For each four bits of a crc32c, from the lowest: their products by `size` bytes.
+
+    Sizes repeat: `joined` is called for each tensor, and a model has tensors of few
+    sizes.
+    """
+    product = _power_of_x(8 * size)
+    of_bits = [product]  # of the highest bit, which is 1; the next bit is x
+    while len(of_bits) < 32:
+        product = product >> 1 ^ (_POLYNOMIAL if product & 1 else 0)
+        of_bits.insert(0, product)
+    products = []
+    for start in range(0, 32, 4):
+        found = [0]
+        for product in of_bits[start : start + 4]:
+            found += [each ^ product for each in found]
+        products.append(found)
+    return products
+
+
 def _power_of_x(exponent: int) -> int:
     result, square = _ONE, _X
     while exponent:

@@ -603,7 +603,7 @@ def copied(
             copies.append(each)
             continue
         data = memory[start : start + each.data.nbytes]
-        copies.append(dataclasses.replace(each, data=data, is_shared=False))
+        copies.append(each._replace(data=data, is_shared=False))
         for at in range(0, data.nbytes, _COPIED_AT_ONCE):
             piece = slice(at, at + _COPIED_AT_ONCE)
             job = jobs.setdefault((start + at) // _COPIED_AT_ONCE, [])
