@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from unittest import mock
 
 from tests.fakes.gcs import GcsServer
+from tests.fakes.replies import BrokenReply
 from tfpreempt.testing import _server
 from tfpreempt.testing._server import FakeServer, Reply, Request
 
@@ -139,7 +140,7 @@ class S3:
         length = headers.pop("Content-Length", None)
         if request.method == "HEAD" and length is not None:
             headers |= {"Content-Length": length, "Connection": "close"}
-            return Reply(status=said.status_code, headers=headers, pieces=())
+            return BrokenReply(status=said.status_code, headers=headers)
         return Reply(status=said.status_code, headers=headers, body=body)
 
     def failure(self, status: int, code: str = "") -> Reply:
@@ -242,7 +243,7 @@ class Link(FakeServer):
         if trouble == "half an answer" and len(reply.body) > 1:
             headers = {**reply.headers, "Content-Length": str(len(reply.body))}
             half = reply.body[: self._rng.randrange(len(reply.body))]
-            return dataclasses.replace(reply, headers=headers, body=half, pieces=())
+            return BrokenReply(status=reply.status, headers=headers, body=half)
         if trouble == "a changed answer" and _is_content(head) and reply.status < 300:
             return dataclasses.replace(reply, body=_flipped(bytes(reply.body), None))
         return reply

@@ -1,6 +1,7 @@
 """Fakes for tfpreempt's own tests; those for users' tests are in `tfpreempt.testing`.
 
 hostile  a server that is no metadata server: a captive portal, a bug, or an attacker
+key_value_store  a key-value store that fails, or takes its time, where a test says
 replies  replies that no correct server gives
 storage  disks and an object store that fail where a test says
 gcs/     a server of Google Cloud Storage on the loopback interface, with faults

@@ -196,6 +196,8 @@ class FakeServer(http.server.ThreadingHTTPServer):
             read: returns so many bytes of the body.
         """
         request = dataclasses.replace(head, body=read(head.length))
+        if len(request.body) < head.length:
+            raise ConnectionAbortedError("the client went away")
         self.record(request)
         return self.respond(request)
 
