@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 from tfpreempt import errors
 from tfpreempt.storage import checksum, paths
@@ -37,6 +37,7 @@ class ObjectStat:
     crc32c: int | None = None
 
 
+@runtime_checkable
 class ObjectStore(Protocol):
     """A place for objects. Any thread may call it, many at a time.
 
@@ -115,6 +116,7 @@ class ObjectStore(Protocol):
         ...
 
 
+@runtime_checkable
 class ComposingStore(ObjectStore, Protocol):
     """An ObjectStore that makes one object of others, whose bytes it has already."""
 
@@ -135,11 +137,6 @@ class ComposingStore(ObjectStore, Protocol):
             ObjectMissingError: one of the others is not there.
         """
         ...
-
-
-def composing(store: ObjectStore) -> ComposingStore | None:
-    """The same store if it can compose; None if it can't."""
-    return cast(ComposingStore, store) if hasattr(store, "compose") else None
 
 
 def summed(

@@ -19,12 +19,6 @@ from tfpreempt.storage.prefixed import PrefixedStore
 SCHEMES = ("file", "gs", "s3")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_STORE = ("uri", "put_if_absent", "replace", "get", "list", "folders", "stat", "delete")
-
-
-def is_store(given: object) -> bool:
-    """Whether it is an ObjectStore."""
-    return all(hasattr(given, name) for name in _STORE)
 
 
 def local_path(place: str) -> str | None:
@@ -159,7 +153,7 @@ def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
             f"filesystem={filesystem!r}; expected one of the two. Pass the path in "
             "that file system, or leave it out."
         )
-    if is_store(filesystem):
+    if isinstance(filesystem, ObjectStore):
         prefix = _checked(place, place)
         return PrefixedStore(filesystem, prefix) if prefix else filesystem
     if (theirs := as_fsspec(filesystem)) is not None:

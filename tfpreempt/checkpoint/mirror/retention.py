@@ -17,11 +17,15 @@ from collections.abc import Callable, Collection
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
-from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.checkpoint.mirror.multipart import Sweeper
-from tfpreempt.storage.interface import ObjectStore, composing
+from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.mirror import multipart
+from tfpreempt.core.threads import map_in_threads
+from tfpreempt.storage import paths
+from tfpreempt.storage.interface import ComposingStore, ObjectStore
 
 _log = logging.getLogger(__name__)
+
+_THREADS = 8
 
 
 class Naming(enum.Enum):
@@ -51,7 +55,7 @@ class Retention:
         self._max_to_keep = max_to_keep
         self._found: tuple[int, frozenset[str]] | None = None  # before the first copy
         self._committed: set[str] = set()  # a marker is never taken back but by us
-        self._parts = Sweeper(store)
+        self._are_parts_logged = False
         self.naming = Naming.DONE
         self._is_naming_logged = False
         self._naming_lock = threading.Lock()  # from the listing to the write
@@ -164,8 +168,8 @@ class Retention:
         committed = [each for each in folders if self._is_committed(each)]
         keep = len(committed) if self._max_to_keep is None else self._max_to_keep
         newest = catalog.highest_sequence(committed)
-        if composing(self._store) is not None:
-            self._parts.run(committed)
+        if isinstance(self._store, ComposingStore):
+            self._delete_parts(committed)
         dead = [
             each
             for each in folders
@@ -174,6 +178,46 @@ class Retention:
         for each in committed[keep:] + dead:
             self._committed.discard(each.name)
             delete(each)
+
+    def _delete_parts(self, committed: list[Entry]) -> None:
+        """Deletes parts of committed folders, and of older ones; no other upload's.
+
+        Where the account may not delete, or the bucket keeps all objects for a time,
+        they stay for now, which is logged once: the copies are intact without that.
+
+        Args:
+            committed: the folders with a marker.
+
+        Raises:
+            CheckpointError: the store.
+        """
+        names = {each.name for each in committed}
+        newest = catalog.highest_sequence(committed)
+        unneeded = []
+        for name in self._store.list(f"{multipart.FOLDER}/"):
+            folder = name.split("/")[1]
+            if catalog.kind_of(folder) is not Kind.REMOTE or paths.why_unsafe(name):
+                continue  # somebody else's
+            sequence = catalog.unread(self._store, folder).sequence or 0
+            if folder in names or sequence < newest:
+                unneeded.append(name)
+        try:
+            map_in_threads(
+                self._store.delete, unneeded, threads=_THREADS, name="tfpreempt-sweep"
+            )
+        except errors.CheckpointError as error:
+            if not error.is_permanent:
+                raise
+            if self._are_parts_logged:
+                return
+            self._are_parts_logged = True
+            _log.warning(
+                "tfpreempt: %d parts of uploads below %s cannot be deleted, though the "
+                "copies are whole without them; they only take up room: %s",
+                len(unneeded),
+                os.path.join(self._store.uri, multipart.FOLDER),
+                error,
+            )
 
     def _is_committed(self, folder: Entry) -> bool:
         if folder.name not in self._committed:

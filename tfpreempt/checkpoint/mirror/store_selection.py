@@ -38,7 +38,7 @@ from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.filesystem import FsspecStore
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import check_apart, is_store, open_store, split
+from tfpreempt.storage.opening import check_apart, open_store, split
 
 _log = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ def choose_places(given: Any, checkpoint_dir: Any) -> Places:
         )
     if not has_mirror:
         return Places(directory=checkpoint_dir)
-    if not is_store(place) and not isinstance(place, str | os.PathLike):
+    if not isinstance(place, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
             f"remote_checkpoint_dir is {place!r}; expected a URI such as "
             '"gs://bucket/run", or an ObjectStore of tfpreempt'
@@ -365,7 +365,7 @@ def choose_places(given: Any, checkpoint_dir: Any) -> Places:
             "there. Mount it and pass file:///path, or copy single checkpoints by "
             "tfpreempt.Checkpoint(path, filesystem)."
         )
-    store: ObjectStore = place if is_store(place) else open_store(place)
+    store = place if isinstance(place, ObjectStore) else open_store(place)
     if directory and isinstance(store, LocalStore):
         check_apart(store.uri, directory)
     return Places(directory=checkpoint_dir, store=store)

@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.core import contained
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import ObjectStore, composing, summed
+from tfpreempt.storage.interface import ComposingStore, ObjectStore, summed
 
 THREADS = 8
 PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
@@ -70,7 +70,6 @@ class Upload:
         self.commit = commit
         self._store = store
         self._folder = catalog.folder_name(commit.step or 0, commit.token)
-        self._composing = composing(store)
         self._threads = threads
         self._smallest_part = smallest_part
         self._on_bytes = on_bytes
@@ -110,7 +109,7 @@ class Upload:
     def _divided(self, there: set[str]) -> dict[FileEntry, list[Range]]:
         """The parts of each file that goes up in parts."""
         manifest = self.commit.manifest
-        if manifest is None or self._composing is None:
+        if manifest is None or not isinstance(self._store, ComposingStore):
             return {}
         found = {}
         for entry in manifest.files:
@@ -199,13 +198,13 @@ class Upload:
 
     def _compose(self, entry: FileEntry, ranges: list[Range]) -> None:
         """Makes the object of a file of its parts; retention deletes those."""
-        assert self._composing is not None
+        assert isinstance(self._store, ComposingStore)
         self._check()
         name = os.path.join(self._folder, entry.name)
         sources = [
             multipart.object_name(self._folder, entry.name, each) for each in ranges
         ]
-        self._composing.compose(name, sources)
+        self._store.compose(name, sources)
         if not self._is_whole(name, entry):
             for each in (name, *sources):
                 self._store.delete(each)

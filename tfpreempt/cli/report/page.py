@@ -71,7 +71,7 @@ def make_page(report: RunReport, place: str) -> str:
             ),
         ],
         account_plot=svg(plots.account(report.account)),
-        phases=[phase.value for phase in Phase if phase in seen],
+        phases=[phase for phase in Phase if phase in seen],
         timeline=svg(plots.timeline(report, begin, end)),
         hidden=max(0, len(report.workers) - plots.WORKERS),
         columns=view.COLUMNS,

@@ -36,7 +36,7 @@ _DOTS = 1000  # of a row of durations; more are counted
 _BINS = 120
 _INCHES = 9.0
 _LANE = 0.34  # inches of a worker
-_NAMES = ["ink", "rule", "mark", "good", *(phase.value for phase in Phase)]
+_NAMES = ["ink", "rule", "mark", "good", *Phase]
 _NAMES += [f"bad-{kind.name.lower()}" for kind in Badput]
 _COLOURS = {name: f"#0000{number:02x}" for number, name in enumerate(_NAMES, start=1)}
 _INK, _RULE = _COLOURS["ink"], _COLOURS["rule"]
@@ -92,16 +92,16 @@ def timeline(report: RunReport, begin: float, end: float) -> str:
         for row, worker in enumerate(workers):
             by_phase = _by_phase(worker, begin, end)
             for phase, heights in _heights(by_phase, edges).items():
-                spans, name = by_phase[phase], f"span-{row}-{phase.value}"
+                spans, name = by_phase[phase], f"span-{row}-{phase}"
                 at = [0, *np.flatnonzero(np.diff(heights).any(axis=0)) + 1]
                 x = np.repeat(axis.at(edges[[*at, -1]]), 2)[1:-1]
                 low, high = np.repeat(row + 0.38 - 0.76 * heights[:, at], 2, axis=1)
-                colour = _COLOURS[phase.value]
+                colour = _COLOURS[phase]
                 outline = [*x, *x[::-1]], [*high, *low[::-1]]
                 axes.fill(*outline, color=colour, lw=0, gid=name)
                 took = seconds_text(sum(each.seconds for each in spans))
                 often = f" in {len(spans)} times" if len(spans) > 1 else ""
-                titles[name] = f"worker {worker.index}, {phase.value}: {took}{often}"
+                titles[name] = f"worker {worker.index}, {phase}: {took}{often}"
         marks = [each.at for each in report.interruptions if begin <= each.at <= end]
         _mark(axes, [axis.at(each) for each in marks], "-")
         axes.set_yticks(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-import enum
 import operator
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from tfpreempt.cli.journals.processes import (
     WorkerJournal,
 )
 from tfpreempt.cli.journals.records import Record
+from tfpreempt.core.python import StrEnum
 
 _JUMP_SECONDS = 1.0
 """A wall clock that differs so much from the monotonic one was set meanwhile."""
@@ -29,7 +29,7 @@ _JUMP_SECONDS = 1.0
 _end = operator.itemgetter(1)
 
 
-class Phase(enum.Enum):
+class Phase(StrEnum):
     """What a worker does at a time."""
 
     STARTING = "starting"  # from the start of the process until its handler is made

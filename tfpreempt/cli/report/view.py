@@ -121,14 +121,10 @@ def _row(record: Record, fields: Sequence[str]) -> dict[str, Any]:
 
 def to_json(report: RunReport) -> dict[str, Any]:
     """A report as values that JSON has; the keys are always the same."""
-    told = {
-        field.name: getattr(report, field.name)
-        for field in dataclasses.fields(report)
-        if field.name not in ("account", "workers", "metrics", "own_metrics", "faults")
-    }
+    told = dataclasses.asdict(report)
+    del told["account"], told["own_metrics"]
     return {
         **told,
-        "interruptions": [dataclasses.asdict(each) for each in report.interruptions],
         "commits": [_row(each, _COMMIT) for each in report.commits],
         "restores": [_row(each, _RESTORE) for each in report.restores],
         "seconds": report.seconds,
@@ -142,18 +138,6 @@ def to_json(report: RunReport) -> dict[str, Any]:
             for name, values in report.durations.items()
             for found in [distribution(values)]
         },
-        "workers": [
-            {
-                "index": worker.index,
-                "spans": [
-                    {"phase": s.phase.value, "begin": s.begin, "end": s.end}
-                    for s in worker.spans
-                ],
-            }
-            for worker in report.workers
-        ],
-        "metrics": {name: list(points) for name, points in report.metrics.items()},
-        "faults": dict(report.faults),
     }
 
 
