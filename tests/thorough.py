@@ -30,11 +30,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     # Programs as long as a reader's; other tests make each of their calls.
     "tests/docs/test_notebooks.py::test_a_notebook_runs_top_to_bottom": (),
+    "tests/docs/test_fit_pages.py::test_the_examples_run_one_after_the_other": (),
     # The demo with model.fit; its loop stays.
     "tests/cli/test_demo.py::test_nothing_is_lost": ("2-more0",),
     # Each kind of data, each kind of interruption and each line of Keras once.
     "tests/keras/test_matrix.py::test_equals_a_run_without_interruption": (
-        "keras-tfdata-1-1-first",
         "keras-arrays-1-4-twice",
         "keras-sequence-1-1-middle",
         "keras-sequence-2-1-validation",
@@ -44,6 +44,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     # Each kind of data and each interruption has a test of one process.
     "tests/multiprocess/test_fit.py::test_two_workers": ("keras-tfdata-three",),
+    "tests/multiprocess/test_fit.py::test_each_kind_of_data": (
+        "index-twice",
+        "loader-ended",
+    ),
     "tests/multiprocess/test_snapshots.py::test_so_does_a_killed_fit": ("keras",),
     # Clusters of several forms, each of which another test restarts too.
     "tests/multiprocess/test_exact_resume.py::test_real_clusters": (
@@ -56,6 +60,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     "test_a_run_killed_in_its_first_epoch_is_started_again": (
         "keras-kills0",
         "loop-kills2",
+    ),
+    # The newest form of each kind.
+    "tests/checkpoint/test_kept.py::"
+    "test_so_is_one_of_two_workers_of_states_alone_and_of_a_mirror": (
+        "08-2026-11-26-mirror",
+        "08-2026-11-26-states",
+        "08-2026-11-26-workers",
+    ),
+    # Fewer steps of more batches.
+    "tests/keras/test_many_fits.py::test_interrupted_at_every_step_of_many_batches": (
+        "20-begins1-keras",
     ),
     "tests/data/test_distribute.py::"
     "test_every_replica_gets_what_tensorflow_gives_it_and_goes_on_from_a_place": (
