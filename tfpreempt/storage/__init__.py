@@ -16,7 +16,6 @@ Object stores:
     gcs_upload          an object's bytes on their way, a large file in one request
     s3                  s3://, by obstore
     s3_client           its client and options, and what its errors mean
-    prefixed            a part of another store
     filesystem          files in a file system of fsspec, or of pyarrow by fsspec
 
 What they share:
