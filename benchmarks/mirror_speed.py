@@ -32,7 +32,7 @@ from benchmarks.row import compare
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest, to_json
-from tfpreempt.checkpoint.mirror import download, multipart, upload
+from tfpreempt.checkpoint.mirror import download, upload
 from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.storage import checksum
 from tfpreempt.storage.interface import ObjectStore
@@ -173,11 +173,11 @@ class Moves:
             [
                 (entry.name, part)
                 for entry in manifest.files
-                for part in multipart.split(
+                for part in upload.parts_of(
                     entry.size,
                     manifest.bytes,
                     threads=THREADS,
-                    smallest=multipart.SMALLEST,
+                    smallest=upload.SMALLEST,
                 )
             ],
         )

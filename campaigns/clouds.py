@@ -289,7 +289,7 @@ def small() -> Iterator[None]:
     from tests.fakes.gcs import _service
     from tfpreempt.checkpoint.mirror import download_target, mirror, upload
     from tfpreempt.checkpoint.mirror import status as mirror_status
-    from tfpreempt.storage import gcs_client, gcs_download, gcs_upload, s3, s3_client
+    from tfpreempt.storage import gcs_client, gcs_transfer, s3
 
     def client(bucket: str, **more: Any) -> Any:
         more["retry_config"] = {
@@ -310,11 +310,10 @@ def small() -> Iterator[None]:
         (gcs_client, "RETRY_SECONDS", 0.2),
         (gcs_client, "FIRST_PAUSE", 0.002),
         (gcs_client, "LONGEST_PAUSE", 0.02),
-        (gcs_upload, "_SINGLE", 3000),
-        (gcs_upload, "_PIECE", 1000),
-        (gcs_download, "_PIECE", 1000),
+        (gcs_transfer, "_SINGLE", 3000),
+        (gcs_transfer, "_PIECE", 1000),
         (_service, "QUANTUM", 1000),
-        (s3_client, "S3Store", client),
+        (s3, "Client", client),
         (s3, "PIECE", 6000),
         (s3, "_PART", 2000),
         (models, "S3_UPLOAD_PART_MIN_SIZE", 1),

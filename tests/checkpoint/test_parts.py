@@ -19,7 +19,7 @@ from tests.checkpoint.uploads import (
 from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint.mirror import multipart, upload
+from tfpreempt.checkpoint.mirror import upload
 from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.checkpoint.mirror.retention import Retention
 from tfpreempt.storage.interface import MAX_PARTS
@@ -57,7 +57,7 @@ def done(store, name):
     ],
 )
 def test_how_many_parts_a_file_has(size, total, count):
-    found = multipart.split(size, total, threads=8, smallest=64 * MIB)
+    found = upload.parts_of(size, total, threads=8, smallest=64 * MIB)
     assert len(found) == count <= MAX_PARTS
     assert found[0].offset == 0
     for one, other in itertools.pairwise(found):
@@ -255,7 +255,7 @@ def test_parts_that_come_late_go_at_the_next_look(tmp_path):
     uploaded(store, commit(tmp_path, 5))
     retention = Retention(store, 2, 0)
     retention.run()
-    late = multipart.object_name(folders(store)[0], "ckpt.index", Range(0, 5))
+    late = upload.part_name(folders(store)[0], "ckpt.index", Range(0, 5))
     store.put_if_absent(late, io.BytesIO(b"late"))
     retention.run()
     assert left_parts(store) == []

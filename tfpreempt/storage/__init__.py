@@ -11,11 +11,9 @@ Object stores:
     local               a directory of the local file system
     bucket              what gs:// and s3:// have in common
     gcs                 gs://, by its JSON API
-    gcs_download        an object's bytes, in pieces
     gcs_client          its requests, retry and credentials; the meaning of its errors
-    gcs_upload          an object's bytes on their way, a large file in one request
+    gcs_transfer        an object's bytes on their way, a large file in one request
     s3                  s3://, by obstore
-    s3_client           its client and options, and what its errors mean
     filesystem          files in a file system of fsspec, or of pyarrow by fsspec
 
 What they share:

@@ -18,8 +18,7 @@ from tfpreempt.storage import gcs_client
 from tfpreempt.storage.bucket import CONTENT_TYPE, TOKEN, BucketStore
 from tfpreempt.storage.deadline import Deadline
 from tfpreempt.storage.gcs_client import NotFoundError, PreconditionFailedError
-from tfpreempt.storage.gcs_download import GcsDownload
-from tfpreempt.storage.gcs_upload import GcsUpload
+from tfpreempt.storage.gcs_transfer import GcsDownload, GcsUpload
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStat
 from tfpreempt.storage.pieces import Source
 

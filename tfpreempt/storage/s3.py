@@ -8,6 +8,7 @@ that put the same large name at the same moment can both succeed. Whoever needs 
 winner puts a small object; commits do.
 
 S3 has no crc32c of what it did not get one for, so writers attach it to the object.
+Endpoint, region and credentials come from the environment.
 """
 
 from __future__ import annotations
@@ -15,20 +16,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import secrets
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import obstore
 import obstore.exceptions as said
 from obstore.store import S3Store as Client
 
-from tfpreempt.storage import checksum, pieces, s3_client
-from tfpreempt.storage.bucket import CONTENT_TYPE, TOKEN, BucketStore, MissingError
-from tfpreempt.storage.deadline import Deadline
+from tfpreempt import errors
+from tfpreempt.core.threads import OutOfTimeError
+from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage.bucket import (
+    CONTENT_TYPE,
+    TOKEN,
+    Advice,
+    BucketStore,
+    MissingError,
+)
+from tfpreempt.storage.deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
 from tfpreempt.storage.interface import ObjectStat
+from tfpreempt.storage.paths import check_no_user_info
 from tfpreempt.storage.pieces import Source
 
 PIECE = 8 << 20
@@ -41,6 +53,47 @@ _ATTEMPTS = 4
 _PAGE = 1000
 _IGNORED = "non-partial response"  # obstore tells it by its words only
 _CRC = "tfpreempt-crc32c"
+_METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")  # where a role's keys are had
+_MARKUP = re.compile(r"[:\s]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
+_ADVICE = (
+    Advice(
+        (said.NotFoundError, FileNotFoundError),
+        "Create the bucket {bucket!r} or correct its name.",
+        is_permanent=True,
+    ),
+    Advice(
+        (said.PermissionDeniedError,),
+        "Allow this account s3:GetObject, s3:PutObject, s3:DeleteObject and "
+        "s3:ListBucket on {bucket!r}.",
+        is_permanent=True,
+    ),
+    Advice(
+        (said.UnauthenticatedError,),
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL, where "
+        "it is not Amazon's), or run with an instance role; ~/.aws is not read.",
+        is_permanent=True,
+    ),
+    Advice(
+        (OutOfTimeError,),
+        "Give it more time, or look at the network; without AWS_ACCESS_KEY_ID the "
+        "machine is asked for a role first.",
+    ),
+    Advice(
+        (said.BaseError,),
+        "The service or the network failed; look at AWS_ENDPOINT_URL, or try later.",
+    ),
+)
+
+
+def _cause(error: Exception) -> Exception:
+    """What went wrong, without the service's markup."""
+    text = str(error)
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    if not code and ("redential" in text or _METADATA.search(text)):
+        return said.UnauthenticatedError("it needs credentials, and none were found")
+    first = _MARKUP.sub("", text.strip().partition("\n\n")[0]).rstrip(".")
+    kind = said.NotFoundError if _is_about_the_bucket(error) else type(error)
+    return kind(f"{first}: {code[1]}" if code else first)
 
 
 class S3Store(BucketStore):
@@ -55,12 +108,12 @@ class S3Store(BucketStore):
     """
 
     scheme = "s3"
-    advice = s3_client.ADVICE
-    cause = staticmethod(s3_client.cause)
+    advice = _ADVICE
+    cause = staticmethod(_cause)
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         super().__init__(bucket, prefix)
-        self._store = s3_client.connect(bucket)
+        self._store = _connect(bucket)
         self._streams = _Streams(_STREAMS)
 
     def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool:
@@ -202,12 +255,46 @@ class _Streams:
                 self._free += count
 
 
+def _connect(bucket: str) -> Client:
+    """A client of a bucket.
+
+    Raises:
+        ConfigurationError: one of the settings cannot work.
+    """
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
+        "AWS_ENDPOINT_URL"
+    )
+    check_no_user_info(endpoint or "", "AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    try:
+        return Client(
+            bucket,
+            config={"endpoint": endpoint} if endpoint else None,
+            region=region or "us-east-1",
+            client_options={
+                "allow_http": (endpoint or "").startswith("http://"),
+                "timeout": timedelta(seconds=REQUEST_SECONDS),
+            },
+            retry_config={"retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+        )
+    except (said.BaseError, ValueError) as error:
+        raise errors.ConfigurationError(
+            f"s3://{bucket} cannot be opened: {error}. Check the variables that begin "
+            "with AWS_."
+        ) from error
+
+
+def _is_about_the_bucket(error: Exception) -> bool:
+    """Whether a 404 means that the bucket is missing, not an object in it."""
+    return "NoSuchBucket" in str(error)
+
+
 def _head(store: Client, key: str) -> Any:
     """What S3 knows of an object; None if there is none."""
     try:
         return obstore.get(store, key, options={"head": True})
     except (FileNotFoundError, said.NotFoundError) as error:
-        if s3_client.is_about_the_bucket(error):
+        if _is_about_the_bucket(error):
             raise
         return None
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry, Kind
-from tfpreempt.checkpoint.mirror import multipart
+from tfpreempt.checkpoint.mirror.upload import PARTS
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import paths
 from tfpreempt.storage.interface import ComposingStore, ObjectStore
@@ -194,7 +194,7 @@ class Retention:
         names = {each.name for each in committed}
         newest = catalog.highest_sequence(committed)
         unneeded = []
-        for name in self._store.list(f"{multipart.FOLDER}/"):
+        for name in self._store.list(f"{PARTS}/"):
             folder = name.split("/")[1]
             if catalog.kind_of(folder) is not Kind.REMOTE or paths.why_unsafe(name):
                 continue  # somebody else's
@@ -215,7 +215,7 @@ class Retention:
                 "tfpreempt: %d parts of uploads below %s cannot be deleted, though the "
                 "copies are whole without them; they only take up room: %s",
                 len(unneeded),
-                os.path.join(self._store.uri, multipart.FOLDER),
+                os.path.join(self._store.uri, PARTS),
                 error,
             )
 

@@ -1,9 +1,19 @@
 """Uploads one commit: its files by parallel threads, the manifest, the marker last.
 
-A large file is uploaded in parts if the store can compose them (see `multipart.py`).
 Every object is compared with the manifest by size and crc32c after it was put, and what
 an earlier upload of the same commit left is used again if it is whole. Whoever dies at
 any request leaves a folder without a marker, which no reader takes for a commit.
+
+One stream to an object store is slower than the network, and a checkpoint is often one
+large file. If the store can make one object of others, a large file is uploaded in
+parts. They are objects of their own, apart from the commit's folder, and put by as many
+threads as there are:
+
+    parts/<folder>/<file>/<offset>  some bytes of a file of the commit in <folder>
+
+The folder's name stands for the commit's content, so a part that a dead upload has left
+is used again. Once there is a marker, or a newer commit, no upload needs the parts any
+more: then retention deletes them.
 """
 
 from __future__ import annotations
@@ -19,13 +29,19 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry
-from tfpreempt.checkpoint.mirror import multipart
 from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.core import contained
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import ComposingStore, ObjectStore, summed
+from tfpreempt.storage.interface import (
+    MAX_PARTS,
+    ComposingStore,
+    ObjectStore,
+    summed,
+)
 
+PARTS = "parts"
+SMALLEST = 64 << 20  # each part is three requests: its begin, its bytes, its deletion
 THREADS = 8
 PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
 
@@ -63,7 +79,7 @@ class Upload:
         commit: Entry,
         *,
         threads: int = THREADS,
-        smallest_part: int = multipart.SMALLEST,
+        smallest_part: int = SMALLEST,
         on_bytes: Callable[[int], None] = lambda count: None,
         before_marker: Callable[[str], None] = lambda folder: None,
     ) -> None:
@@ -113,7 +129,7 @@ class Upload:
             return {}
         found = {}
         for entry in manifest.files:
-            ranges = multipart.split(
+            ranges = parts_of(
                 entry.size,
                 manifest.bytes,
                 threads=self._threads,
@@ -131,7 +147,7 @@ class Upload:
         manifest = self.commit.manifest
         assert manifest is not None
         if divided:
-            there = there | set(self._store.list(multipart.folder_of(self._folder)))
+            there = there | set(self._store.list(parts_folder(self._folder)))
         jobs = []
         for entry in manifest.files:
             if entry not in divided:
@@ -187,7 +203,7 @@ class Upload:
     def _put_part(self, there: set[str], entry: FileEntry, part: Range) -> None:
         """One part of a file; what is checked in the end is the object of them all."""
         self._check()
-        name = multipart.object_name(self._folder, entry.name, part)
+        name = part_name(self._folder, entry.name, part)
         with self._opened(self.commit.file(entry.name), part) as source:
             if name in there and self._is_there(
                 there, name, checksum.of_source(source)
@@ -201,9 +217,7 @@ class Upload:
         assert isinstance(self._store, ComposingStore)
         self._check()
         name = os.path.join(self._folder, entry.name)
-        sources = [
-            multipart.object_name(self._folder, entry.name, each) for each in ranges
-        ]
+        sources = [part_name(self._folder, entry.name, each) for each in ranges]
         self._store.compose(name, sources)
         if not self._is_whole(name, entry):
             for each in (name, *sources):
@@ -258,6 +272,41 @@ class Upload:
 
 def _entry(name: str, data: bytes) -> FileEntry:
     return FileEntry(name=name, size=len(data), crc32c=checksum.of_bytes(data))
+
+
+def parts_of(size: int, total: int, *, threads: int, smallest: int) -> list[Range]:
+    """The parts of a file; itself alone if it needs none.
+
+    A file that is no more than a thread's share of the commit holds nobody up. A larger
+    one is split into more parts than there are threads: they end together, and an
+    upload that dies has lost only the parts that were under way.
+
+    Args:
+        size: of the file.
+        total: of all files of the commit.
+        threads: that upload them.
+        smallest: the least size of a part, but for the last one.
+    """
+    if size * threads <= total or size <= smallest:
+        return [Range(0, size)]
+    length = max(smallest, -(-size // MAX_PARTS))
+    return [
+        Range(offset, min(length, size - offset)) for offset in range(0, size, length)
+    ]
+
+
+def parts_folder(commit: str) -> str:
+    """What the names of all parts of a commit's files begin with.
+
+    Args:
+        commit: its folder.
+    """
+    return f"{PARTS}/{commit}/"
+
+
+def part_name(commit: str, file: str, part: Range) -> str:
+    """The object that holds a part of a file of a commit."""
+    return f"{parts_folder(commit)}{file}/{part.offset:015d}"
 
 
 class _CountedFile(io.FileIO):
