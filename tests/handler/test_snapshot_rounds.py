@@ -74,7 +74,7 @@ class Worker:
         self.state.round = round
         self.extra = {}
         here: Any = self
-        return RoundSave(here, here, here, SystemClock())
+        return RoundSave(here, here, here, SystemClock(), arrived_at=0.0)
 
     @property
     def whole(self) -> list[str]:

@@ -470,21 +470,20 @@ class RoundSave:
         coordinator: this worker's.
         collective: knows which runs' newest save is a commit of this step already.
         clock: measures.
+        arrived_at: monotonic seconds at which training stopped for the round.
     """
 
     runs: Runs
     coordinator: Coordinator
     collective: CollectiveSaves
     clock: Clock
+    arrived_at: float
     _began: float = 0.0
     _is_async: bool = False  # nothing is staged in the round itself
     _due: Sequence[Run] = ()
     _staged: Sequence[tuple[Run, Save]] = ()
     _snapshots: Snapshots | None = None
     _steps: int = 0  # that were made when a snapshot was captured
-
-    def __post_init__(self) -> None:
-        self._arrived = self.clock.monotonic()
 
     def stage(self, stages: Stages) -> bool:
         """Writes this worker's part; whether it could."""
@@ -603,7 +602,7 @@ class RoundSave:
         said = c.commit_extra.get("snapshots")
         if said == _ALL:
             snapshots.go_on(
-                self._arrived,
+                self.arrived_at,
                 self.clock.monotonic(),
                 self._steps,
                 intervals=c.gate.started,
@@ -691,7 +690,7 @@ class RoundSave:
         reason = describe_loss(error, run.directory.cluster, where) or (
             f"worker {c.settings.worker}: {type(error).__name__}: {error}"
         )
-        c.lost_because = reason
+        c.round.lost_because = reason
         self.runs.record(Fault(where="save", error=reason))
         c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
 

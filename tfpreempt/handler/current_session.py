@@ -389,7 +389,7 @@ def _at_exit() -> None:
     error, here = getattr(sys, "last_value", None), _protection or _newest
     if here is not None and isinstance(error, Exception):
         here.leave_by(error, is_printed=True)
-    elif here is not None and error is None:
+    elif here is not None and error is None and not (_current and _current.exit.left):
         take_over()  # of handlers that the session has closed; threads may go on
 
 

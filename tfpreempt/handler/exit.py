@@ -108,17 +108,6 @@ second of processor time, more where others want the processor. Nothing of ours 
 by then, or end it."""
 
 
-def skip_last_collections() -> None:
-    """Makes the interpreter's end quick: 0.1 s in place of 1 s of processor time.
-
-    At its end Python collects garbage again and again while it takes modules apart;
-    what TensorFlow leaves behind is much, and the system frees it anyway. All else of
-    an ordinary exit happens: `finally`, exit hooks, threads, ends by last references.
-    """
-    gc.disable()
-    gc.freeze()
-
-
 def on_interpreter_end(call: Callable[[], None]) -> None:
     """Calls at the end of the program, while threads can still be started.
 
@@ -237,26 +226,15 @@ class LastExit(OwnedThread):
     ) -> None:
         global _newest
         super().__init__("tfpreempt-last-exit", self._end)
-        self._exit = exit
+        self.exit = exit
+        self.can_reach_all = can_reach_all
+        self.ends = time.monotonic() + seconds
         self._seconds = seconds
-        self._can_reach_all = can_reach_all
-        self._ends = time.monotonic() + seconds
         _newest = self
         self.start()
 
-    def skip_the_rest(self) -> None:
-        """The program's exit hooks have run, and no thread can be started."""
-        has_time = time.monotonic() + TAKES_APART <= self._ends
-        is_last = not (has_time and self._can_reach_all)
-        if is_last and not self.stop_event.is_set() and self._is_under_way():
-            logging.shutdown()
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError):
-                    stream.flush()
-            os._exit(_code(self._exit))
-
     def _end(self) -> None:
-        if self.stop_event.wait(self._seconds) or not self._is_under_way():
+        if self.stop_event.wait(self._seconds) or not self.is_under_way():
             return
         log.error(
             "tfpreempt: the process was to leave %.1f s ago and waits for %s; it ends "
@@ -264,17 +242,17 @@ class LastExit(OwnedThread):
             self._seconds,
             ", ".join(holders()),
         )
-        end_now(self._exit)
+        end_now(self.exit)
 
-    def _is_under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         """Whether it passes through the main thread, or has ended that one."""
         main = threading.main_thread()
         found: Any = sys._current_exceptions().get(main.ident or 0)
         error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
-        while error is not None and error is not self._exit:
+        while error is not None and error is not self.exit:
             error = error.__context__  # another one, in a `finally` of the way out
-        ended_main = getattr(self._exit, "has_ended_main", True)
-        return error is self._exit or (not main.is_alive() and ended_main)
+        ended_main = getattr(self.exit, "has_ended_main", True)
+        return error is self.exit or (not main.is_alive() and ended_main)
 
 
 _newest: LastExit | None = None
@@ -282,8 +260,23 @@ _newest: LastExit | None = None
 
 @atexit.register  # with the import: the hooks of the program come before it
 def _skip_the_rest() -> None:
-    if _newest is not None:
-        _newest.skip_the_rest()
+    """The program's exit hooks have run, and no thread can be started.
+
+    If there is time for Python to take itself apart, that takes 0.1 s in place of 1 s
+    of processor time: Python would collect garbage again and again, TensorFlow leaves
+    much of it, and the system frees it anyway.
+    """
+    last = _newest
+    if last is None or last.stop_event.is_set() or not last.is_under_way():
+        return
+    gc.disable()
+    gc.freeze()
+    if time.monotonic() + TAKES_APART > last.ends or not last.can_reach_all:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(_code(last.exit))
 
 
 def holders() -> list[str]:
@@ -366,7 +359,6 @@ class ExitPath:
             run.left_at = run.step
         notice_was_served()
         REGISTRY.leave()
-        atexit.register(skip_last_collections)
         try:
             self.finish_save(self.coordinator.deadlines.left)
             mirrored = self.finish_mirrors(runs)
@@ -381,7 +373,9 @@ class ExitPath:
         except SystemExit as exit:
             deadlines = self.coordinator.deadlines
             left = LINGER if deadlines.told is None else max(SHORTEST, deadlines.left)
-            is_answered = self.cluster.world == 1 or not self.coordinator.lost_because
+            is_answered = (
+                self.cluster.world == 1 or not self.coordinator.round.lost_because
+            )
             if type(exit) is SystemExit:
                 exit = WatchedExit(exit.code)
             self._last_exit = LastExit(exit, left, can_reach_all=is_answered)
@@ -389,7 +383,6 @@ class ExitPath:
         except BaseException:  # of an exit function that restarts in this process
             REGISTRY.stay()
             raise
-        atexit.unregister(skip_last_collections)
         self.come_back()  # the exit function returned: training goes on
         for run in runs:
             if run.directory.mirror is not None:
@@ -505,7 +498,7 @@ class ExitPath:
             where = "".join(f" {run.step + 1}" for run in list(self.runs)[:1])
             lost = describe_loss(error, self.cluster, f"step{where}")
         mine = f"worker {self.cluster.worker}: {type(error).__name__}: {error}"
-        coordinator.lost_because = coordinator.lost_because or lost or mine
+        coordinator.round.lost_because = coordinator.round.lost_because or lost or mine
         if not peer_is_gone:
             self.detached = True
             coordinator.feed(ev.Detached())
@@ -513,13 +506,13 @@ class ExitPath:
         coordinator.feed(ev.StepFailed())
         match coordinator.wait():
             case ev.Leave(outcome):
-                self.leave(outcome, coordinator.lost_because)
+                self.leave(outcome, coordinator.round.lost_because)
                 coordinator.feed(ev.NextRound())
             case _:
                 self.detached = True
                 if coordinator.deadlines.may_go:  # trained on after a commit
-                    self.leave(Outcome.LOST, coordinator.lost_because)
-                if (why := coordinator.lost_because) != mine:
+                    self.leave(Outcome.LOST, coordinator.round.lost_because)
+                if (why := coordinator.round.lost_because) != mine:
                     add_note(error, f"tfpreempt: the last commit stands: {why}")
 
 

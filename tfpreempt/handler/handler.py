@@ -217,8 +217,7 @@ class PreemptionCheckpointHandler:
             Nothing.
         """
         session, run = self._session, self._run
-        session.check_open(run, "watch_preemption_scope()")
-        session.arm(run)
+        session.ready(run, "watch_preemption_scope()")
         try:
             yield
         except BaseException as error:
@@ -366,7 +365,7 @@ class PreemptionCheckpointHandler:
                 take_over()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
-        self._session.check_open(self._run, "the `with` block")
+        self._session.ready(self._run, "the `with` block", begins=False)
         return self
 
     def __exit__(
@@ -375,9 +374,12 @@ class PreemptionCheckpointHandler:
         session, run = self._session, self._run
         if error is None:
             self.close()
-        elif not (run.is_closed or session.is_forked):
-            if not session.exit.left:
-                was_preemption(error, session, is_whole=session.is_whole)
+        elif run.is_closed or session.is_forked:
+            pass  # there is nothing to close
+        elif session.exit.left:
+            session.part(run)
+        else:
+            was_preemption(error, session, is_whole=session.is_whole)
             is_exit = isinstance(error, SystemExit | GeneratorExit)
             is_meant = is_exit or is_end_of_data(error)
             training_end.close_failed(session, run, "" if is_meant else describe(error))

@@ -265,13 +265,18 @@ class Session:
         """Whether this process is a forked child of the session's process."""
         return os.getpid() != self.exit.process
 
-    def check_open(self, run: Run, what: str) -> None:
+    def ready(self, run: Run, what: str, *, begins: bool = True) -> None:
         """Refuses a call that comes too late, inside a step, or in a forked child.
+
+        Args:
+            run: the run that the call is about.
+            what: the call, for an error.
+            begins: whether training begins with the call, if it has not begun.
 
         Raises:
             HandlerClosedError: after `close()`.
             NestedRunError: inside `run()`.
-            UsageError: see `check_process`.
+            UsageError: in a forked child; or after an error that peers were told of.
         """
         self.check_process(what)
         if run.is_closed:
@@ -284,23 +289,14 @@ class Session:
                 f"{what} was entered inside run(), where it cannot be safe to save: "
                 "the step is half done. Call it between two runs."
             )
-
-    def ready(self, run: Run, what: str) -> None:
-        """Before a boundary or a save of a run: training has begun.
-
-        Raises:
-            HandlerClosedError: see `check_open`.
-            NestedRunError: see `check_open`.
-            UsageError: after an error that peers were told of.
-        """
-        self.check_open(run, what)
         if self.exit.detached:
             raise UsageError(
                 "an error was raised in run() on this worker and reported to all "
                 "workers; the cluster cannot go on. Let the process end with the "
                 "error, and start all workers again."
             )
-        self.arm(run)
+        if begins:
+            self.arm(run)
 
     def enter(self, run: Run, what: str, stages: Stages = PLAIN) -> None:
         """The slow path of a step's boundary; the interval is counted.
@@ -394,7 +390,7 @@ class Session:
 
     def detach(self, why: str) -> None:
         """This worker takes part no more, and the others are told."""
-        self.coordinator.lost_because = f"worker {self.cluster.worker} {why}"
+        self.coordinator.round.lost_because = f"worker {self.cluster.worker} {why}"
         self.exit.detached = True
         self.coordinator.feed(ev.Detached())
 
@@ -420,7 +416,9 @@ class Session:
         need_peers = [m.directory.contents.needs_peers() for m in self.runs]
         saves_alone = True not in need_peers
         c.settings = dataclasses.replace(c.settings, saves_alone=saves_alone)
-        save = RoundSave(self.runs, c, self.saves, self._clock)
+        save = RoundSave(
+            self.runs, c, self.saves, self._clock, arrived_at=self._clock.monotonic()
+        )
         c.feed(ev.Boundary(self.gate.started, last))
         while True:
             match c.wait(limit):
@@ -441,7 +439,7 @@ class Session:
                     if outcome is not Outcome.COMMITTED:
                         save.committed_nothing()
                     note = str(c.commit_extra.get("note", ""))
-                    self.exit.leave(outcome, c.lost_because or note)
+                    self.exit.leave(outcome, c.round.lost_because or note)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return verdict
                 case verdict:

@@ -1,4 +1,4 @@
-"""crc32c of files, in chunks, several files at a time.
+"""crc32c of files, in chunks.
 
 google-crc32c releases the GIL on large buffers and runs at about 13 GB/s here, so
 reading the bytes is what costs; threads pay when there is more than one file.
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
-from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import reading
 from tfpreempt.storage.pieces import Source
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _CHUNK_BYTES = 1 << 20  # more is no faster, and each thread holds two
-_THREADS = 4
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, the highest power in the lowest bit
 _ONE, _X = 1 << 31, 1 << 30
 
@@ -78,10 +74,11 @@ class Sum:
 
 def of_source(source: Source, limit: int = sys.maxsize) -> Sum:
     """Of what is left of an open file, or of so many bytes of it."""
-    found = Sum()
-    while chunk := source.read(min(_CHUNK_BYTES, limit - found.size)):
-        found.write(chunk)
-    return found
+    size = crc = 0
+    while chunk := source.read(min(_CHUNK_BYTES, limit - size)):
+        crc = int(google_crc32c.extend(crc, chunk))
+        size += len(chunk)
+    return Sum(size, crc)
 
 
 def of_file(path: str) -> tuple[int, int]:
@@ -93,18 +90,6 @@ def of_file(path: str) -> tuple[int, int]:
     with reading.open_file(path, buffering=0) as file:
         found = of_source(file)
     return found.size, found.crc32c
-
-
-def of_files(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Size and crc32c of many files, by path.
-
-    Raises:
-        OSError: one of them cannot be read; `filename` tells which.
-    """
-    todo = sorted(paths)
-    threads = min(_THREADS, os.cpu_count() or 1)
-    sums = map_in_threads(of_file, todo, threads=threads, name="tfpreempt-crc")
-    return dict(zip(todo, sums, strict=True))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -39,6 +39,8 @@ from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
 
+_CHECKSUM_THREADS = 4
+
 
 class Permit:
     """Decides whether an asynchronous save may still commit. Any thread."""
@@ -135,10 +137,8 @@ def publish(
     manifest = seal(files, clock, staged, contents, folders, draft)
     if staged.permit is not None:
         staged.permit.take()
-    target = free_target(files, directory, staged.number, draft.sequence)
-    files.rename(staging, target)
-    files.sync_dir(directory)
-    mark(files, target, to_json(manifest), manifest.sequence)
+    data, number = to_json(manifest), staged.number
+    target = put_in_place(files, directory, staging, number, data, manifest.sequence)
     return target, manifest
 
 
@@ -167,17 +167,16 @@ def seal(
         OSError: as the file system says.
     """
     unknown = [path for path in contents.values() if path not in staged.sums]
-    # A thread checksums while this thread syncs: the memory bus and the disk differ.
-    with concurrent.futures.ThreadPoolExecutor(
-        1, thread_name_prefix="tfpreempt-checksum"
-    ) as pool:
-        summing = pool.submit(checksum.of_files, unknown)
+    # Threads checksum while this thread syncs: the memory bus and the disk differ.
+    threads = min(_CHECKSUM_THREADS, os.cpu_count() or 1)
+    with concurrent.futures.ThreadPoolExecutor(threads, "tfpreempt-checksum") as pool:
+        summing = pool.map(checksum.of_file, unknown)
         with contained.parents_kept_open():
             for path in unknown:
                 files.sync_file(path)
         for folder in reversed(folders):
             files.sync_dir(folder)
-        sums = {**staged.sums, **summing.result()}
+        sums = {**staged.sums, **dict(zip(unknown, summing, strict=True))}
 
     entries = [
         FileEntry(name=name, size=sums[path][0], crc32c=sums[path][1])
@@ -194,10 +193,52 @@ def seal(
     return manifest
 
 
-def mark(files: Files, holder: str, manifest_bytes: bytes, sequence: int) -> None:
-    """Writes the marker: from its rename on, this is a commit."""
-    data = catalog.marker_bytes(manifest_bytes, sequence)
-    files.publish(os.path.join(holder, layout.MARKER), data)
+def put_in_place(
+    files: Files,
+    directory: str,
+    staging: str,
+    number: int,
+    manifest_bytes: bytes,
+    sequence: int,
+) -> str:
+    """Renames a sealed staging directory, and writes the marker: steps 3 and 4.
+
+    An older commit of the number stays until retention: the new commit gets the number
+    and its sequence as its name. A save of the number that never committed is removed:
+    the owner of the directory's lease has one save at a time. A name that TensorFlow's
+    state file has is not used either: the state file would vouch for the commit before
+    the marker is there.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory.
+        staging: the staging directory, with the manifest.
+        number: the directory number.
+        manifest_bytes: content of the manifest.
+        sequence: sequence of the commit.
+
+    Returns:
+        The path of the commit.
+
+    Raises:
+        ConfigurationError: the number is below 0.
+        OSError: as the file system says.
+    """
+    if number < 0:
+        raise errors.ConfigurationError(
+            f"A checkpoint number must be 0 or more; got {number!r}."
+        )
+    target = os.path.join(directory, str(number))
+    if reading.is_there(target) and retention.is_uncommitted(old := catalog.at(target)):
+        retention.delete(files, old)
+    prefix = f"{number}/{layout.PAYLOAD}"
+    if reading.is_there(target) or checkpoint_state.is_listed(directory, prefix):
+        target = f"{target}.{sequence}"
+    files.rename(staging, target)
+    files.sync_dir(directory)
+    marker = catalog.marker_bytes(manifest_bytes, sequence)
+    files.publish(os.path.join(target, layout.MARKER), marker)
+    return target
 
 
 def finish(
@@ -281,32 +322,6 @@ def point(
         last_preserved=old.last_preserved,
     )
     files.publish(path, checkpoint_state.to_bytes(new))
-
-
-def free_target(files: Files, directory: str, number: int, sequence: int) -> str:
-    """Where a commit goes: an older commit of this number stays until retention.
-
-    A save of this number that never committed is removed: the owner of the directory's
-    lease has one save at a time.
-
-    Nor does it go where TensorFlow's state file says that one is: that would vouch for
-    it before its marker is there.
-
-    Raises:
-        ConfigurationError: the number is below 0.
-        OSError: as the file system says.
-    """
-    if number < 0:
-        raise errors.ConfigurationError(
-            f"A checkpoint number must be 0 or more; got {number!r}."
-        )
-    plain = os.path.join(directory, str(number))
-    if reading.is_there(plain) and retention.is_uncommitted(old := catalog.at(plain)):
-        retention.delete(files, old)
-    is_taken = reading.is_there(plain) or checkpoint_state.is_listed(
-        directory, f"{number}/{layout.PAYLOAD}"
-    )
-    return f"{plain}.{sequence}" if is_taken else plain
 
 
 def versions() -> dict[str, str]:

@@ -176,8 +176,8 @@ def publish(
     _make_room(files, prefix)
     files.rename(staging, layout.sidecar(prefix))
     files.sync_dir(base)
-    data = to_json(manifest)
-    commit.mark(files, layout.sidecar(prefix), data, manifest.sequence)
+    marker = catalog.marker_bytes(to_json(manifest), manifest.sequence)
+    files.publish(os.path.join(layout.sidecar(prefix), layout.MARKER), marker)
     files.remove(prefix + layout.INTENT_SUFFIX)
     files.sync_dir(base)
     return prefix, manifest

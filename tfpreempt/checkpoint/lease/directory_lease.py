@@ -135,16 +135,36 @@ class LeaseDirectory:
             if error.errno not in _TAKEN:
                 raise
             # Refused; or a network lost the answer, asked again, and was refused then.
-            self._remove(new, holder.token)
+            self.end(holder.token, new)
         return holder.token if self._read(holder.token, _HOLDER) is not None else None
 
-    def end(self, token: str) -> None:
+    def end(self, token: str, root: str | None = None) -> None:
         """Ends a lease, if it is still there: its holder commits nothing any more.
+
+        Args:
+            token: of the lease.
+            root: the directory that it is in; by default where the lease lies once
+                it was taken.
 
         Raises:
             OSError: as the file system says.
         """
-        self._remove(self._root, token)
+        root = root or self._root
+        place = os.path.join(root, token)
+        for _ in range(_TRIES):
+            try:
+                names = self._disk.names(place)
+                # first what says that somebody has it: from then on all may help
+                for name in sorted(names, key=_HOLDER.__ne__):
+                    self._disk.remove(os.path.join(place, name))
+                self._disk.remove_dir(place)
+                break
+            except OSError as error:
+                if error.errno in GONE:
+                    break  # another one was quicker; or it never was a lease
+                if error.errno not in _IN_USE:
+                    raise
+        remove_if_empty(self._disk, root)
 
     def has(self, token: str) -> bool:
         """Whether a lease is there still.
@@ -187,24 +207,7 @@ class LeaseDirectory:
                 if name.startswith(begins):
                     new = os.path.join(self.where, name)
                     with contextlib.suppress(OSError):
-                        self._remove(new, name.removeprefix(begins))
-
-    def _remove(self, root: str, token: str) -> None:
-        place = os.path.join(root, token)
-        for _ in range(_TRIES):
-            names = self._names(place)
-            try:
-                # first what says that somebody has it: from then on all may help
-                for name in sorted(names, key=_HOLDER.__ne__):
-                    self._disk.remove(os.path.join(place, name))
-                self._disk.remove_dir(place)
-                break
-            except OSError as error:
-                if error.errno in GONE:
-                    break  # another one was quicker; or it never was a lease
-                if error.errno not in _IN_USE:
-                    raise
-        remove_if_empty(self._disk, root)
+                        self.end(name.removeprefix(begins), new)
 
     def _names(self, path: str) -> list[str]:
         try:

@@ -260,10 +260,9 @@ def bring(
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
                 retention.delete(files, entry)  # damaged, or it were not fetched
-        target = committing.free_target(files, directory, step, sequence)
-        files.rename(staged, target)
-        files.sync_dir(directory)
-        committing.mark(files, target, commit.data, sequence)
+        target = committing.put_in_place(
+            files, directory, staged, step, commit.data, sequence
+        )
         if commit.saved_at is not None:  # checkpoints of others rank by this time
             times = commit.saved_at, commit.saved_at
             marker = os.path.join(target, layout.MARKER)
