@@ -60,8 +60,8 @@ def asked(monkeypatch):
     return names
 
 
-def restore(checkpoint, prefix):
-    with reading_in_threads(prefix):
+def restore(checkpoint, prefix, ahead=None):
+    with reading_in_threads(prefix, ahead):
         checkpoint.read(prefix).expect_partial()
 
 
@@ -87,6 +87,40 @@ def test_any_structure(tmp_path_factory, structure, threads, rng):
     for restored in fresh.tensors.values():
         if restored.dtype in READ_BY_THREADS and restored.shape.rank:
             assert np.asarray(restored).ctypes.data % 64 == 0  # as TensorFlow's own
+
+
+@settings(max_examples=30)
+@given(structure=STRUCTURES, rng=st.randoms())
+def test_small_tensors_that_were_read_ahead(tmp_path_factory, structure, rng):
+    """Of the tensors that have bytes, TensorFlow reads those of other types alone."""
+    tensors = random_tensors(structure, rng)
+    prefix = str(tmp_path_factory.mktemp("any") / "ckpt")
+    write(tf.train.Checkpoint(holder=Holder(tensors)), prefix, threads=2)
+    fresh = Holder(dict(tensors))
+    small_bytes = bundle_writer.SMALL_BYTES
+    with pytest.MonkeyPatch.context() as patch:
+        names = asked.__wrapped__(patch)
+        patch.setattr(bundle_writer, "SMALL_BYTES", small_bytes)
+        ahead = bundle_reader.read_ahead(prefix)
+        restore(tf.train.Checkpoint(holder=fresh), prefix, ahead)
+    if ahead is not None:
+        assert len(names) == sum(
+            tensor.dtype not in READ_BY_THREADS or not in_bytes(tensor.numpy())
+            for tensor in tensors.values()
+        )
+        assert not ahead.tensors
+    assert_restored(fresh, tensors)
+
+
+def test_a_small_tensor_keeps_no_large_memory():
+    sizes = [8, 1 << 20, 8, 1 << 20, 100]
+    memory = bundle_reader._allocate(sizes)
+    assert [each.nbytes for each in memory] == sizes
+    assert all(each.ctypes.data % 64 == 0 for each in memory)
+    for size, each in zip(sizes, memory, strict=True):
+        while isinstance(each.base, np.ndarray):
+            each = each.base
+        assert (each.nbytes <= 1 << 16) == (size < bundle_writer.SMALL_BYTES)
 
 
 @pytest.mark.parametrize("threads", [2, 5])

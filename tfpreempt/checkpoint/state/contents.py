@@ -137,7 +137,7 @@ class Contents:
         """Deletes what a user's manager no longer wants; on the chief."""
 
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
-        """Reads the large tensors of a commit, and keeps them for `restore`.
+        """Reads the numeric tensors of a commit, and keeps them for `restore`.
 
         Args:
             prefix: TensorFlow's files; nothing of them is verified yet.

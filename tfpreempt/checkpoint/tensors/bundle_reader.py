@@ -22,7 +22,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -38,12 +38,13 @@ from tfpreempt.storage import checksum, reading
 
 _PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was read
 _JOB_BYTES = 1 << 24  # so that one large tensor keeps all threads busy
+_SMALL_BLOCK_BYTES = 1 << 16  # of memory that small tensors share
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, OverflowError),
     *(struct.error, DecodeError),
 )
 """What an index that is damaged, and a file that cannot be read, may raise."""
-_UNKNOWN = -1  # the crc32c of bytes that are no large tensor
+_UNKNOWN = -1  # the crc32c of bytes that are no tensor which is read here
 _MANY = 512  # buffers that one call fills; the limit of the kernel is 1,024
 _ALIGNED_BYTES = 64  # as TensorFlow's own memory (EIGEN_MAX_ALIGN_BYTES)
 
@@ -54,8 +55,7 @@ _KINDS = (*_WHOLE, *_NATURAL, *_FLOATS, tf.complex64, tf.complex128)
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
+class _Stretch(NamedTuple):
     """A part of a tensor, in the file.
 
     Attributes:
@@ -71,8 +71,7 @@ class _Stretch:
     crc32c: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Stored:
+class _Stored(NamedTuple):
     """A tensor in the files: its stretches, one behind the other, are its memory."""
 
     dtype: tf.DType
@@ -90,8 +89,7 @@ class _Stored:
         return _position(self.stretches[0]) if self.stretches else ("", 0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Some bytes of a stretch, and the memory that they are read into.
 
     Attributes:
@@ -113,7 +111,7 @@ _Part = tuple[_Stretch, _Bytes]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAhead:
-    """The large tensors of a checkpoint, read before the restore.
+    """The numeric tensors of a checkpoint, read before the restore.
 
     Attributes:
         prefix: of TensorFlow's files.
@@ -129,7 +127,7 @@ class ReadAhead:
 
 
 def read_ahead(prefix: str) -> ReadAhead | None:
-    """Reads the large tensors of a checkpoint, and all bytes around them.
+    """Reads the numeric tensors of a checkpoint, and all bytes around them.
 
     Returns:
         The tensors and the sums of the files. None if the tensors are too few to be
@@ -143,8 +141,7 @@ def read_ahead(prefix: str) -> ReadAhead | None:
         stored = {
             name: found
             for name in index.names()
-            if (found := index.find(name)) is not None
-            and found.size >= bundle_writer.SMALL_BYTES
+            if (found := index.find(name)) is not None and found.size
         }
         # An index that is not verified may claim any number of bytes.
         size = sum(each.size for each in stored.values())
@@ -457,20 +454,24 @@ def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
     """Fresh memory for each size, aligned as TensorFlow's.
 
-    Small tensors share an allocation, which is freed with the last of the tensors. The
+    Tensors share an allocation, which is freed with the last of them; small tensors
+    share a small allocation, as a variable that is never assigned again keeps it. The
     memory has small pages, as TensorFlow's: the kernel clears large pages in a fifth of
     the time if it has some, and in seven times the time if a virtual machine has given
     the memory back to its host.
     """
     spaces = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes]
-    left, room, memory = sum(spaces), np.empty(0, np.uint8), []
+    left, memory = sum(spaces), []
+    rooms = dict.fromkeys((_SMALL_BLOCK_BYTES, _JOB_BYTES), np.empty(0, np.uint8))
     for size, space in zip(sizes, spaces, strict=True):
-        if room.nbytes < space:
+        is_small = size < bundle_writer.SMALL_BYTES
+        block = _SMALL_BLOCK_BYTES if is_small else _JOB_BYTES
+        if rooms[block].nbytes < space:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            pages = mmap.mmap(-1, max(space, min(left, _JOB_BYTES)), flags=flags)
-            room = np.frombuffer(pages, np.uint8)
-        memory.append(room[:size])
-        room, left = room[space:], left - space
+            pages = mmap.mmap(-1, max(space, min(left, block)), flags=flags)
+            rooms[block] = np.frombuffer(pages, np.uint8)
+        memory.append(rooms[block][:size])
+        rooms[block], left = rooms[block][space:], left - space
     return memory
 
 

@@ -27,13 +27,15 @@ from tfpreempt.checkpoint.tensors.iterator_state import (
 )
 from tfpreempt.checkpoint.tensors.variables import (
     NAME,
+    Edges,
     attach,
     device_prefixes,
     is_on_read,
     local_parts,
+    paths,
     plain_message,
+    reached,
     variable_shape,
-    walk,
 )
 from tfpreempt.core import seams
 
@@ -101,27 +103,26 @@ def listed(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def match(view: Any, graph: Any) -> dict[int, int]:
+def match(objects: Sequence[Any], edges: Edges, graph: Any) -> dict[int, int]:
     """Which saved node TensorFlow would restore each living object from.
 
     Args:
-        view: the ObjectGraphView of the living checkpoint.
-        graph: the TrackableObjectGraph of the saved one.
+        objects: the living objects, from `reached`; the first is the checkpoint.
+        edges: of each object, the names and numbers of its children.
+        graph: the TrackableObjectGraph of the saved ones.
 
     Returns:
         Node number by id() of the object.
     """
     matched: dict[int, int] = {}
-    objects: dict[int, Any] = {0: view.root}
-    todo = [0]
-    while todo:
-        node_id = todo.pop(0)
-        obj = objects[node_id]
-        matched.setdefault(id(obj), node_id)
-        children = {child.name: child.ref for child in view.list_children(obj)}
+    numbers = {0: 0}  # of the object, by node
+    for node_id in (todo := [0]):
+        number = numbers[node_id]
+        matched.setdefault(id(objects[number]), node_id)
+        children = dict(edges[number])
         for edge in graph.nodes[node_id].children:
-            if edge.local_name in children and edge.node_id not in objects:
-                objects[edge.node_id] = children[edge.local_name]
+            if edge.local_name in children and edge.node_id not in numbers:
+                numbers[edge.node_id] = children[edge.local_name]
                 todo.append(edge.node_id)
     return matched
 
@@ -197,7 +198,7 @@ def restore(
         options: tf.train.CheckpointOptions, or None.
         with_data: whether the dataset iterators in the files are this worker's; those
             whose place is the same on all workers are restored anyway.
-        ahead: the large tensors of these files, if they were read before.
+        ahead: the tensors of these files, if they were read before.
 
     Returns:
         Tells the names of variables that nothing has yet, such as those that an
@@ -207,13 +208,15 @@ def restore(
         CheckpointMismatchError: another model's checkpoint; nothing was assigned.
         CheckpointDamagedError: TensorFlow cannot read it.
     """
-    for iterator in attach(checkpoint).iterators.values():
+    attached = attach(checkpoint)
+    for iterator in attached.iterators.values():
         keep_seeds(iterator)
     checkpoint.sync()
-    objects = walk(checkpoint)
+    found, edges = reached(checkpoint, attached)
+    objects = list(zip(paths(edges), found, strict=True))
     unmoved = contextlib.nullcontext() if with_data else positions_kept(objects)
     try:
-        _check_structure(checkpoint, objects, prefix)
+        _check_structure(objects, edges, prefix)
         with unmoved, reading_in_threads(prefix, ahead), assigning_directly(prefix):
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
@@ -233,9 +236,7 @@ def _unused(graph: Any, nodes: Collection[int]) -> Sequence[str]:
     return sorted(set(unused(graph, nodes)) - _OPTIONAL)
 
 
-def _check_structure(
-    checkpoint: tf.train.Checkpoint, objects: Objects, prefix: str
-) -> None:
+def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
     try:
         graph = seams.checkpoint.object_metadata(prefix)
     except ValueError:
@@ -243,7 +244,7 @@ def _check_structure(
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
-    nodes = match(checkpoint._saver._graph_view, graph)
+    nodes = match([obj for _, obj in objects], edges, graph)
     problems, new = [], []
     for path, variable in objects:
         if (shape := variable_shape(variable)) is None:

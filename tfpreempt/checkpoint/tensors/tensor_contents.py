@@ -214,7 +214,7 @@ class _Tracked(Contents):
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
-    # The large tensors of the commit that `read_ahead` was given last.
+    # The numeric tensors of the commit that `read_ahead` was given last.
     _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
     # The keys and specifications of the last save.
     _known: ObjectGraph = dataclasses.field(default_factory=ObjectGraph, init=False)

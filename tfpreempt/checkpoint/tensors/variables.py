@@ -39,7 +39,7 @@ def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
     all workers and after a restart.
     """
     objects, edges = _walk(checkpoint)
-    return list(zip(_paths(edges), objects, strict=True))
+    return list(zip(paths(edges), objects, strict=True))
 
 
 Edges = list[list[tuple[str, int]]]
@@ -77,15 +77,15 @@ def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
     return found
 
 
-def _paths(edges: Edges) -> list[str]:
+def paths(edges: Edges) -> list[str]:
     """Returns the path of each object, by the first of its parents."""
-    paths = [""]
-    for path, children in zip(paths, edges, strict=False):  # both end with the objects
+    found = [""]
+    for path, children in zip(found, edges, strict=False):  # both end with the objects
         for name, number in children:
-            if number == len(paths):
+            if number == len(found):
                 name = seams.trackable_utils.escape_local_name(name)
-                paths.append(f"{path}/{name}" if path else name)
-    return paths
+                found.append(f"{path}/{name}" if path else name)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -278,7 +278,7 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
         found.graph = graph = None
         holders = _holders(objects, edges)
     if graph is None:
-        _sort(found, list(zip(_paths(edges), objects, strict=True)))
+        _sort(found, list(zip(paths(edges), objects, strict=True)))
         values = map(_inner, objects)
         with contextlib.suppress(TypeError):  # of an object without weak references
             found.graph = Graph(
@@ -296,6 +296,20 @@ def attached(checkpoint: tf.train.Checkpoint) -> Attached:
     return found
 
 
+def reached(
+    checkpoint: tf.train.Checkpoint, found: Attached
+) -> tuple[list[Any], Edges]:
+    """Returns the objects of a checkpoint in TensorFlow's order, and their children.
+
+    Args:
+        checkpoint: the checkpoint.
+        found: the result of `attach`, which was just called: its walk is used.
+    """
+    if (graph := found.graph) is None:
+        return _walk(checkpoint)
+    return [each() for each in graph.objects], graph.edges
+
+
 def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
     """Path and number of each object that may hold untracked objects."""
 
@@ -305,7 +319,7 @@ def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
 
     return [
         (path, number)
-        for number, path in enumerate(_paths(edges))
+        for number, path in enumerate(paths(edges))
         if may_hold(objects[number])
     ]
 
