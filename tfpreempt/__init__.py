@@ -82,7 +82,7 @@ __all__ = [
     "states",
 ]
 
-# Public name -> the module that defines it, in path order.
+# Public name -> the module that defines the name, or is the name; in path order.
 _HOMES = {
     "TerminationConfig": "tfpreempt.platforms.config",
     "GenericTerminationConfig": "tfpreempt.platforms.config",
@@ -110,8 +110,6 @@ _HOMES = {
     "num_restarts": "tfpreempt.core.restarts",
     "Checkpoint": "tfpreempt.checkpoint.restore.handle",
     "TfpreemptError": "tfpreempt.errors",
-}
-_SUBMODULES = {
     "data": "tfpreempt.data",
     "errors": "tfpreempt.errors",
     "keras": "tfpreempt.keras",
@@ -121,17 +119,8 @@ _SUBMODULES = {
 
 def __getattr__(name: str) -> object:
     """Loads a public name on first use and keeps it."""
-    if name not in _SUBMODULES and name not in _HOMES:
-        raise AttributeError(
-            f"module 'tfpreempt' has no attribute {name!r}; its public names are "
-            f"{', '.join(__all__)}"
-        )
-    load = importlib.import_module("tfpreempt.core.loading").load
-    if name in _SUBMODULES:
-        value: object = load(_SUBMODULES[name])
-    else:
-        value = getattr(load(_HOMES[name]), name)
-    globals()[name] = value
+    loading = importlib.import_module("tfpreempt.core.loading")
+    value: object = loading.loader(__name__, _HOMES)(name)
     return value
 
 

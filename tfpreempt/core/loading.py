@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from tfpreempt import errors
@@ -22,6 +23,30 @@ def load(module: str) -> ModuleType:
         if error.name != "tensorflow":
             raise
         raise errors.TensorFlowMissingError(f"{module} {WANTED}") from error
+
+
+def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Returns the `__getattr__` of a package whose names are loaded on first use.
+
+    Args:
+        package: name of the package.
+        homes: module of each public name. A name that its module does not have is that
+            of the module itself.
+    """
+
+    def load_name(name: str) -> object:
+        """Loads a public name on first use and keeps it."""
+        if name not in homes:
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}; its public names are "
+                f"{', '.join(sorted(homes))}"
+            )
+        home = load(homes[name])
+        value: object = getattr(home, name, home)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load_name
 
 
 def has_tensorflow() -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfpreempt.core.loading import load
+from tfpreempt.core.loading import loader
 
 if TYPE_CHECKING:
     from tfpreempt.keras import data
@@ -27,20 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["PreemptionCallback", "data", "enable_multi_worker"]
 
 _HOMES = {
-    "PreemptionCallback": "callback",
-    "data": "data",
-    "enable_multi_worker": "multi_worker",
+    "PreemptionCallback": "tfpreempt.keras.callback",
+    "data": "tfpreempt.keras.data",
+    "enable_multi_worker": "tfpreempt.keras.multi_worker",
 }
-
-
-def __getattr__(name: str) -> object:
-    """Loads a public name on first use and keeps it."""
-    if name not in _HOMES:
-        raise AttributeError(
-            f"module 'tfpreempt.keras' has no attribute {name!r}; its public names are "
-            f"{', '.join(__all__)}"
-        )
-    home = load(f"tfpreempt.keras.{_HOMES[name]}")
-    value: object = getattr(home, name, home)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfpreempt.core.loading import load
+from tfpreempt.core.loading import loader
 
 if TYPE_CHECKING:
     from tfpreempt.checkpoint.state.state import State
@@ -62,15 +62,4 @@ _HOMES = {
     "TensorFlowRandomState": "tfpreempt.states.tensorflow_states",
     "DatasetIteratorState": "tfpreempt.states.tensorflow_states",
 }
-
-
-def __getattr__(name: str) -> object:
-    """Loads a public name on first use and keeps it."""
-    if name not in _HOMES:
-        raise AttributeError(
-            f"module 'tfpreempt.states' has no attribute {name!r}; its public names "
-            f"are {', '.join(__all__)}"
-        )
-    value: object = getattr(load(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)
