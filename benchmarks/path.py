@@ -109,7 +109,11 @@ def trace(kind: str, phase: str, package: Path, root: Path) -> list[Call]:
                     *(package, root / "state", root / f"{phase}-trace-{index}"),
                 ],
                 cwd=ROOT,
-                env={**environment(addresses, index), "TMPDIR": str(root)},
+                env={
+                    **environment(addresses, index),
+                    "TFPREEMPT_PLATFORM": "generic",  # no server is asked, anywhere
+                    "TMPDIR": str(root),
+                },
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

@@ -287,9 +287,12 @@ class Worker(Program):
 
     def restore(self, agreed: Any) -> int:
         """The step that it has restored."""
+        from tfpreempt.checkpoint.restore.reshard import read_own
+
         if agreed.candidate is not None:
             agreed.directory.restore(agreed.candidate)
-            agreed.directory.load_random_state(agreed.candidate)
+            opened = agreed.directory
+            read_own(agreed.candidate, opened.random_state, opened.cluster)
         step = self.step(has_state=True)
         meant = random.Random(f"{self.held(step)}")
         if step and random.getstate() != meant.getstate():

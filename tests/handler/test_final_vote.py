@@ -17,7 +17,6 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
 from tfpreempt.errors import SaveError
 from tfpreempt.handler import exit, final_vote, session, training_end
-from tfpreempt.handler.session import PendingNotices
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -48,7 +47,7 @@ class Worker(FakeRun):
         super().__init__()
         self.snapshots = self
         cluster = Cluster(worker=number, jobs=(("worker", 2),))
-        self.session = session.Session(cluster, store, "0", 5.0, PendingNotices())
+        self.session = session.Session(cluster, store, "0", 5.0, [])
         self.session.open(self)  # type: ignore[arg-type]
         self.in_commit: Callable[[], None] = lambda: None
         self.limit: float | None = None

@@ -40,7 +40,6 @@ from tfpreempt.errors import (
 from tfpreempt.handler import current_session, session, training_end
 from tfpreempt.handler import exit as exiting
 from tfpreempt.handler.exit import held_back, tell_peers
-from tfpreempt.handler.session import PendingNotices
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -200,10 +199,6 @@ def test_one_session_a_process(current: session.Session) -> None:
     """All handlers share it; the shortest time-out holds; one cluster only."""
     assert current_session.find_session(None, 3.0) is current
     assert current.coordinator.deadlines.save_timeout == 3.0
-    assert [current.next_prefix() for _ in range(2)] == [
-        "tfpreempt/0/start/1",
-        "tfpreempt/0/start/2",
-    ]
     other = Resolver({"worker": ["a", "b"]}, ("worker", 1))
     with pytest.raises(UsageError, match="one process can belong to one cluster"):
         current_session.find_session(other, 3.0)
@@ -258,7 +253,7 @@ def test_who_waits_for_the_others_says_so() -> None:
     """Its supervisor must not take that for something that takes as long as it takes:
     the others may hang."""
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
-    waiting = session.Session(cluster, MemoryStore(), "0", 5.0, PendingNotices())
+    waiting = session.Session(cluster, MemoryStore(), "0", 5.0, [])
     run = FakeRun()
     waiting.open(run)
     boundary(waiting)
@@ -297,9 +292,7 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
     """
     store, runs = MemoryStore(), [Saving(), Saving()]
     workers = [
-        session.Session(
-            Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0, PendingNotices()
-        )
+        session.Session(Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0, [])
         for i in range(2)
     ]
     for worker, run in zip(workers, runs, strict=True):

@@ -26,7 +26,7 @@ from tfpreempt.core.events import Notice
 from tfpreempt.core.life import tell
 from tfpreempt.errors import ConfigurationError, UsageError
 from tfpreempt.handler.exit import exit_hard, holders, keep_streams, on_interpreter_end
-from tfpreempt.handler.session import PendingNotices, Session
+from tfpreempt.handler.session import Session, take_notice
 from tfpreempt.handler.single_client import connection
 from tfpreempt.handler.training_end import at_interpreter_end
 from tfpreempt.notice.watcher import FindSources, WatchedSource, Watcher
@@ -36,7 +36,7 @@ from tfpreempt.platforms.detected import resolve_config
 log = logging.getLogger(__name__)
 
 _current: Session | None = None
-_pending = PendingNotices()
+_pending: list[Notice] = []  # that came while no run listened
 
 
 def _after_fork_in_child() -> None:
@@ -46,7 +46,7 @@ def _after_fork_in_child() -> None:
         return
     for run in _current.runs:
         run.stop_at = -1  # so that run() looks
-    _current, _pending = None, PendingNotices()
+    _current, _pending = None, []
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -114,7 +114,7 @@ def new_process() -> Iterator[None]:
     What was before goes on where it was.
     """
     global _current, _pending
-    before, _current, _pending = (_current, _pending), None, PendingNotices()
+    before, _current, _pending = (_current, _pending), None, []
     try:
         yield
     finally:
@@ -136,7 +136,7 @@ def keep(notice: Notice) -> bool:
         Whether the notice waits for the next run; False: a run that listens by now has
         the notice.
     """
-    _pending.keep(notice)
+    _pending.append(notice)
     if _current is not None:
         _current.deliver_pending_notices()
     return notice in _pending
@@ -144,12 +144,12 @@ def keep(notice: Notice) -> bool:
 
 def take_back(notice: Notice) -> bool:
     """Whether a notice that was kept was still unserved; it is the caller's now."""
-    return _pending.take(notice)
+    return take_notice(_pending, notice)
 
 
 def take_kept() -> bool:
     """Whether notices were kept and are unserved; they are the caller's now."""
-    taken = [notice for notice in _pending if take_back(notice)]
+    taken = [notice for notice in tuple(_pending) if take_back(notice)]
     return bool(taken)
 
 

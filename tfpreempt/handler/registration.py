@@ -111,6 +111,7 @@ def admit(
 
     # The agreement on a start.
     session.saves.wait()  # the directory is this run's from here on
+    session.start_count += 1
     agreed = agree(
         Start(
             checkpoint=checkpoint,
@@ -131,7 +132,7 @@ def admit(
             ],
         ),
         session.runtime.store,
-        session.next_prefix(),
+        f"tfpreempt/{session.incarnation}/start/{session.start_count}",
         START_TIMEOUT,
     )
 

@@ -99,6 +99,7 @@ class Agreed:
         candidate: the commit that all workers restore; None to start from scratch.
         token: unique to this start, equal on all workers; begins the names of saves.
         skipped: descriptions of the commits that were passed over (chief only).
+        damaged: why no commit can be restored, if there are commits (chief only).
         tier: where the candidate is: "memory", "disk" or "bucket".
         on_disk: the newest commit of the directory, which the candidate is too unless
             the candidate is a snapshot.
@@ -107,30 +108,14 @@ class Agreed:
     """
 
     directory: Directory
-    candidate: Entry | None
-    token: str
+    candidate: Entry | None = None
+    token: str = ""
     skipped: Sequence[str] = ()
+    damaged: str = ""
     tier: str = "disk"
     on_disk: Entry | None = None
     snapshots: Snapshots | None = None
     seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Newest:
-    """The newest commit that the chief can restore.
-
-    Attributes:
-        commit: None without one.
-        tier: see `Agreed`.
-        skipped: see `Agreed`.
-        damaged: why no commit can be restored, if there are commits.
-    """
-
-    commit: Entry | None = None
-    tier: str = "disk"
-    skipped: Sequence[str] = ()
-    damaged: str = ""
 
 
 def agree(
@@ -288,11 +273,11 @@ def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
         )
         if mirror.scratch is not None:
             mirror.scratch.check_room(opened.contents.held_bytes())
-    newest, snapshots, attempts = _Newest(), None, None
+    agreed, snapshots, attempts = Agreed(directory=opened), None, None
     if start.restore:
-        newest = _find_newest(start, opened, copies)
-        if apart and mirror is not None and newest.commit is not None:
-            upload_for_others(mirror, newest.commit)
+        agreed = _find_newest(start, opened, copies)
+        if apart and mirror is not None and agreed.candidate is not None:
+            upload_for_others(mirror, agreed.candidate)
     elif mirror is not None and copies is None:
         mirror.look()
     if start.memory is not None:
@@ -306,35 +291,28 @@ def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
         attempts = [
             attempt_of(each)
             for each in snapshots.find()
-            if is_newer(each, newest.commit, highest)
+            if is_newer(each, agreed.candidate, highest)
         ]
-    if newest.damaged and not attempts:
-        raise errors.CheckpointDamagedError(newest.damaged)
+    if agreed.damaged and not attempts:
+        raise errors.CheckpointDamagedError(agreed.damaged)
     lease = start.lease.token if start.lease is not None else None
-    agreed = Agreed(
-        directory=opened,
-        candidate=newest.commit,
-        token=(lease or uuid.uuid4().hex)[:12],
-        skipped=newest.skipped,
-        tier=newest.tier,
-        on_disk=newest.commit,
-        snapshots=snapshots,
-    )
+    token = (lease or uuid.uuid4().hex)[:12]
+    agreed = dataclasses.replace(agreed, token=token, snapshots=snapshots)
     plan = {
         "directory": opened.path,
         "lease": lease,
-        "checkpoint": newest.commit.token if newest.commit else None,
+        "checkpoint": agreed.candidate.token if agreed.candidate else None,
         "world": start.cluster.world,
-        "token": agreed.token,
+        "token": token,
         "snapshots": attempts,
-        "damaged": newest.damaged,
+        "damaged": agreed.damaged,
     }
     return plan, agreed
 
 
 def _find_newest(
     start: Start, opened: Directory, copies: Sequence[Entry] | None
-) -> _Newest:
+) -> Agreed:
     """Finds the newest commit that is intact, in the directory or in the mirror.
 
     Args:
@@ -369,7 +347,14 @@ def _find_newest(
     instead = f"{commit.path!r} is used" if commit else "it is passed over"
     for problem in (*skipped, *lost):
         log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
-    return _Newest(commit=commit, tier=tier, skipped=(*skipped, *lost), damaged=damaged)
+    return Agreed(
+        directory=opened,
+        candidate=commit,
+        on_disk=commit,
+        tier=tier,
+        skipped=(*skipped, *lost),
+        damaged=damaged,
+    )
 
 
 def upload_for_others(mirror: Mirror, commit: Entry) -> None:

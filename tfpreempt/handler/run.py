@@ -16,6 +16,7 @@ from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.commit import Permit
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
+from tfpreempt.checkpoint.restore.reshard import read_own
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
 from tfpreempt.checkpoint.state.state import State
@@ -173,7 +174,7 @@ class Run:
         """Restores the agreed commit, and the number of its steps.
 
         Args:
-            named_states: False if `load_states` was called before.
+            named_states: False if the named States were loaded before.
 
         Raises:
             CheckpointMismatchError: another model's checkpoint; nothing was assigned.
@@ -226,11 +227,6 @@ class Run:
         """Names of variables of the restored commit that no object has yet."""
         return self.source.contents.unrestored_variables()
 
-    def load_states(self) -> None:
-        """Loads the named States of the agreed commit, ahead of `restore`."""
-        if self.candidate is not None and self.candidate.manifest is not None:
-            self.source.load_named_states(self.candidate)
-
     def load_state(self, state: State) -> bool:
         """Loads one named State, registered or not, of what was restored or saved
         since; returns whether there was something."""
@@ -256,8 +252,9 @@ class Run:
         """
         self.is_armed = True
         self.watcher.rearm()
-        if self.candidate is not None:
-            self.source.load_random_state(self.candidate)
+        generators = self.source.random_state
+        if self.candidate is not None and generators is not None:
+            read_own(self.candidate, generators, self.source.cluster)
         mine = weakref.ref(self)
 
         def look() -> Now | None:

@@ -65,25 +65,19 @@ _TRACED = 2
 Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class PendingNotices:
-    """Notices that came while no run listened; each is taken once. Any thread."""
+def take_notice(pending: list[Notice], notice: Notice) -> bool:
+    """Removes a notice that waits for a run, and returns whether it was there.
 
-    def __init__(self) -> None:
-        self._notices: list[Notice] = []
+    Any thread: each notice is taken once.
 
-    def __iter__(self) -> Iterator[Notice]:
-        return iter(list(self._notices))
-
-    def keep(self, notice: Notice) -> None:
-        """Keeps a notice for the next run that listens."""
-        self._notices.append(notice)
-
-    def take(self, notice: Notice) -> bool:
-        """Takes a notice out; returns whether it was still there."""
-        with contextlib.suppress(ValueError):
-            self._notices.remove(notice)
-            return True
-        return False
+    Args:
+        pending: notices that came while no run listened.
+        notice: the notice to take.
+    """
+    with contextlib.suppress(ValueError):
+        pending.remove(notice)
+        return True
+    return False
 
 
 class Session:
@@ -95,6 +89,9 @@ class Session:
         incarnation: namespace of the keys.
         save_timeout: seconds that waiting may take where no deadline is known.
         pending: notices that came while no run listened.
+
+    Attributes:
+        start_count: number of runs that have begun to start; equal on all workers.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class Session:
         store: KeyValueStore,
         incarnation: str,
         save_timeout: float,
-        pending: PendingNotices,
+        pending: list[Notice],
     ) -> None:
         self.cluster = cluster
         self.incarnation = incarnation
@@ -111,7 +108,7 @@ class Session:
         self._clock = SystemClock()
         self.timer = StepTimer(self._clock)
         self.runs = Runs()
-        self._admitted = 0
+        self.start_count = 0
         self._heard: Notice | None = None  # the newest of the runs' own
         self.heard_at = -math.inf  # when that came
         self.runtime = Runtime(
@@ -152,11 +149,6 @@ class Session:
         self.coordinator.start()
 
     # --- runs -------------------------------------------------------------------------
-
-    def next_prefix(self) -> str:
-        """Namespace for the start of the next run; equal on all workers."""
-        self._admitted += 1
-        return f"tfpreempt/{self.incarnation}/start/{self._admitted}"
 
     def open(self, run: Run, every: datetime.timedelta | None = None) -> None:
         """A run takes part from now on: listens, and copies its commits.
@@ -205,8 +197,8 @@ class Session:
         listen, so that one of the two sees what the other did.
         """
         listening = [run for run in self.runs if run.watcher.is_started]
-        for notice in self._pending:
-            if listening and self._pending.take(notice):
+        for notice in tuple(self._pending):
+            if listening and take_notice(self._pending, notice):
                 mine = dataclasses.replace(notice, worker=self.cluster.worker)
                 self.hear(listening[-1].start.token, mine)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tfpreempt.checkpoint.mirror.status import MirrorStatus
 from tfpreempt.core.clock import Clock
-from tfpreempt.core.fields import is_number, is_time
+from tfpreempt.core.fields import are_kinds
 from tfpreempt.core.journal import open_file
 from tfpreempt.core.python import StrEnum
 from tfpreempt.core.threads import OwnedThread
@@ -33,11 +33,22 @@ _LOOKS_EVERY = 1.0
 _JOIN_SECONDS = 1.0  # for a disk that hangs
 _WINDOW_SECONDS = 60.0  # that the pace is the mean of
 _MOST_BYTES = 1 << 16  # of a file that is read
-_KINDS: dict[str, tuple[type, ...]] = {
-    **{each.__name__: (each,) for each in (int, str, bool, MirrorStatus)},
-    "float": (int, float),
-    "None": (type(None),),
-    "Doing": (str,),
+_KINDS = {
+    "at": "time",
+    "host": "text",
+    "doing": "text",
+    "upload": "object?",
+    **dict.fromkeys(("worker", "world", "pid", "step"), "count"),
+    **dict.fromkeys(("steps_per_second", "stepped_at"), "number?"),
+    **dict.fromkeys(("noticed_at", "deadline"), "number?"),
+}
+_UPLOAD_KINDS = {
+    "uri": "text",
+    "is_complete": "flag",
+    "fault": "text?",
+    **dict.fromkeys(("newest", "mirrored", "uploading"), "count?"),
+    **dict.fromkeys(("pending", "faults", "dropped"), "count"),
+    **dict.fromkeys(("sent_bytes", "total_bytes"), "count"),
 }
 
 
@@ -104,12 +115,13 @@ def read_now(path: Path) -> Now | None:
         return None
     try:
         values: dict[str, Any] = json.loads(text)
-        upload = values.pop("upload")
-        values["doing"] = Doing(values["doing"])
-        values["upload"] = None if upload is None else MirrorStatus(**upload)
-        now = Now(**values)
-        is_sound = _is_sound(now) and (not upload or _is_sound(now.upload))
-        return now if is_sound and is_time(now.at) else None
+        if not are_kinds(values, _KINDS):
+            return None
+        if (upload := values["upload"]) is not None:
+            if not are_kinds(upload, _UPLOAD_KINDS):
+                return None
+            values["upload"] = MirrorStatus(**upload)
+        return Now(**{**values, "doing": Doing(values["doing"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
@@ -235,18 +247,3 @@ class Telling:
 def _pack(now: Now) -> bytes:
     text = json.dumps(dataclasses.asdict(now)).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
-
-
-def _is_sound(value: Any) -> bool:
-    """Whether the fields of a dataclass are what they are said to be, within bounds."""
-    for field in dataclasses.fields(value):
-        given = getattr(value, field.name)
-        names = str(field.type).split(" | ")
-        if not isinstance(
-            given, tuple(kind for name in names for kind in _KINDS[name])
-        ):
-            return False
-        is_figure = isinstance(given, int | float) and not isinstance(given, bool)
-        if is_figure and not is_number(given):
-            return False
-    return True

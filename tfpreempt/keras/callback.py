@@ -108,7 +108,7 @@ class PreemptionCallback:
         self._options = Options(
             checkpoint_dir=checkpoint_dir,
             save_freq=save_freq,
-            termination_config=termination_config,
+            config=resolve_config(termination_config),
             restore=restore,
             save_timeout=save_timeout,
             max_to_keep=max_to_keep,
@@ -116,7 +116,7 @@ class PreemptionCallback:
             async_save=async_save,
         )
         # Keras may start readers before the fit begins.
-        resolve_config(termination_config).guard_children()
+        self._options.config.guard_children()
         self._training: Training | None = None
         self._files: Encoded | None = None
         self._names = contextlib.ExitStack()  # resolved for the newest fit
@@ -189,7 +189,8 @@ class PreemptionCallback:
         loggers = [each for each in callbacks if known.kind(each) == files.KIND]
         if loggers:
             self._names.enter_context(files.resolved(loggers))
-        self._files = capture_files(loggers)  # a logger may empty its file
+        # A logger may empty its file.
+        self._files = capture_files(loggers) if loggers else None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """A fit begins: agrees with all workers on a checkpoint, finds its place."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.checkpoint.directory.head import Head, committed
+from tfpreempt.checkpoint.directory.head import Head
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror.store_selection import Places
@@ -196,7 +196,8 @@ class StatesAlone:
 
     def _commits(self) -> list[Entry]:
         with failure.translated("read the last commit", self._directory):
-            return committed(catalog.scan(self._directory))
+            found = catalog.scan(self._directory)
+        return [each for each in found if each.is_committed]
 
     def _files(self) -> Files:
         return FencedFiles(LocalFiles(self._directory), self._lease)

@@ -249,7 +249,15 @@ def read(entry: Entry) -> Entry:
             entry = with_manifest(entry, from_json(data, where))
         except errors.CheckpointDamagedError as error:
             fault = str(error)
-    entry = dataclasses.replace(entry, time=_written_at(entry))
+    # The time of the marker, or of the manifest; a store is not asked for times.
+    is_local = isinstance(entry.store, LocalStore)
+    written = None if is_local else entry.saved_at
+    for name in (layout.MARKER, layout.MANIFEST) if is_local else ():
+        with contextlib.suppress(OSError):
+            path = os.path.join(entry.store.uri, entry.control(name))
+            written = os.stat(path).st_mtime_ns / 1e9
+            break
+    entry = dataclasses.replace(entry, time=written)
     if marker is None:
         if problem is not None:
             return damaged(entry, problem)
@@ -516,16 +524,3 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
             "bytes, which no manifest or marker of ours has."
         )
     return target.getvalue(), None
-
-
-def _written_at(entry: Entry) -> float | None:
-    """When the marker was written, or the manifest; not asked in object storage."""
-    if not isinstance(entry.store, LocalStore):
-        return entry.saved_at
-    for name in (layout.MARKER, layout.MANIFEST):
-        path = os.path.join(entry.store.uri, entry.control(name))
-        try:
-            return os.stat(path).st_mtime_ns / 1e9
-        except OSError:
-            continue
-    return None

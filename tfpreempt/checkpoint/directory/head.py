@@ -109,11 +109,6 @@ def newest(commits: Iterable[Entry]) -> Parent:
     return Parent(token=found.token, sequence=found.sequence)
 
 
-def committed(found: Iterable[Entry]) -> list[Entry]:
-    """Returns the entries of a directory that are commits."""
-    return [each for each in found if each.is_committed]
-
-
 def this_process() -> str:
     """Returns this process's name in its manifests; a forked child has another."""
     return f"{_PROCESS}-{os.getpid()}"

@@ -157,22 +157,17 @@ def from_json(data: bytes, source: str) -> Manifest:
     if record["prefix"] is not None and (reason := paths.why_unsafe(record["prefix"])):
         expected = f"a safe relative path; it {reason}"
         _check(source, "prefix", record["prefix"], False, expected)
+    if (parent := record["parent"]) is not None:
+        _check(source, "parent", parent, type(parent) is dict, "a JSON object")
+        token, sequence = parent.get("token"), parent.get("sequence")
+        is_token = type(token) is str and len(token) <= _MAX_TOKEN
+        _check(source, "parent.token", token, is_token, "the token of a commit")
+        expected = "a whole number from 0 on"
+        _check(source, "parent.sequence", sequence, _IS_SEQUENCE(sequence), expected)
+        record["parent"] = Parent(token=token, sequence=sequence)
     known = {field.name: record[field.name] for field in dataclasses.fields(Manifest)}
     known |= {"workers": tuple(sorted(workers)), "files": _files(source, files)}
-    known |= {"parent": _parent(source, record["parent"])}
     return Manifest(**known | {"save_seconds": float(record["save_seconds"])})
-
-
-def _parent(source: str, record: Any) -> Parent | None:
-    if record is None:
-        return None
-    _check(source, "parent", record, type(record) is dict, "a JSON object")
-    token, sequence = record.get("token"), record.get("sequence")
-    is_token = type(token) is str and len(token) <= _MAX_TOKEN
-    _check(source, "parent.token", token, is_token, "the token of a commit")
-    expected = "a whole number from 0 on"
-    _check(source, "parent.sequence", sequence, _IS_SEQUENCE(sequence), expected)
-    return Parent(token=token, sequence=sequence)
 
 
 def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:

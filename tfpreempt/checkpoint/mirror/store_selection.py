@@ -29,7 +29,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout, retention
 from tfpreempt.checkpoint.directory.cache import private_directory
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.checkpoint.directory.head import NONE, committed, newest
+from tfpreempt.checkpoint.directory.head import NONE, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
@@ -133,7 +133,8 @@ class Scratch:
         marked = _marked(copies)
         now, expected = newest(marked), self._expected()
         with failure.translated("read the scratch directory", self.directory):
-            local = committed(catalog.scan(self.directory))
+            found = catalog.scan(self.directory)
+            local = [each for each in found if each.is_committed]
             is_ours = any(now.token == each.token for each in expected)
             if not (local and is_ours):
                 there = {each.token for each in marked}
@@ -199,7 +200,7 @@ class Scratch:
         Raises:
             ConfigurationError: says how much is missing, and what to do.
         """
-        found = committed(catalog.scan(self.directory))
+        found = [e for e in catalog.scan(self.directory) if e.is_committed]
         largest = max([bytes_of_state, *(each.size or 0 for each in found)])
         need = 2 * largest - sum(each.size or 0 for each in found)
         need = max(need, _LEAST_FREE)

@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.directory import (
     storage_identity,
 )
 from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.directory.head import Head, committed, this_process
+from tfpreempt.checkpoint.directory.head import Head, this_process
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror import import_commit
@@ -34,7 +34,6 @@ from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.checkpoint.restore.reshard import (
     check_rules,
     has_part_of,
-    is_resized,
     read_own,
 )
 from tfpreempt.checkpoint.state.contents import Contents
@@ -162,7 +161,8 @@ class Directory:
             LeaseLostError: it did; this process's steps are not to be mixed with its.
         """
         if self.lease is not None:
-            self.lease.head.follow(committed(found), self.lease)
+            commits = [each for each in found if each.is_committed]
+            self.lease.head.follow(commits, self.lease)
 
     def remember_head(self) -> None:
         """Remembers, for later handlers of this process, that it has committed here."""
@@ -263,7 +263,7 @@ class Directory:
             ConfigurationError: the workers of now cannot share the data equally.
         """
         cluster, manifest = self.cluster, candidate.manifest
-        resized = is_resized(candidate, cluster)
+        resized = manifest is not None and manifest.world_size != cluster.world
         if resized:
             check_rules(candidate, self.registry.in_order(), cluster)
             self.contents.check_shares()
@@ -289,17 +289,6 @@ class Directory:
             step=candidate.step or 0,
             sequence=candidate.sequence or 0,
             world_size=manifest.world_size if manifest else 0,
-        )
-
-    def load_random_state(self, candidate: Entry) -> bool:
-        """Restores this worker's random generators; at the first `run()`, main thread.
-
-        Returns:
-            Whether the checkpoint had them for this worker.
-        """
-        state, is_ours = self.random_state, candidate.manifest is not None
-        return (
-            state is not None and is_ours and read_own(candidate, state, self.cluster)
         )
 
     def random_bytes(self) -> bytes:
@@ -464,7 +453,7 @@ def check_nothing_came(path: str) -> None:
         return
     with failure.translated("read the last commit", path):
         found = catalog.scan(path)
-    if head.has_moved(committed(found)):
+    if head.has_moved(each for each in found if each.is_committed):
         raise errors.DirectoryInUseError(
             f"another program has committed in {path!r} since this process closed its "
             "handler there; to go on from that in this process would mix two runs. "

@@ -47,8 +47,13 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     overwritten = {entry.name for entry in ours if is_overwritten(entry)}
     current = [entry for entry in ours if entry.name not in overwritten]
     has_commit = any(entry.is_committed for entry in current)
-    found = _prefixes(directory, needs_pointer=not has_commit)
-    found.update(flat_commit.intents(directory))
+    names = reading.names(directory)
+    found = _prefixes(directory, names, needs_pointer=not has_commit)
+    found.update(
+        os.path.join(directory, name.removesuffix(layout.INTENT_SUFFIX))
+        for name in names
+        if name.endswith(layout.INTENT_SUFFIX) and name != layout.INTENT_SUFFIX
+    )
     known = {
         entry.path
         for entry in current
@@ -84,22 +89,23 @@ def is_overwritten(entry: Entry) -> bool:
         return False
 
 
-def _prefixes(directory: str, *, needs_pointer: bool) -> set[str]:
+def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> set[str]:
     """Prefixes of flat checkpoints, and of those that the state file names.
 
     Not of what it names outside of the directory, or inside a commit of ours.
 
     Args:
         directory: the checkpoint directory.
+        names: the names in it.
         needs_pointer: whether the state file may name all that there is; otherwise one
             that cannot be read is only said.
 
     Raises:
-        OSError: the directory or its state file cannot be read.
+        OSError: the state file cannot be read.
     """
     found = {
         os.path.join(directory, name.removesuffix(INDEX))
-        for name in reading.names(directory)
+        for name in names
         if name.endswith(INDEX) and name != INDEX
     }
     try:

@@ -16,7 +16,6 @@ from typing import IO
 
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.checkpoint.restore import restore as restoring
 from tfpreempt.checkpoint.state.state import State, naming, no_rule, read_state
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.storage import reading
@@ -37,20 +36,21 @@ def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
         CheckpointMismatchError: it is of another number of workers, and the State has
             no rule for that.
     """
-    if is_resized(entry, cluster):
+    if not has_part_of(entry, cluster):
+        return False
+    if entry.manifest is not None and entry.manifest.world_size != cluster.world:
         return _fold(entry, state, cluster)
-    shard = restoring.shard_of(entry, cluster)
-    return shard is not None and read_state(shard, state)
-
-
-def is_resized(entry: Entry, cluster: Cluster) -> bool:
-    """Whether a checkpoint was written by another number of workers."""
-    return entry.manifest is not None and entry.manifest.world_size != cluster.world
+    shard = os.path.join(entry.shards, layout.worker_name(cluster.worker))
+    return read_state(shard, state)
 
 
 def has_part_of(entry: Entry, cluster: Cluster) -> bool:
-    """Whether a commit has anything that this worker could take as its own."""
-    return is_resized(entry, cluster) or restoring.shard_of(entry, cluster) is not None
+    """Returns whether a commit has anything that this worker can load as its own."""
+    manifest = entry.manifest
+    if manifest is None:
+        return False
+    is_resized = manifest.world_size != cluster.world
+    return is_resized or cluster.worker in manifest.workers
 
 
 def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None:

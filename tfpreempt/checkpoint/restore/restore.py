@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
+from tfpreempt.checkpoint.directory import catalog, checkpoint_state
 from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.restore import external_checkpoints
 from tfpreempt.checkpoint.restore.verification import faults
@@ -140,16 +139,6 @@ def newest_verified(
         else:
             return entry
     return None
-
-
-def shard_of(entry: Entry, cluster: Cluster) -> str | None:
-    """The directory with what a worker saved; None if it saved nothing."""
-    manifest, worker = entry.manifest, cluster.worker
-    if manifest is None or manifest.world_size != cluster.world:
-        return None
-    if worker not in manifest.workers:
-        return None
-    return os.path.join(entry.shards, layout.worker_name(worker))
 
 
 def warn_about_workers(entry: Entry, cluster: Cluster) -> None:

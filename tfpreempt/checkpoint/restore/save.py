@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.directory import catalog, flat_commit, layout, retenti
 from tfpreempt.checkpoint.directory import commit as committing
 from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
 from tfpreempt.checkpoint.directory.commit import Permit
-from tfpreempt.checkpoint.directory.head import committed, newest, this_process
+from tfpreempt.checkpoint.directory.head import newest, this_process
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
 from tfpreempt.checkpoint.restore.checkpoint_directory import LEFT_BEHIND, Directory
 from tfpreempt.checkpoint.state.contents import Staged
@@ -294,7 +294,7 @@ class Save(Staged):
             files=(),
             because=because,
             versions=committing.versions(),
-            parent=parent or newest(committed(found)),
+            parent=parent or newest(each for each in found if each.is_committed),
             metadata={
                 "restart": directory.restart,
                 "attempt": self.attempt,

@@ -48,9 +48,6 @@ def faults(
     files = commit.manifest.files if commit.manifest else ()
     parts: list[checksum.Sum] = []  # of the ranges; each grows while it is read
 
-    def tell() -> None:
-        watch(sum(each.size for each in parts))
-
     def look(file: FileEntry) -> str | None:
         try:
             known = commit.store.stat(commit.object(file.name))
@@ -73,7 +70,10 @@ def faults(
         return summed
 
     in_threads = functools.partial(
-        map_in_threads, threads=threads, name="tfpreempt-verify", watch=tell
+        map_in_threads,
+        threads=threads,
+        name="tfpreempt-verify",
+        watch=lambda: watch(sum(each.size for each in parts)),
     )
     found = dict(zip(files, in_threads(look, files), strict=True))
     of_size = {  # the files that are there with their size, and the sums that are known
@@ -97,7 +97,7 @@ def faults(
             if size:  # most files are of one range
                 crc = checksum.joined(crc, part.crc32c, part.size)
             whole[file] = size + part.size, crc if size else part.crc32c
-    tell()
+    watch(sum(each.size for each in parts))
     for file, (size, crc) in whole.items():
         found[file] = found[file] or _compare(commit, file, size, crc)
     return {file.name: text for file, text in found.items() if text is not None}

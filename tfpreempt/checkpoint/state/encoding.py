@@ -23,7 +23,7 @@ UNREADABLE = (
     SyntaxError,  # NumPy reads some names of dtypes as Python
 )
 """What Python and NumPy raise where bytes are not what was saved."""
-_AS_THEY_ARE = (type(None), bool, int, str)
+_AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _KINDS = "biufcSUmM"  # of NumPy types that `dtype.str` names in full
 _EXPECTED = (
     "None, a bool, int, float, str, NumPy array or NumPy number, or a list, tuple or "
@@ -115,7 +115,9 @@ def encode(
     if isinstance(value, np.generic) or kind is np.ndarray:
         return _encode_array(value, path, arrays)
     if kind in (list, tuple):
-        items = [inner(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        items = [*value]
+        if not _AS_THEY_ARE.issuperset(map(type, items)):
+            items = [inner(item, f"{path}[{i}]") for i, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
     if kind is dict:
         pairs = {key: inner(item, f"{path}[{key!r}]") for key, item in value.items()}

@@ -35,7 +35,7 @@ from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.fit.traced_functions import TracedFunctions
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded
-from tfpreempt.platforms.detected import resolve_config
+from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import checksum, paths
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Options(CheckpointOptions):
 
     checkpoint_dir: str
     save_freq: str | int | datetime.timedelta | None
-    termination_config: Any
+    config: TerminationConfig
     save_timeout: float
 
 
@@ -128,8 +128,8 @@ class Training:
         resolver = getattr(self.fit.model.distribute_strategy, "cluster_resolver", None)
         every = options.save_freq
         self.session = find_session(resolver, options.save_timeout)
-        config = resolve_config(options.termination_config)
-        with protected_start(config), self.session.activity.hang_detection_paused():
+        config, activity = options.config, self.session.activity
+        with protected_start(config), activity.hang_detection_paused():
             self.run = admit(
                 self.session,
                 self._state.checkpoint,
@@ -141,7 +141,8 @@ class Training:
             # With several workers, each may have arrays of its own.
             self._state.has_own_arrays = self.session.cluster.world == 1
             with training_end.closing_on_failure(self.session, self.run):
-                self.run.load_states()
+                if self.run.candidate and self.run.candidate.manifest is not None:
+                    self.run.source.load_named_states(self.run.candidate)
                 period = every if isinstance(every, datetime.timedelta) else None
                 self.session.open(self.run, period)
 
