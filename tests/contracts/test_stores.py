@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.key_value_store import FaultyStore, StoreFault
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.errors import KeyExistsError, StoreGoneError, WaitTimeoutError
+from tfpreempt.testing.store import FaultyStore, StoreFault
 
 ROOT = Path(__file__).parents[2]
 SOON = 10.0  # seconds in which anything that must happen has happened

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from tests.fakes.key_value_store import FaultyStore, StoreFault
 from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.coordination.runtime import FEWEST_WALKS, Runtime, walks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.errors import StoreGoneError
+from tfpreempt.testing.store import FaultyStore, StoreFault
 
 SOON = 10.0  # seconds in which anything that must happen has happened
 

@@ -12,5 +12,5 @@ store        the interface of the key-value store that workers agree through
 memory       a store in this process: for one worker alone, and for simulation
 rendezvous   before training: all workers start from the same plan
 
-Imported by handler.
+Imported by handler, testing.
 """
