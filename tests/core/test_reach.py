@@ -11,6 +11,7 @@ import pathlib
 import sys
 import types
 import unittest
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,88 @@ def test_another_thread_may_change_a_container_that_is_looked_through(
 
     monkeypatch.setattr(reach, "is_container", change)
     assert not reach.is_data(changed)
+
+
+class Slotted:
+    """An object without a `__dict__`."""
+
+    __slots__ = ("one", "two")
+
+
+def model_of_all_kinds() -> Model:
+    slotted = Slotted()
+    slotted.one = 1
+    return Model(
+        count=1,
+        array=np.zeros(2),
+        parts=[Model(one=1), (Model(two=2),)],
+        names={"a": Model(three=3), (1, 2): 5},
+        tags={1, 2},
+        frozen=(frozenset({1}), {3}),
+        queue=collections.deque([1, 2]),
+        slotted=slotted,
+        data=[0] * (reach.MANY + 1),
+        unknown=object(),
+    )
+
+
+def replace_key(model: Model) -> None:
+    """By an equal number of keys; the address of the first key is free."""
+    numbers = [3, 4]
+    del model.names[1, 2]
+    model.names[tuple(numbers)] = 5
+
+
+def replace_by_the_same_class(model: Model) -> None:
+    """The new object may have the address of the old object."""
+    del model.parts[0]
+    model.parts.insert(0, Model(one=2))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "an equal value of another type": lambda m: setattr(m, "count", True),
+    "another number": lambda m: setattr(m, "count", 2),
+    "a new attribute": lambda m: setattr(m, "more", None),
+    "an attribute is deleted": lambda m: delattr(m, "count"),
+    "an equal array": lambda m: setattr(m, "array", np.zeros(2)),
+    "another object that is not entered": lambda m: setattr(m, "unknown", object()),
+    "an attribute of a part": lambda m: setattr(m.parts[0], "one", 3),
+    "an attribute of a part in a tuple": lambda m: setattr(m.parts[1][0], "two", 3),
+    "an object of the same class": replace_by_the_same_class,
+    "another order": lambda m: m.parts.reverse(),
+    "an item is appended": lambda m: m.parts.append(0),
+    "an item of a dict": lambda m: m.names.update(a=Model(three=3)),
+    "a part of a dict": lambda m: setattr(m.names["a"], "three", 4),
+    "another key": replace_key,
+    "an item of a set": lambda m: m.tags.add(3),
+    "an item of a set in a tuple": lambda m: m.frozen[1].discard(3),
+    "a deque": lambda m: m.queue.rotate(),
+    "a slot": lambda m: setattr(m.slotted, "one", 2),
+    "a new slot": lambda m: setattr(m.slotted, "two", 2),
+    "another class": lambda m: setattr(
+        m.parts[0], "__class__", type("M", (Model,), {})
+    ),
+    "no data any more": lambda m: m.data.clear(),
+    "an object among data": lambda m: m.data.append(Model()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_what_a_walk_has_found_is_seen(
+    change: Callable[[Model], None],
+) -> None:
+    model, reached = model_of_all_kinds(), reach.Reached()
+    kinds = Model, Slotted
+    list(reach.walk({"model": model}, lambda kind: kind in kinds, reached=reached))
+    assert reached.is_unchanged()
+    assert reached.is_unchanged()
+    change(model)
+    assert not reached.is_unchanged()
+
+
+def test_contents_that_lead_nowhere_are_no_change() -> None:
+    model, reached = model_of_all_kinds(), reach.Reached()
+    list(reach.walk({"model": model}, reach.is_of_program, reached=reached))
+    model.array[0] = 1
+    model.data.append(0)
+    assert reached.is_unchanged()

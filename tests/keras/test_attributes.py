@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,3 +120,117 @@ def test_an_object_in_place_of_a_number_is_put_back() -> None:
     attributes.traced_by(lambda: seen.append(layer.rate))
     assert seen == [0.3]
     assert layer.rate is objects[1]
+
+
+class Slotted:
+    """A user's object with slots and a property."""
+
+    __slots__ = ("_rate", "more")
+
+    def __init__(self) -> None:
+        self._rate = 1
+
+    @property
+    def rate(self) -> int:
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: int) -> None:
+        self._rate = rate
+
+
+def model_with_values() -> Helper:
+    return Helper(
+        count=0,
+        layer=keras.layers.Dropout(0.5),
+        dense=keras.layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.1)),
+        layers=[keras.layers.Dropout(0.1)],
+        steps=[1, 2],
+        phases={"a": [1], (1, 2): 3},
+        tags={1, "a"},
+        queue=collections.deque([1], maxlen=3),
+        array=np.zeros(3),
+        arrays={"a": [np.zeros(2)], "b": (np.ones(2),)},
+        record=np.zeros(1, [("a", int)])[0],
+        generators=[random.Random(1), np.random.default_rng(1)],
+        nested=([1], {2}, frozenset({random.Random(2)})),
+        stats=Stats(),
+        slotted=Slotted(),
+        part=Helper(inner=Helper(value=1)),
+        data=[0] * (reach.MANY + 1),
+        mixed={1, object},
+    )
+
+
+def edits(model: Any, rng: random.Random) -> list[Callable[[], Any]]:
+    """Ways to change a model; some of them change nothing."""
+    number = rng.randrange(5)
+    frozen = next(iter(model.nested[2]))
+    return [
+        lambda: setattr(model, "count", number),
+        lambda: setattr(model, "count", bool(number)),
+        lambda: setattr(model, f"new{number}", number),
+        lambda: vars(model).pop(f"new{number}", None),
+        lambda: setattr(model.layer, "rate", number / 10),
+        lambda: setattr(model.layer, "trainable", number > 2),
+        lambda: setattr(model, "layer", keras.layers.Dropout(number / 10)),
+        lambda: setattr(model.dense.kernel_regularizer, "l2", number),
+        lambda: model.layers.append(keras.layers.Dropout(0.1)),
+        lambda: model.layers.reverse(),
+        lambda: model.steps.append(number),
+        lambda: model.steps.__setitem__(0, number),
+        lambda: setattr(model, "steps", list(model.steps)),
+        lambda: model.phases["a"].append(number),
+        lambda: model.phases.update(b=number),
+        lambda: model.phases.update({(number, 2): number}),
+        lambda: model.phases.pop((number, 2), None),
+        lambda: model.tags.add(number),
+        lambda: model.tags.discard(number),
+        lambda: model.queue.append(number),
+        lambda: model.array.__setitem__(0, number),
+        lambda: model.arrays["a"][0].__setitem__(0, number),
+        lambda: model.arrays["b"][0].__setitem__(0, number),
+        lambda: model.record.__setitem__("a", number),
+        lambda: model.generators[0].random(),
+        lambda: model.generators[1].random(),
+        lambda: model.nested[0].append(number),
+        lambda: model.nested[1].add(number),
+        frozen.random,
+        lambda: setattr(model, "stats", Stats(number)),
+        lambda: setattr(model.slotted, "rate", number),
+        lambda: setattr(model.slotted, "more", [number]),
+        lambda: setattr(model.part.inner, "value", number),
+        lambda: setattr(model.part, "inner", Helper(value=number)),
+        lambda: setattr(model, "part", Helper(inner=Helper(value=number))),
+        lambda: model.data.append(number),
+        lambda: model.data.__setitem__(0, number),
+        lambda: model.mixed.discard(object),
+        lambda: model.mixed.add(object),
+        lambda: None,
+    ]
+
+
+def test_a_repeated_look_finds_what_a_new_look_finds(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two looks goes through all objects each time."""
+    is_unchanged, answers = reach.Reached.is_unchanged, []
+
+    def recorded(reached: reach.Reached) -> bool:
+        answers.append(is_unchanged(reached))
+        return answers[-1]
+
+    for number in range(480):
+        if number % 8 == 0:
+            model = model_with_values()
+            repeated, new = Attributes(model), Attributes(model)
+        for _ in range(rng.choice([1, 1, 3])):
+            edit = rng.choice(edits(model, rng))
+            edit()
+        with monkeypatch.context() as patch:
+            patch.setattr(reach.Reached, "is_unchanged", recorded)
+            found = repeated.capture()
+        with monkeypatch.context() as patch:
+            patch.setattr(reach.Reached, "is_unchanged", lambda _: False)
+            assert found == new.capture(), number
+    assert {True, False} == set(answers)

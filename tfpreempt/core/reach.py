@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import dis
 import functools
 import inspect
+import itertools
+import operator
 import os
 import pathlib
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ GROWING = (list, dict, set, collections.deque)
 """Containers that may come to have more items, or fewer."""
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
+_SETS = (set, frozenset)
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow"})
 """Packages that are libraries in any folder: their sources may be on PYTHONPATH."""
@@ -40,9 +42,8 @@ _NOT_THE_PROGRAM = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where something lies.
+class Place(NamedTuple):
+    """Where something lies. A tuple, as a walk makes tens of thousands.
 
     Attributes:
         path: as Python writes it, such as `model.parts['a'][0]`; equal in each run of a
@@ -58,12 +59,51 @@ class Place:
     key: Any = None
 
 
+class Reached:
+    """The objects, containers and sets that a walk has found, with their parts.
+
+    The parts are kept alive, so that another object cannot have the address of a part.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Any, type, list[Any] | None]] = []
+
+    def add(self, value: Any, items: Iterable[tuple[Any, Any]] | None) -> None:
+        """Adds an object, a container or a set.
+
+        Args:
+            value: the object.
+            items: the keys and values that the walk follows; None: the container is
+                data, and the walk follows none.
+        """
+        parts = None if items is None else _parts(value, items)
+        self._found.append((value, type(value), parts))
+
+    def is_unchanged(self) -> bool:
+        """Whether the walk, repeated now, finds the same objects in the same places.
+
+        The contents of arrays, and of objects that the walk does not enter, may differ.
+        """
+        for value, kind, before in self._found:
+            if type(value) is not kind:
+                return False
+            if before is None:
+                if not is_data(value):
+                    return False
+                continue
+            now = _parts(value, _items(value))
+            if len(now) != len(before) or not all(map(operator.is_, now, before)):
+                return False
+        return True
+
+
 def walk(
     roots: Mapping[str, Any],
     enters: Callable[[type], bool],
     *,
     skips: Callable[[Any], bool] = lambda value: False,
     also: Callable[[Any], Iterable[Place]] = lambda value: (),
+    reached: Reached | None = None,
 ) -> Iterator[Place]:
     """Every place below some objects, and themselves, in a fixed order.
 
@@ -77,6 +117,8 @@ def walk(
             dicts and deques are always entered, unless they are data.
         skips: whether a value is no place, and leads to none; not called for roots.
         also: returns further places that an object leads to; called once for each.
+        reached: gets the objects that the walk finds. Not for walks with `skips` or
+            `also`.
     """
     todo = collections.deque(Place(path=p, value=v) for p, v in roots.items())
     entered: dict[int, Any] = {}
@@ -88,11 +130,20 @@ def walk(
             continue
         entered[id(value)] = value
         todo.extend(also(value))
-        if is_data(value) if is_container(value) else not enters(type(value)):
+        is_inside = is_container(value)
+        if reached is not None and isinstance(value, _SETS):
+            reached.add(value, _items(value))
+        if not is_inside and not enters(type(value)):
             continue
-        for number, (key, inner) in enumerate(_parts(value)):
+        items = None if is_inside and is_data(value) else _items(value)
+        if reached is not None:
+            reached.add(value, items)
+        if not is_inside and items is not None:
+            items.sort(key=_is_private)
+        for number, (key, inner) in enumerate(items or ()):
             if not skips(inner):
-                path = f"{place.path}{_suffix(value, key, number)}"
+                suffix = _suffix(key, number) if is_inside else f".{key}"
+                path = f"{place.path}{suffix}"
                 todo.append(Place(path=path, value=inner, owner=value, key=key))
 
 
@@ -140,9 +191,8 @@ def set_by(cls: type) -> frozenset[str]:
     return frozenset[str]().union(*map(_set_in_body, cls.__mro__))
 
 
-def is_set_by_library(owner: Any, key: Any) -> bool:
-    """Whether an attribute is one that a base class sets that is not of the program."""
-    kind: type = type(owner)
+def is_set_by_library(kind: type, key: Any) -> bool:
+    """Whether a class that is not of the program, itself or a base, sets it."""
     return key in set_by(_library_of(kind))
 
 
@@ -217,20 +267,32 @@ def is_data(value: Any) -> bool:
     return count > MANY
 
 
-def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Keys and values of a container, or the attributes of an object."""
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    """Keys and values of a container or a set, or the attributes of an object.
+
+    A list of its own: another thread of the program may change the container.
+    """
     if isinstance(value, dict):
         return list(value.items())
-    if is_container(value):
-        return enumerate(list(value))
-    held = {**getattr(value, "__dict__", {}), **_slots(value)}
-    return sorted(held.items(), key=_is_private)
+    if is_container(value) or isinstance(value, _SETS):
+        return list(enumerate(list(value)))
+    held = getattr(value, "__dict__", {})
+    kind: type = type(value)
+    return list(({**held, **_slots(value)} if _slots_of(kind) else held).items())
 
 
-def _suffix(value: Any, key: Any, number: int) -> str:
-    """How Python writes the access to one of the parts of a value."""
-    if not is_container(value):
-        return f".{key}"
+def _parts(value: Any, items: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """The values among the items of a container, an object or a set, and the keys.
+
+    An index is no part.
+    """
+    if isinstance(value, dict) or not (is_container(value) or isinstance(value, _SETS)):
+        return list(itertools.chain.from_iterable(items))
+    return [inner for _, inner in items]
+
+
+def _suffix(key: Any, number: int) -> str:
+    """How Python writes the access to one of the parts of a container."""
     is_plain = isinstance(key, str | int)  # others may show their address
     return f"[{key!r}]" if is_plain else f"[key {number}]"
 

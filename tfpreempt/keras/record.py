@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from tfpreempt.checkpoint.state.encoding import (
 from tfpreempt.checkpoint.state.state import State
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)  # without slots, for `digest`
 class Encoded:
     """A value of plain Python and NumPy as it was when it was taken.
 
@@ -48,7 +49,7 @@ class Encoded:
         header = encode(value, path, arrays, takes_bytes=True)
         return Encoded(header=header, arrays=tuple(arrays))
 
-    @property
+    @functools.cached_property
     def digest(self) -> bytes:
         """Equal where the values are, bit for bit."""
         text = repr(self.header).encode()

@@ -403,7 +403,8 @@ class _Call:
             is_memory = value.flags.writeable and not isinstance(value, np.memmap)
             return [value] if is_memory else []
         if isinstance(value, reach.GROWING):
-            return [] if reach.is_set_by_library(place.owner, place.key) else [value]
+            kind: type = type(place.owner)
+            return [] if reach.is_set_by_library(kind, place.key) else [value]
         is_generator = isinstance(value, _GENERATORS)
         return [value] if is_generator else _variables(value, self.values)
 

@@ -43,7 +43,7 @@ _PLAIN = (
     *(bool, int, float, str, type(None), np.generic, np.ndarray),
     *(random.Random, np.random.Generator, np.random.RandomState),
 )
-_MUTABLE = (*reach.GROWING, np.ndarray)
+_FIXED = frozenset({bool, int, float, str, type(None)})
 _HOLDING = ("variables", "reset_state", "call", "get_config")
 """Methods by which layers, metrics, losses, optimizers and regularizers are known."""
 _KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
@@ -83,6 +83,11 @@ class Value:
             CheckpointDamagedError: `Encoded.of` did not make what is encoded.
         """
         return self.encoded.value() if self.problem is None else self.place.value
+
+    def taken_again(self) -> Value:
+        """Returns the value with the contents that the same object has now."""
+        owner, key = self.name
+        return _taken(self.place, owner, key if self.is_setting else None)
 
     @property
     def is_small(self) -> bool:
@@ -162,6 +167,9 @@ class Attributes:
         self._has_stepped = False  # in this process or before a restart
         self._settings: dict[Any, Value] = {}  # when they were seen first
         self._owners: dict[int, Any] = {}  # whose id() is in a key
+        self._reached: reach.Reached | None = None  # by the newest walk
+        self._looked: Mapping[Any, Value] = {}  # by the newest look
+        self._changing: list[Any] = []  # keys of values that may change in place
         self._at_first: dict[Any, Value] = {}  # those that the first step had
         self._at_start: dict[Any, bytes] = {}
         now = self._look()
@@ -212,6 +220,7 @@ class Attributes:
         model = self._roots["model"]
         now = self._look()
         self._at_end = {key: each.encoded.digest for key, each in now.items()}
+        self._reached, self._looked = None, {}  # the model outlives what a fit holds
         self._functions = _functions(model)
         vars(model)[_KEPT] = self
         _ended[id(self)] = self
@@ -444,18 +453,39 @@ class Attributes:
             why = f"there is no place for it: {error!r}"
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
 
-    def _look(self) -> dict[Any, Value]:
+    def _look(self) -> Mapping[Any, Value]:
         """Returns the values of now by keys that stay equal when a model is built."""
+        if self._reached is not None and self._reached.is_unchanged():
+            changing = {key: self._looked[key].taken_again() for key in self._changing}
+            self._looked = {**self._looked, **changing}
+        else:
+            reached = reach.Reached()
+            self._looked = looked = self._look_through(reached)
+            self._changing = [
+                key for key, each in looked.items() if _may_change(each.place.value)
+            ]
+            self._reached = reached
+        return self._looked
+
+    def _look_through(self, reached: reach.Reached) -> dict[Any, Value]:
+        """Looks into all objects that the model holds; `reached` gets the objects."""
         looked: dict[Any, Value] = {}
         paths: dict[int, str] = {}
         dealt_with: set[int] = set()  # containers, whole or not a user's
-        for place in reach.walk(self._roots, _enters):
+        for place in reach.walk(self._roots, _enters, reached=reached):
             owner, value = place.owner, place.value
             paths.setdefault(id(value), place.path)
-            is_users = id(owner) not in dealt_with and _is_users(owner, place.key)
+            kind: type = type(owner)
+            is_attribute = owner is not None and not reach.is_container(owner)
+            if is_attribute:
+                is_users = _is_users(kind, place.key)
+            else:
+                is_users = owner is not None and isinstance(place.key, str | int)
+            is_users = is_users and id(owner) not in dealt_with
+            setting = None
             # A layer may make a tensor of a setting when it is built.
-            may_be_setting = not is_users and not isinstance(value, tf.Tensor)
-            setting = _setting(owner, place.key) if may_be_setting else None
+            if is_attribute and not is_users and not isinstance(value, tf.Tensor):
+                setting = _setting(kind, place.key)
             is_container = reach.is_container(value)
             if not is_users and setting is None:
                 if is_container:
@@ -480,12 +510,14 @@ class Attributes:
             key = id(owner), place.key
             found = self._settings.get(key)
             is_seen = found is not None and found.place.value is value
-            if found is None or not is_seen or isinstance(value, _MUTABLE):
+            if found is None or not is_seen or _may_change(value):
                 found = _taken(place, path, setting)
             if key not in self._settings:
                 self._settings[key] = found
                 self._at_start[key] = found.encoded.digest
-            looked[key] = dataclasses.replace(found, place=place, name=(path, setting))
+            if found.place.path != place.path or found.name != (path, setting):
+                found = dataclasses.replace(found, place=place, name=(path, setting))
+            looked[key] = found
         return looked
 
 
@@ -507,24 +539,21 @@ def _enters(kind: type) -> bool:
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
 
 
-def _is_users(owner: Any, key: Any) -> bool:
+@functools.cache
+def _is_users(kind: type, key: str) -> bool:
     """Whether an attribute is not one that Keras or TensorFlow sets themselves."""
-    if owner is None:
-        return False
-    if reach.is_container(owner):
-        return isinstance(key, str | int)
-    is_hidden = not reach.is_of_program(type(owner)) and key.startswith("_")
-    return not is_hidden and not reach.is_set_by_library(owner, key)
+    is_hidden = not reach.is_of_program(kind) and key.startswith("_")
+    return not is_hidden and not reach.is_set_by_library(kind, key)
 
 
-def _setting(owner: Any, key: Any) -> str | None:
+@functools.cache
+def _setting(kind: type, key: str) -> str | None:
     """The name by which a library's setting is set; None for other attributes."""
-    kind: type = type(owner)
-    if owner is None or reach.is_container(owner) or not hasattr(kind, "get_config"):
+    if not hasattr(kind, "get_config"):
         return None
     names, public = _arguments(kind), key.removeprefix("_")
     if key in names:
-        return str(key)
+        return key
     has_setter = getattr(getattr(kind, public, None), "fset", None) is not None
     return public if public in names and has_setter else None
 
@@ -537,6 +566,17 @@ def _arguments(kind: type) -> frozenset[str]:
     functions = filter(inspect.isfunction, map(inspect.unwrap, filter(None, makers)))
     names = (inspect.signature(each).parameters for each in functions)
     return frozenset[str]().union(*names)
+
+
+def _may_change(value: Any) -> bool:
+    """Whether a value may have other contents later and still be the same object."""
+    if isinstance(value, tuple | frozenset):
+        return any(map(_may_change, value))
+    is_scalar = isinstance(value, np.generic) and not isinstance(value, np.void)
+    is_fixed = is_scalar or type(value) in _FIXED
+    return isinstance(value, reach.GROWING) or (
+        isinstance(value, _PLAIN) and not is_fixed
+    )
 
 
 def _leaves(value: Any) -> Iterator[Any]:
