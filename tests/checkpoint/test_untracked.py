@@ -134,9 +134,77 @@ def test_a_variable_of_keras_that_becomes_distributed_is_found() -> None:
     ]
 
 
-def test_paths_are_those_of_tensorflow() -> None:
-    checkpoint = tf.train.Checkpoint(model=make_model(), a=[tf.Variable(1.0)])
+def trained() -> Any:
+    """A functional model of nested models, with the variables of an optimizer."""
+    keras = pytest.importorskip("keras")
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    inputs = keras.Input((3,))
+    outputs = keras.layers.BatchNormalization()(inner(inputs))
+    model = keras.Model(inputs, keras.layers.Dropout(0.1, seed=1)(outputs))
+    adam = keras.optimizers.Adam(use_ema=True)
+    model.compile(keras.optimizers.LossScaleOptimizer(adam), "mse", metrics=["mae"])
+    model.fit(tf.zeros((2, 3)), tf.zeros((2, 2)), verbose=0)
+    return model
+
+
+def with_lora() -> Any:
+    keras = pytest.importorskip("keras")
+    layer = keras.layers.Dense(4)
+    layer.build((None, 3))
+    layer.enable_lora(2)
+    return layer
+
+
+def quantized() -> Any:
+    keras = pytest.importorskip("keras")
+    layer = keras.layers.Dense(4)
+    layer.build((None, 3))
+    layer.quantize("int8")
+    return layer
+
+
+def with_trackables_of_its_own() -> Any:
+    """Layers of Keras 3 with objects of TensorFlow, one with its own list."""
+    keras = pytest.importorskip("keras")
+
+    class Saving(keras.layers.Layer):  # type: ignore[misc]
+        def _trackable_children(self, *args: Any, **options: Any) -> dict[str, Any]:
+            return super()._trackable_children(*args, **options) | {"more": self.more}
+
+    class Layer(keras.layers.Layer):  # type: ignore[misc]
+        pass
+
+    layer, saving = Layer(), Saving()
+    saving.more = tf.train.Checkpoint(v=tf.Variable(1.0))
+    layer.module, layer.table = tf.Module(), {"a": [tf.Variable(2.0)]}
+    layer.module.inner = [tf.Variable(1.0), saving]
+    layer.saving = saving
+    return layer
+
+
+def of_the_older_line() -> Any:
+    keras = pytest.importorskip("tf_keras")
+    model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(tf.zeros((2, 3)), tf.zeros((2, 2)), verbose=0)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_model,
+        trained,
+        with_lora,
+        quantized,
+        with_trackables_of_its_own,
+        of_the_older_line,
+    ],
+)
+def test_paths_are_those_of_tensorflow(make: Any) -> None:
+    checkpoint = tf.train.Checkpoint(model=make(), a=[tf.Variable(1.0)])
     checkpoint.b = checkpoint.a
+    checkpoint.optimizer = getattr(checkpoint.model, "optimizer", None) or tf.Module()
     objects, paths = checkpoint._saver._graph_view.breadth_first_traversal()
     assert walk(checkpoint) == [
         ("/".join(each.name.replace("/", ".S") for each in paths[obj]), obj)

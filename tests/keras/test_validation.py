@@ -177,3 +177,30 @@ def test_held_values_are_saved_and_training_continues(on: Machine, line: str) ->
         checkpoint.save(path)
     assert values(model) == changed
     assert int(checkpoint.save_counter) == 2
+
+
+def test_values_are_held_while_rows_of_a_variable_change() -> None:
+    """TensorFlow writes rows in place, as the optimizer does for an embedding."""
+    rows, dense = tf.Variable(tf.zeros((100, 64))), tf.Variable(tf.zeros(64))
+    more = [tf.Variable(float(number)) for number in range(130)]
+    module = tf.Module()
+    module.parts = [rows, dense, *more]
+    checkpoint = tf.train.Checkpoint(module=module)
+
+    def update(by: float) -> None:
+        rows.scatter_add(tf.IndexedSlices(tf.fill((1, 64), by), [3]))
+        dense.assign_add(tf.fill(64, by))
+        for each in more:
+            each.assign_add(by)
+
+    def now() -> list[Any]:
+        return [each.numpy().tolist() for each in module.parts]
+
+    update(1.0)  # from now on a read of `rows` makes a copy
+    expected, held = now(), HeldValues(checkpoint, attach(checkpoint))
+    update(2.0)
+    changed = now()
+    with held.assigned():
+        assert now() == expected
+        update(4.0)
+    assert now() == changed

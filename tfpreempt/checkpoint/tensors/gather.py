@@ -216,7 +216,7 @@ def _values(known: _Known, objects: Sequence[Any]) -> list[Value] | None:
     for (device, dtype), variables in known.variables.items():
         if (handles := _handles(variables, objects)) is None:
             return None
-        read = _read_variables(device, dtype, handles)
+        read = read_variables(device, dtype, handles)
         found += [
             (objects[variable.number], variable.key, value)
             for variable, value in zip(variables, read, strict=True)
@@ -241,7 +241,7 @@ def _handles(
     return handles
 
 
-def _read_variables(
+def read_variables(
     device: str, dtype: tf.DType, handles: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Reads variables by few operations, without a copy.

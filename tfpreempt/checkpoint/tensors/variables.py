@@ -66,15 +66,31 @@ def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
 def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
     """The names and children of an object, as `view.list_children` returns them.
 
-    Most objects are variables, which have TensorFlow's own list of children. The list
-    is read directly, as the call takes ten times as long.
+    Variables, and layers and optimizers of Keras 3, have TensorFlow's own list of
+    children. The list is read directly, as the call takes ten times as long.
     """
-    own = type(obj)._trackable_children
-    if obj is view.root or own is not _Trackable._trackable_children:
+    kind: type = type(obj)
+    if obj is view.root or not _has_list_of_children(kind):
         found: Iterable[tuple[str, Any]] = view.list_children(obj)
     else:
         found = vars(obj).get("_self_unconditional_checkpoint_dependencies", ())
     return found
+
+
+_LISTING = frozenset({"Trackable", "AutoTrackable", "TFLayer"})
+"""Classes of TensorFlow and Keras that save the children in TensorFlow's own list."""
+
+
+@functools.cache
+def _has_list_of_children(kind: type) -> bool:
+    """Whether all classes that define the children of a class are in `_LISTING`."""
+    methods = "_trackable_children", "_maybe_initialize_trackable"
+    return all(
+        base.__name__ in _LISTING
+        and base.__module__.partition(".")[0] in reach.FRAMEWORKS
+        for base in kind.__mro__
+        if not vars(base).keys().isdisjoint(methods)
+    )
 
 
 def paths(edges: Edges) -> list[str]:
@@ -167,6 +183,21 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
         return tuple(found.values)
     inner = getattr(variable, "_value", variable)
     return (inner,) if isinstance(inner, tf.Variable) else ()
+
+
+def below_children(checkpoint: tf.train.Checkpoint, attached: Attached) -> list[Any]:
+    """Returns the objects of a checkpoint, but not the children of the checkpoint.
+
+    Args:
+        checkpoint: whose counters of saves are children.
+        attached: what the last `attach` of the checkpoint has found.
+    """
+    if (graph := attached.graph) is None:
+        objects, edges = _walk(checkpoint)
+    else:
+        objects, edges = [each() for each in graph.objects], graph.edges
+    children = {0, *(number for _, number in edges[0])}
+    return [obj for number, obj in enumerate(objects) if number not in children]
 
 
 def device_prefixes() -> tuple[str, ...]:
