@@ -353,7 +353,7 @@ def listed_names() -> dict[str, set[str]]:
     listed: dict[str, set[str]] = {}
     for feature in seams.FEATURES.values():
         for module, names in feature.names.items():
-            parts = re.split(r"[ .:]", names)
+            parts = re.split(r"[ .:,]", names)
             listed.setdefault(module, set()).update(parts)
     return listed
 

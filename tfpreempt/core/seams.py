@@ -24,6 +24,7 @@ import functools
 import importlib
 import inspect
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,67 +119,68 @@ class Feature:
     Attributes:
         what: in words, for the error.
         names: by module as in `MODULES`, separated by spaces. "f" or "Class"; of
-            a class "Class.attribute", where one of its methods may set it; and of a
-            method "Class.method:local", one of its local variables.
+            a class "Class.one,other", attributes, which one of its methods may set; and
+            of a method "Class.method:one,other", local variables.
     """
 
     what: str
     names: dict[str, str]
+
+    def each(self) -> Iterator[tuple[str, str]]:
+        """Yields each name by itself, with its module as in `MODULES`."""
+        for module, names in self.names.items():
+            for owner, last in re.findall(r"(\S+[.:])?([^\s.:]+)", names):
+                for name in last.split(","):
+                    yield module, owner + name
 
 
 FEATURES = {
     "checkpoints": Feature(
         what="every handler and callback",
         names={
-            "checkpoint": "object_metadata Checkpoint._saver CheckpointLoadStatus."
-            "_checkpoint TrackableSaver._gather_serialized_tensors "
-            "TrackableSaver._graph_view _CheckpointRestoreCoordinator "
+            "checkpoint": "object_metadata Checkpoint._saver "
+            "CheckpointLoadStatus._checkpoint "
+            "TrackableSaver._gather_serialized_tensors,_graph_view "
+            "_CheckpointRestoreCoordinator "
             "_CheckpointRestoreCoordinator.restore_saveables",
             "checkpoint_context": "preemption_save_context",
             "checkpoint_restore": "CheckpointPosition "
-            "CheckpointPosition.gather_ops_or_named_saveables "
-            "CheckpointPosition.has_non_trivial_reshard_callback",
+            "CheckpointPosition.gather_ops_or_named_saveables,"
+            "has_non_trivial_reshard_callback",
             "data_structures": "TrackableDataStructure",
             "distribute_values": "DistributedVariable",
-            "eager_context": "context global_seed Context._rng Context._seed "
-            "Context._set_global_seed Context.host_address_space",
+            "eager_context": "context global_seed Context._rng,_seed,_set_global_seed,"
+            "host_address_space",
             "eager_execute": "execute",
             "functional_saver": "io_ops",
-            "graph_view": "ObjectGraphView.breadth_first_traversal "
-            "ObjectGraphView.list_children",
+            "graph_view": "ObjectGraphView.breadth_first_traversal,list_children",
             "io_ops": "restore_v2",
             "iterator_ops": "OwnedIterator",
             "object_identity": "ObjectIdentityDictionary",
             "registration": "get_registered_saver_name",
             "resource_variable_ops": "BaseResourceVariable "
-            "BaseResourceVariable._gather_saveables_for_checkpoint "
-            "BaseResourceVariable._restore_from_tensors "
-            "BaseResourceVariable._serialize_to_tensors",
+            "BaseResourceVariable._gather_saveables_for_checkpoint,"
+            "_restore_from_tensors,_serialize_to_tensors",
             "saveable_compat": "get_saveable_name",
             "saveable_object": "SaveSpec SaveSpec._tensor",
             "saveable_object_util": "SaveableCompatibilityConverter "
-            "saveable_objects_from_trackable "
-            "trackable_has_serialize_to_tensor",
+            "saveable_objects_from_trackable trackable_has_serialize_to_tensor",
             "stateful_random_ops": "global_generator",
             "tensor_bundle": "BundleEntryProto BundleHeaderProto",
-            "trackable_base": "Trackable "
-            "Trackable._gather_saveables_for_checkpoint "
-            "Trackable._self_unconditional_checkpoint_dependencies "
-            "Trackable._serialize_to_tensors Trackable._trackable_children "
-            "Trackable._update_uid",
+            "trackable_base": "Trackable Trackable._gather_saveables_for_checkpoint,"
+            "_self_unconditional_checkpoint_dependencies,_serialize_to_tensors,"
+            "_trackable_children,_update_uid",
             "trackable_utils": "checkpoint_key escape_local_name extract_object_name",
         },
     ),
     "iterators": Feature(
         what="saving the place of a tf.data iterator",
         names={
-            "dataset_ops": "DatasetV2._functions DatasetV2._inputs "
-            "DatasetV2._variant_tensor",
+            "dataset_ops": "DatasetV2._functions,_inputs,_variant_tensor",
             "dataset_pb2": "CompressedElement",
             "gen_dataset_ops": "dataset_to_graph_v2 map_dataset serialize_iterator",
-            "iterator_ops": "OwnedIterator._dataset "
-            "OwnedIterator._iterator_resource OwnedIterator._restore_from_tensors "
-            "OwnedIterator._serialize_to_tensors",
+            "iterator_ops": "OwnedIterator._dataset,_iterator_resource,"
+            "_restore_from_tensors,_serialize_to_tensors",
             "random_op": "_RandomDataset._rerandomize",
             "range_op": "_RangeDataset._start",
             "shuffle_op": "_ShuffleDataset._reshuffle_each_iteration",
@@ -189,28 +191,25 @@ FEATURES = {
     "manager": Feature(
         what="saving by a tf.train.CheckpointManager",
         names={
-            "checkpoint_management": "CheckpointManager._last_checkpoint_step "
-            "CheckpointManager._last_preserved_timestamp "
-            "CheckpointManager._latest_checkpoint CheckpointManager._max_to_keep "
-            "CheckpointManager._maybe_delete CheckpointManager._prefix "
-            "CheckpointManager._record_state CheckpointManager._step_counter "
-            "CheckpointManager._sweep",
+            "checkpoint_management": "CheckpointManager._last_checkpoint_step,"
+            "_last_preserved_timestamp,_latest_checkpoint,_max_to_keep,_maybe_delete,"
+            "_prefix,_record_state,_step_counter,_sweep",
         },
     ),
     "coordination": Feature(
         what="agreeing with other workers by TensorFlow's coordination service",
         names={
-            "eager_context": "context Context.delete_config_key_value "
-            "Context.get_config_key_value Context.get_task_states "
-            "Context.report_error_to_cluster Context.set_config_key_value",
+            "eager_context": "context Context.delete_config_key_value,"
+            "get_config_key_value,get_task_states,report_error_to_cluster,"
+            "set_config_key_value",
         },
     ),
     "remote_cluster": Feature(
         what="connect_to_cluster()",
         names={
-            "eager_context": "context Context._context_handle "
-            "Context.configure_coordination_service Context.delete_config_key_value "
-            "Context.get_config_key_value",
+            "eager_context": "context Context._context_handle,"
+            "configure_coordination_service,delete_config_key_value,"
+            "get_config_key_value",
         },
     ),
     "pipelines": Feature(
@@ -218,9 +217,8 @@ FEATURES = {
         names={
             "cache_op": "CacheDataset._filename",
             "concatenate_op": "_ConcatenateDataset",
-            "shuffle_op": "_ShuffleDataset._buffer_size "
-            "_ShuffleDataset._reshuffle_each_iteration _ShuffleDataset._seed "
-            "_ShuffleDataset._seed2",
+            "shuffle_op": "_ShuffleDataset._buffer_size,_reshuffle_each_iteration,"
+            "_seed,_seed2",
         },
     ),
     "distributed_data": Feature(
@@ -228,25 +226,16 @@ FEATURES = {
         names={
             "data_distribute": "compute_batch_size",
             "gen_dataset_ops": "make_iterator multi_device_iterator_init",
-            "input_lib": "DistributedDataset._cardinality "
-            "DistributedDataset._element_spec "
-            "DistributedDataset._enable_get_next_as_optional "
-            "DistributedDataset._input_context DistributedDataset._input_workers "
-            "DistributedDataset._num_replicas_in_sync "
-            "DistributedDataset._original_dataset DistributedDataset._replica_order "
-            "DistributedDataset._strategy DistributedDatasetsFromFunction._datasets "
-            "DistributedIterator._iterators DistributedIteratorSpec._cardinality "
-            "DistributedIteratorSpec._component_specs "
-            "DistributedIteratorSpec._element_spec "
-            "DistributedIteratorSpec._enable_get_next_as_optional "
-            "DistributedIteratorSpec._input_workers "
-            "DistributedIteratorSpec._options "
-            "DistributedIteratorSpec._replica_order DistributedIteratorSpec._strategy "
-            "InputWorkers.compute_devices_for_worker InputWorkers.num_workers "
-            "InputWorkers.worker_devices "
-            "_SingleWorkerDatasetIteratorSpec._element_spec",
-            "multi_device_iterator_ops": "OwnedMultiDeviceIterator._device_iterators "
-            "OwnedMultiDeviceIterator._multi_device_iterator_resource",
+            "input_lib": "DistributedDataset._cardinality,_element_spec,"
+            "_enable_get_next_as_optional,_input_context,_input_workers,"
+            "_num_replicas_in_sync,_original_dataset,_replica_order,_strategy "
+            "DistributedDatasetsFromFunction._datasets DistributedIterator._iterators "
+            "DistributedIteratorSpec._cardinality,_component_specs,_element_spec,"
+            "_enable_get_next_as_optional,_input_workers,_options,_replica_order,"
+            "_strategy InputWorkers.compute_devices_for_worker,num_workers,"
+            "worker_devices _SingleWorkerDatasetIteratorSpec._element_spec",
+            "multi_device_iterator_ops": "OwnedMultiDeviceIterator._device_iterators,"
+            "_multi_device_iterator_resource",
             "resource_variable_ops": "ResourceVariable",
             "trackable_base": "Trackable._track_trackable",
         },
@@ -258,58 +247,42 @@ FEATURES = {
             "keras_callback_list": "CallbackList._flush_futures",
             "keras_generator_adapter": "GeneratorDataAdapter.generator",
             "keras_layer": "Layer._flatten_layers",
-            "keras_py_dataset_adapter": "PyDatasetAdapter._epoch "
-            "PyDatasetAdapter._standardize_batch PyDatasetAdapter.enqueuer "
-            "OrderedEnqueuer.indices PyDatasetAdapter.py_dataset "
-            "PyDatasetAdapter.shuffle",
+            "keras_py_dataset_adapter": "PyDatasetAdapter._epoch,_standardize_batch,"
+            "enqueuer,py_dataset,shuffle OrderedEnqueuer.indices",
             "keras_seeds": "SeedGenerator global_state",
-            "keras_trainer": "TFEpochIterator TFEpochIterator._current_iterator "
-            "TFEpochIterator._distributed_dataset TFEpochIterator._enumerate_iterator "
-            "TFEpochIterator._num_batches TFEpochIterator._steps_seen "
-            "TFEpochIterator.data_adapter "
-            "TensorFlowTrainer._get_metrics_result_or_logs "
-            "TensorFlowTrainer._initial_epoch TensorFlowTrainer._should_eval "
-            "TensorFlowTrainer._symbolic_build TensorFlowTrainer.fit:epoch_iterator "
-            "TensorFlowTrainer.evaluate:use_cached_eval_dataset "
-            "TensorFlowTrainer.fit:callbacks "
-            "TensorFlowTrainer.fit:epoch_logs TensorFlowTrainer.fit:validation_data "
-            "TensorFlowTrainer.fit:x",
-            "keras_variables": "Variable._deferred_initialize Variable._initializer "
-            "Variable._value",
+            "keras_trainer": "TFEpochIterator TFEpochIterator._current_iterator,"
+            "_distributed_dataset,_enumerate_iterator,_num_batches,_steps_seen,"
+            "data_adapter TensorFlowTrainer._get_metrics_result_or_logs,_initial_epoch,"
+            "_should_eval,_symbolic_build TensorFlowTrainer.fit:epoch_iterator,"
+            "callbacks,epoch_logs,validation_data,x "
+            "TensorFlowTrainer.evaluate:use_cached_eval_dataset",
+            "keras_variables": "Variable._deferred_initialize,_initializer,_value",
         },
     ),
     "keras_workers": Feature(
         what="enable_multi_worker()",
         names={
             "keras_trainer": "TFEpochIterator._distributed_dataset "
-            "TensorFlowTrainer._autoconvert_optionals "
-            "TensorFlowTrainer._distribute_strategy TensorFlowTrainer._make_function "
-            "TensorFlowTrainer._maybe_symbolic_build "
-            "TensorFlowTrainer._symbolic_build _collective_all_reduce_multi_worker "
-            "reduce_per_replica",
+            "TensorFlowTrainer._autoconvert_optionals,_distribute_strategy,"
+            "_make_function,_maybe_symbolic_build,_symbolic_build "
+            "_collective_all_reduce_multi_worker reduce_per_replica",
         },
     ),
     "tf_keras_fit": Feature(
         what="PreemptionCallback in model.fit of tf_keras",
         names={
-            "tf_keras_backend": "RandomGenerator._built RandomGenerator._maybe_init "
-            "RandomGenerator._rng_type",
-            "tf_keras_data": "CompositeTensorDataAdapter DataHandler._adapter "
-            "DataHandler._current_step DataHandler._dataset "
-            "DataHandler._inferred_steps DataHandler._insufficient_data "
-            "DataHandler._steps_per_execution "
-            "GeneratorDataAdapter._standardize_batch GenericArrayLikeDataAdapter "
-            "KerasSequenceAdapter._enqueuer KerasSequenceAdapter._keras_sequence "
-            "KerasSequenceAdapter._shuffle_sequence "
-            "KerasSequenceAdapter._standardize_batch ListsOfScalarsDataAdapter "
-            "TensorLikeDataAdapter._shuffle _make_class_weight_map_fn "
-            "get_data_handler",
-            "tf_keras_training": "Model._flatten_layers "
-            "Model._maybe_load_initial_counters_from_ckpt Model._should_eval "
-            "Model._validate_and_get_metrics_result "
-            "Model.evaluate:use_cached_eval_dataset Model.fit:callbacks "
-            "Model.fit:data_handler Model.fit:epoch_logs Model.fit:validation_data "
-            "Model.fit:x",
+            "tf_keras_backend": "RandomGenerator._built,_maybe_init,_rng_type",
+            "tf_keras_data": "CompositeTensorDataAdapter DataHandler._adapter,"
+            "_current_step,_dataset,_inferred_steps,_insufficient_data,"
+            "_steps_per_execution GeneratorDataAdapter._standardize_batch "
+            "GenericArrayLikeDataAdapter KerasSequenceAdapter._enqueuer,"
+            "_keras_sequence,_shuffle_sequence,_standardize_batch "
+            "ListsOfScalarsDataAdapter TensorLikeDataAdapter._shuffle "
+            "_make_class_weight_map_fn get_data_handler",
+            "tf_keras_training": "Model._flatten_layers,"
+            "_maybe_load_initial_counters_from_ckpt,_should_eval,"
+            "_validate_and_get_metrics_result Model.evaluate:use_cached_eval_dataset "
+            "Model.fit:callbacks,data_handler,epoch_logs,validation_data,x",
         },
     ),
 }
@@ -343,17 +316,16 @@ def require(*features: str) -> None:
 
 def missing(feature: str) -> Iterator[str]:
     """The names of a feature that are not there, with their modules."""
-    for module, names in FEATURES[feature].names.items():
+    for module, name in FEATURES[feature].each():
         try:
             found: Any = importlib.import_module(MODULES[module])
         except ImportError:
             yield MODULES[module]
             continue
-        for name in names.split():
-            renamed = (name.replace(was, other) for was, other in RENAMED.items())
-            is_there = any(_is_there(found, each) for each in (name, *renamed))
-            if not is_there and name not in OPTIONAL:
-                yield f"{MODULES[module]}.{name}"
+        renamed = (name.replace(was, other) for was, other in RENAMED.items())
+        is_there = any(_is_there(found, each) for each in (name, *renamed))
+        if not is_there and name not in OPTIONAL:
+            yield f"{MODULES[module]}.{name}"
 
 
 def _is_there(module: Any, name: str) -> bool:

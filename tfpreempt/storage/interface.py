@@ -139,16 +139,14 @@ class ComposingStore(ObjectStore, Protocol):
         ...
 
 
-def summed(
-    store: ObjectStore, name: str, *, timeout: float | None = None
-) -> ObjectStat | None:
+def summed(store: ObjectStore, name: str) -> ObjectStat | None:
     """As a store's `stat`, with a checksum: all bytes are read where none is kept."""
-    found = store.stat(name, timeout=timeout)
+    found = store.stat(name)
     if found is None or found.crc32c is not None:
         return found
     read = checksum.Sum()
     try:
-        store.get(name, read, timeout=timeout)
+        store.get(name, read)
     except ObjectMissingError:
         return None
     return ObjectStat(size=read.size, crc32c=read.crc32c)
