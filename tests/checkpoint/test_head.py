@@ -79,7 +79,7 @@ def test_what_comes_while_the_lease_is_held_is_of_this_run() -> None:
 def test_before_the_first_look_nothing_has_moved() -> None:
     head = Head()
     assert not head.has_moved([commit("a", 1)])
-    head.follow([commit("a", 1)], Lease(None))  # to load a State takes no lease
+    head.follow([commit("a", 1)], Lease())  # to load a State takes no lease
     assert not head.has_moved([commit("a", 1)])
     assert head.has_moved([commit("b", 2)])
 

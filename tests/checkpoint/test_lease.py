@@ -705,7 +705,7 @@ def test_a_run_that_let_go_does_not_mix_its_steps_with_those_of_another(
 def test_commits_of_the_run_that_it_goes_on_from_are_no_loss(tmp_path, monkeypatch):
     commit_of_another_run(tmp_path, 1, monkeypatch)
     lease, saver = leased(tmp_path)
-    saver.check_others(catalog.scan(str(tmp_path)))
+    lease.head.follow(catalog.scan(str(tmp_path)), lease)
     lease.release()
     save(saver, 2)
     lease.release()

@@ -199,7 +199,7 @@ RESTART = Page(
             "The record of the fit in the commit is compared with this fit: the data, "
             "its order, and the completed epochs. Keras' loop begins at the epoch of "
             "the commit, and the data at the batch of the commit.",
-            r"MainThread keras/fit/training.py \w+\._make_plan$",
+            r"MainThread keras/fit/training.py \w+\._begin$",
         ),
         Station(
             "The state is restored",

@@ -93,7 +93,7 @@ def pair() -> list[CollectiveSaves]:
 def set_timeout(pair: list[CollectiveSaves], seconds: float) -> None:
     """How long a chief waits for the part of another worker."""
     for saves in pair:
-        saves._coordinator.deadlines.save_timeout = seconds
+        saves.coordinator.deadlines.save_timeout = seconds
 
 
 def save(saves: CollectiveSaves, run: Member, because: str = "save") -> Commit | None:
@@ -240,7 +240,7 @@ def begin(saves: CollectiveSaves, run: Member, name: str) -> None:
 
 def faults(pair: list[CollectiveSaves]) -> list[str]:
     """The errors that periodic saves of both workers have survived."""
-    return [text for saves in pair for text in saves._runs.faults]  # type: ignore[attr-defined]
+    return [text for saves in pair for text in saves.runs.faults]  # type: ignore[attr-defined]
 
 
 def test_an_asynchronous_save_is_committed_once_all_parts_are_there(

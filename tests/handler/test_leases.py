@@ -22,6 +22,7 @@ from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.handler.restore_agreement import upload_for_others
 from tfpreempt.handler.run import Run
+from tfpreempt.handler.session import Session
 
 pytestmark = pytest.mark.tensorflow
 
@@ -72,10 +73,10 @@ def test_a_fit_that_cannot_begin_keeps_no_lease(
 
     from tfpreempt.keras import PreemptionCallback
 
-    def fail(run: Run) -> None:
+    def fail(session: Session, run: Run, every: object) -> None:
         raise errors.CheckpointMismatchError("the States of another program")
 
-    monkeypatch.setattr(Run, "load_states", fail)
+    monkeypatch.setattr(Session, "open", fail)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     callback = PreemptionCallback(program.directory)

@@ -330,7 +330,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def be_one_of(current: session.Session, world: int) -> Cluster:
     """The session of a process alone becomes that of a chief of so many workers."""
     cluster = Cluster(worker=0, jobs=(("worker", world),))
-    current.cluster = current.saves._cluster = cluster
+    current.cluster = current.saves.cluster = cluster
     return cluster
 
 

@@ -57,6 +57,7 @@ PLAIN: Stages = types.MappingProxyType({})
 """The program gives none."""
 
 
+@dataclasses.dataclass(eq=False)
 class CollectiveSaves:
     """Saves without agreement: `save()`, every so many steps, and the last one.
 
@@ -64,7 +65,7 @@ class CollectiveSaves:
 
     Args:
         cluster: who the workers are.
-        incarnation: namespace of the keys.
+        prefix: namespace of the keys.
         runtime: access to the store.
         coordinator: this worker's; knows of a notice, and when it ends.
         runs: the open ones.
@@ -72,36 +73,30 @@ class CollectiveSaves:
             take part in; tells the peers.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        incarnation: str,
-        runtime: Runtime,
-        coordinator: Coordinator,
-        runs: Runs,
-        on_broken: Callable[[Exception], None],
-    ) -> None:
-        self._cluster = cluster
-        self._prefix = f"tfpreempt/{incarnation}/save"
-        self._runtime = runtime
-        self._coordinator = coordinator
-        self._runs = runs
-        self._on_broken = on_broken
-        self._saves = 0  # that were begun, but for final ones; equal on all workers
-        self._fit = 1  # how often training came to its end here, plus one
-        self._final: set[int] = set()  # workers that are through (on the chief)
-        self._listens = False
-        self._gathering: Gathering | None = None
-        self._lock = threading.Lock()  # of the next one
-        self._newest: dict[str, tuple[str, int]] = {}  # by token: its name and step
-        self._under_way: AsyncSave | None = None
+    cluster: Cluster
+    prefix: str
+    runtime: Runtime
+    coordinator: Coordinator
+    runs: Runs
+    on_broken: Callable[[Exception], None]
+    _saves: int = 0  # that were begun, but for final ones; equal on all workers
+    _fit: int = 1  # how often training came to its end here, plus one
+    _final: set[int] = dataclasses.field(
+        default_factory=set
+    )  # that are through (chief)
+    _listens: bool = False
+    _gathering: Gathering | None = None
+    _lock: Any = dataclasses.field(default_factory=threading.Lock)  # of the next one
+    # By token: name and step of the newest save.
+    _newest: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
+    _under_way: AsyncSave | None = None
 
     def finishing(self) -> None:
         """This worker is through: the chief's saves do not wait for it any more."""
         self.end_async()
-        if not self._cluster.is_chief:
-            name = f"{self._prefix}/final-{self._fit}/{self._cluster.worker}"
-            self._runtime.insert(name, keys.encode(True), lambda held: None)
+        if not self.cluster.is_chief:
+            name = f"{self.prefix}/final-{self._fit}/{self.cluster.worker}"
+            self.runtime.insert(name, keys.encode(True), lambda held: None)
         self._fit += 1
         self._final = set()
         self._listens = False
@@ -158,8 +153,8 @@ class CollectiveSaves:
             else:
                 self.save(run, because, stages)
         except Exception as error:  # of a State, or no thread, say
-            self._runs.fault(f"{because} save", error)
-            if breaks_off(error, self._cluster.world):
+            self.runs.fault(f"{because} save", error)
+            if breaks_off(error, self.cluster.world):
                 raise
 
     def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
@@ -173,25 +168,25 @@ class CollectiveSaves:
         """
 
         def is_asked() -> bool:
-            is_snapshot = self._coordinator.is_snapshot  # whose round is over soon
-            if not self.is_busy and self._coordinator.periodic():
+            is_snapshot = self.coordinator.is_snapshot  # whose round is over soon
+            if not self.is_busy and self.coordinator.periodic():
                 return True
             return not (self.is_busy or is_snapshot)
 
         def ask() -> None:
             run = mine()
-            if run is None or run not in self._runs:
+            if run is None or run not in self.runs:
                 return
-            if self._coordinator.gate.started > 0 and not is_asked():
-                self._runtime.at(self._coordinator.clock.monotonic() + ASKS_AGAIN, ask)
+            if self.coordinator.gate.started > 0 and not is_asked():
+                self.runtime.at(self.coordinator.clock.monotonic() + ASKS_AGAIN, ask)
             else:
                 self.repeat(seconds, mine)
 
-        self._runtime.at(self._coordinator.clock.monotonic() + seconds, ask)
+        self.runtime.at(self.coordinator.clock.monotonic() + seconds, ask)
 
     def _next_name(self, run: Run, because: str) -> str:
         """The name of a save: equal on all workers, and never used again."""
-        number = self._coordinator.state.round  # equal at the end of uneven workers too
+        number = self.coordinator.state.round  # equal at the end of uneven workers too
         if because != "finished":
             self._saves += 1
             number = self._saves
@@ -202,12 +197,12 @@ class CollectiveSaves:
     def _saving(self) -> Iterator[None]:
         """The main thread saves, outside of a round; SIGINT is deferred."""
         with held_back(lambda: True):
-            self._coordinator.is_saving = True
+            self.coordinator.is_saving = True
             try:
                 with self.breaking_off():
                     yield
             finally:
-                self._coordinator.is_saving = False
+                self.coordinator.is_saving = False
 
     @contextlib.contextmanager
     def breaking_off(self) -> Iterator[None]:
@@ -219,8 +214,8 @@ class CollectiveSaves:
         try:
             yield
         except Exception as error:
-            if breaks_off(error, self._cluster.world):
-                self._on_broken(error)
+            if breaks_off(error, self.cluster.world):
+                self.on_broken(error)
             raise
 
     def begin(self, run: Run, name: str, may_miss: set[int]) -> None:
@@ -241,7 +236,7 @@ class CollectiveSaves:
         self._remember(run, name)
         permit = Permit()
         go_on = functools.partial(self._complete, run, name, "periodic", may_miss)
-        on_error = functools.partial(self._runs.fault, "periodic save")
+        on_error = functools.partial(self.runs.fault, "periodic save")
         captured = None
         try:
             captured = run.capture(name, permit)
@@ -249,7 +244,7 @@ class CollectiveSaves:
             complete = functools.partial(go_on, write)
             self._under_way = AsyncSave(name, permit, complete, on_error)
         except BaseException as error:
-            if captured is not None and self._cluster.is_chief:
+            if captured is not None and self.cluster.is_chief:
                 captured.discard()
             with contextlib.suppress(type(error)):
                 go_on(functools.partial(_raise, error))  # the peers are told
@@ -289,17 +284,17 @@ class CollectiveSaves:
         of an older step is better than none.
         """
         while not self.wait(_TICK_SECONDS):
-            if self._coordinator.state.notice in PREEMPTION:
+            if self.coordinator.state.notice in PREEMPTION:
                 self.end_async_within(self._time_for_async())
                 return
 
     def _time_for_async(self) -> float:
         """Seconds that a notice leaves for the save that is under way."""
-        deadlines, under_way = self._coordinator.deadlines, self._under_way
+        deadlines, under_way = self.coordinator.deadlines, self._under_way
         left, took = deadlines.left, deadlines.save_seconds
         is_newest = under_way is not None and any(
             self._newest.get(each.start.token) == (under_way.name, each.step)
-            for each in self._runs
+            for each in self.runs
         )
         if took is None or is_newest or left <= SAFETY * took:
             return left
@@ -314,7 +309,7 @@ class CollectiveSaves:
             seconds: that it has still.
         """
         under_way = self._under_way
-        if under_way is None or under_way.wait(seconds) or not self._cluster.is_chief:
+        if under_way is None or under_way.wait(seconds) or not self.cluster.is_chief:
             return
         if under_way.give_up():
             self._under_way = None
@@ -350,15 +345,15 @@ class CollectiveSaves:
             may_miss: see `begin`.
             write: writes this worker's part.
         """
-        timeout = self._coordinator.deadlines.save_timeout
-        if not self._cluster.is_chief:
+        timeout = self.coordinator.deadlines.save_timeout
+        if not self.cluster.is_chief:
             done = False
             try:
                 write()
                 done = True
             finally:
-                key = f"{self._prefix}/{name}/{self._cluster.worker}"
-                tell = functools.partial(self._runtime.insert, key, keys.encode(done))
+                key = f"{self.prefix}/{name}/{self.cluster.worker}"
+                tell = functools.partial(self.runtime.insert, key, keys.encode(done))
                 answer(tell, min(timeout, 5.0))  # the process may end right after this
             return None
         commit = None
@@ -373,7 +368,7 @@ class CollectiveSaves:
             except BaseException:
                 staged.discard()
                 raise
-            present = sorted(set(range(self._cluster.world)) - absent.keys())
+            present = sorted(set(range(self.cluster.world)) - absent.keys())
             commit = run.commit(staged, because, present)
         finally:  # a notice at the same step asks what came of it
             if commit is None:
@@ -383,9 +378,9 @@ class CollectiveSaves:
 
     def _say(self, what: str, is_so: bool) -> None:
         """The chief's word, which all workers hear."""
-        if self._cluster.is_chief and self._cluster.world > 1:
-            key = f"{self._prefix}/{what}"
-            self._runtime.insert(key, keys.encode(is_so), lambda held: None)
+        if self.cluster.is_chief and self.cluster.world > 1:
+            key = f"{self.prefix}/{what}"
+            self.runtime.insert(key, keys.encode(is_so), lambda held: None)
 
     def stands(self, run: Run, timeout: float) -> bool:
         """Whether the newest save of this handler is a commit of the step it is at.
@@ -397,7 +392,7 @@ class CollectiveSaves:
             timeout: seconds to wait for the chief, which may not be through with it.
         """
         name, step = self._newest.get(run.start.token, ("", None))
-        if step != run.step or self._cluster.is_chief:
+        if step != run.step or self.cluster.is_chief:
             return step == run.step
         return self._told(f"{name}/commit", timeout)
 
@@ -406,7 +401,7 @@ class CollectiveSaves:
         return _is_yes(answer(functools.partial(self._get, what), timeout))
 
     def _get(self, what: str, then: Callable[[str], None]) -> None:
-        self._runtime.get_each([f"{self._prefix}/{what}"], lambda _, text: then(text))
+        self.runtime.get_each([f"{self.prefix}/{what}"], lambda _, text: then(text))
 
     def _absent(
         self, name: str, timeout: float, may_miss: set[int]
@@ -418,7 +413,7 @@ class CollectiveSaves:
             part failed. A worker whose part failed may be through with training by now,
             and its part is missing all the same.
         """
-        others = range(1, self._cluster.world)
+        others = range(1, self.cluster.world)
         absent: dict[int, str] = {}
         failed: set[int] = set()
         if not others:
@@ -432,10 +427,10 @@ class CollectiveSaves:
                 failed.add(worker)
 
         gathering = Gathering(
-            self._runtime,
+            self.runtime,
             Key.DONE,
-            {j: f"{self._prefix}/{name}/{j}" for j in others},
-            by=self._cluster.worker,
+            {j: f"{self.prefix}/{name}/{j}" for j in others},
+            by=self.cluster.worker,
             then=then,
         )
         self._gathering = gathering if may_miss is self._final else None
@@ -457,8 +452,8 @@ class CollectiveSaves:
             if self._gathering is not None:
                 self._gathering.give_up(frozenset(final), "it is through with training")
 
-        names = [f"{self._prefix}/final-{self._fit}/{j}" for j in others]
-        self._runtime.get_each(names, then)
+        names = [f"{self.prefix}/final-{self._fit}/{j}" for j in others]
+        self.runtime.get_each(names, then)
 
 
 @dataclasses.dataclass(eq=False)

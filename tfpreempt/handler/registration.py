@@ -96,15 +96,17 @@ def admit(
     is_managed = hasattr(checkpoint, "directory")
     if (is_managed or config.save_fn) and is_url(directory or ""):
         raise _url_refused("CheckpointManager" if is_managed else "save_fn", directory)
-    places = choose_places(options.remote_checkpoint_dir, directory)
+    places = choose_places(
+        options.remote_checkpoint_dir, directory, options.max_to_keep
+    )
     cluster, connected = session.cluster, connection()
-    lease = Lease(config.grace_seconds) if cluster.is_chief else None
+    lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
     mirror = None
     if places.store is not None and cluster.is_chief:
         mirror = Mirror(
             places.store,
             max_to_keep=options.max_to_keep,
-            lease=Lease(config.grace_seconds),
+            lease=Lease(config.grace_seconds or GRACE),
             scratch=places.scratch,
         )
     takes_snapshots = options.async_save and not (config.save_fn or connected)
@@ -118,7 +120,7 @@ def admit(
             directory=places.directory,
             cluster=cluster,
             restore=options.restore,
-            max_to_keep=places.max_to_keep(options.max_to_keep),
+            max_to_keep=places.max_to_keep,
             save_fn=config.save_fn,
             io_device=None if connected is None else connected.device,
             store=places.store,

@@ -131,7 +131,7 @@ class Session:
         )
         self.saves = CollectiveSaves(
             cluster,
-            incarnation,
+            f"tfpreempt/{incarnation}/save",
             self.runtime,
             self.coordinator,
             self.runs,

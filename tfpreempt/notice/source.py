@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -61,6 +62,7 @@ class TimedSource(NoticeSource, Protocol):
         ...
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Source:
     """A source that is started once, closed once, and outlives its listener's errors.
 
@@ -70,10 +72,9 @@ class Source:
         name: as it is called in logs and the journal.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._on_notice: OnNotice | None = None
-        self._is_closed = False
+    name: str
+    _on_notice: OnNotice | None = dataclasses.field(default=None, init=False)
+    _is_closed: bool = dataclasses.field(default=False, init=False)
 
     def start(self, on_notice: OnNotice) -> None:
         """Starts to watch.

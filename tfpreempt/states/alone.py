@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.restore.state_loader import StateLoader
 from tfpreempt.checkpoint.state.state import REGISTRY, State, sync_states
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler import current_session
-from tfpreempt.states.copies import MAX_TO_KEEP, Copies
+from tfpreempt.states.copies import Copies
 from tfpreempt.states.values import StepCounter
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, LocalFiles
@@ -49,7 +49,7 @@ class StatesAlone:
         self._loader = StateLoader(directory, cluster)
         self._lease = Lease()  # the chief's alone is ever taken
         self._copies: Copies | None = None
-        self._max_to_keep = places.max_to_keep(MAX_TO_KEEP)
+        self._max_to_keep = places.max_to_keep
         if places.store is not None:
             self._copies = Copies(
                 places.store,

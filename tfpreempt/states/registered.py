@@ -23,6 +23,7 @@ from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.core.scratch import is_url
 from tfpreempt.handler import current_session
 from tfpreempt.states.alone import StatesAlone
+from tfpreempt.states.copies import MAX_TO_KEEP
 from tfpreempt.storage import failure, paths
 from tfpreempt.storage.files import Files, LocalFiles
 
@@ -158,9 +159,9 @@ def _alone_in(directory: str) -> StatesAlone:
     is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
     key = (paths.absolute(directory), _cluster())
     if key not in _alone:
-        places = Places(directory=directory)
+        places = Places(directory=directory, max_to_keep=MAX_TO_KEEP)
         if is_copied:
-            places = choose_places(None, directory)
+            places = choose_places(None, directory, MAX_TO_KEEP)
         _alone[key] = StatesAlone(places, key[1])
     return _alone[key]
 

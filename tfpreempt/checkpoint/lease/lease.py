@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
@@ -117,6 +117,7 @@ def attempt(
     return place.take(here)
 
 
+@dataclasses.dataclass(eq=False)
 class Lease:
     """Held by this process from `acquire` to `release`, or until it is dropped.
 
@@ -124,7 +125,7 @@ class Lease:
     not hold it.
 
     Args:
-        grace_seconds: that this process may need to leave; None where nobody knows.
+        grace_seconds: that this process may need to leave.
         pause: waits so many seconds, and says how many passed since the last look.
         disk: where directories are.
 
@@ -132,22 +133,16 @@ class Lease:
         head: of the directory or mirror; keeps apart the commits of two runs.
     """
 
-    def __init__(
-        self,
-        grace_seconds: float | None = None,
-        *,
-        pause: Callable[[float], float] | None = None,
-        disk: Disk | None = None,
-    ) -> None:
-        self._grace = GRACE if grace_seconds is None else grace_seconds
-        self._pause = pause
-        self._disk = disk
-        self._place: Place | None = None
-        self._tenure: _Tenure | None = None
-        self._telling = threading.Lock()
-        self._on_loss: Callable[[str], None] | None = None
-        self._lost = ""
-        self.head = Head()
+    grace_seconds: float = GRACE
+    _: dataclasses.KW_ONLY
+    pause: Callable[[float], float] | None = None
+    disk: Disk | None = None
+    head: Head = dataclasses.field(default_factory=Head, init=False)
+    _place: Place | None = dataclasses.field(default=None, init=False)
+    _tenure: _Tenure | None = dataclasses.field(default=None, init=False)
+    _telling: Any = dataclasses.field(default_factory=threading.Lock, init=False)
+    _on_loss: Callable[[str], None] | None = dataclasses.field(default=None, init=False)
+    _lost: str = dataclasses.field(default="", init=False)
 
     @property
     def token(self) -> str | None:
@@ -175,11 +170,11 @@ class Lease:
         name = where if isinstance(where, str) else where.where
         with failure.translated("take the lease", name):
             place: Place = (
-                LeaseDirectory(where, self._disk) if isinstance(where, str) else where
+                LeaseDirectory(where, self.disk) if isinstance(where, str) else where
             )
-            here = this_process(self._grace)
+            here = this_process(self.grace_seconds)
             patience, said_at = Patience(here, place.pace), -SAID_EACH
-            pause = self._pause or _Looks()
+            pause = self.pause or _Looks()
             while not self._try(place, here, patience):
                 if patience.is_over:
                     raise errors.DirectoryInUseError(_in_use(place, patience))
@@ -208,11 +203,11 @@ class Lease:
             SaveError: the disk.
         """
         with failure.translated("take the lease", directory):
-            place = LeaseDirectory(directory, self._disk)
+            place = LeaseDirectory(directory, self.disk)
             found = place.look()
             if found is not None and _of_this_process(found) is not None:
                 return False
-            here = this_process(self._grace)
+            here = this_process(self.grace_seconds)
             return self._try(place, here, Patience(here, place.pace))
 
     def on_loss(self, call: Callable[[str], None]) -> None:
@@ -234,7 +229,7 @@ class Lease:
             return
         tenure = self._tenure
         if self.token is None and not self._lost:
-            here = this_process(self._grace)
+            here = this_process(self.grace_seconds)
             if not self._try(self._place, here, Patience(here, self._place.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:

@@ -301,25 +301,20 @@ class Places:
 
     Attributes:
         directory: of this machine; as the user gave it, or the scratch directory.
+        max_to_keep: number of commits that stay in the directory; None: all.
         store: the mirror; None where there is none.
         scratch: None where `checkpoint_dir` is no URL.
     """
 
     directory: Any
+    max_to_keep: int | None
     store: ObjectStore | None = None
     scratch: Scratch | None = None
 
-    def max_to_keep(self, given: int | None) -> int | None:
-        """Returns how many commits stay in the directory.
 
-        Args:
-            given: how many stay in the mirror, or in the directory without a mirror.
-        """
-        is_more = given is None or (type(given) is int and given > _KEPT)
-        return _KEPT if self.scratch is not None and is_more else given
-
-
-def choose_places(given: Any, checkpoint_dir: Any) -> Places:
+def choose_places(
+    given: Any, checkpoint_dir: Any, max_to_keep: int | None = None
+) -> Places:
     """Returns where a run commits, and where its commits are copied to.
 
     Args:
@@ -327,6 +322,8 @@ def choose_places(given: Any, checkpoint_dir: Any) -> Places:
             names the place of its own checkpoint directory, and of those below it.
         checkpoint_dir: as the user gave it. A URL becomes the mirror of a scratch
             directory.
+        max_to_keep: number of commits that stay in a mirror that a URL is, or in the
+            directory; None: all.
 
     Raises:
         ConfigurationError: a place cannot be one.
@@ -348,11 +345,17 @@ def choose_places(given: Any, checkpoint_dir: Any) -> Places:
                 "out one of the two."
             )
         scratch = Scratch.of(directory)
+        keep = max_to_keep
+        if keep is None or (type(keep) is int and keep > _KEPT):
+            keep = _KEPT
         return Places(
-            directory=scratch.directory, store=open_store(scratch.url), scratch=scratch
+            directory=scratch.directory,
+            max_to_keep=keep,
+            store=open_store(scratch.url),
+            scratch=scratch,
         )
     if not has_mirror:
-        return Places(directory=checkpoint_dir)
+        return Places(directory=checkpoint_dir, max_to_keep=max_to_keep)
     if not isinstance(place, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
             f"remote_checkpoint_dir is {place!r}; expected a URI such as "
@@ -369,7 +372,7 @@ def choose_places(given: Any, checkpoint_dir: Any) -> Places:
     store = place if isinstance(place, ObjectStore) else open_store(place)
     if directory and isinstance(store, LocalStore):
         check_apart(store.uri, directory)
-    return Places(directory=checkpoint_dir, store=store)
+    return Places(directory=checkpoint_dir, max_to_keep=max_to_keep, store=store)
 
 
 def _below(place: str, checkpoint_dir: str) -> str | None:

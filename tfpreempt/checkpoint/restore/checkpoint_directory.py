@@ -151,19 +151,6 @@ class Directory:
                 error,
             )
 
-    def check_others(self, found: Iterable[Entry]) -> None:
-        """Refuses to go on where another run committed while this one let go.
-
-        Args:
-            found: what is in the directory now.
-
-        Raises:
-            LeaseLostError: it did; this process's steps are not to be mixed with its.
-        """
-        if self.lease is not None:
-            commits = [each for each in found if each.is_committed]
-            self.lease.head.follow(commits, self.lease)
-
     def remember_head(self) -> None:
         """Remembers, for later handlers of this process, that it has committed here."""
         if self.lease is not None:

@@ -44,7 +44,8 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
         OSError: the directory, or a state file that may name all that there is, cannot
             be read.
     """
-    overwritten = {entry.name for entry in ours if is_overwritten(entry)}
+    flat = [entry for entry in ours if entry.kind is Kind.FLAT]
+    overwritten = {entry.name for entry in flat if is_overwritten(entry)}
     current = [entry for entry in ours if entry.name not in overwritten]
     has_commit = any(entry.is_committed for entry in current)
     names = reading.names(directory)
@@ -73,8 +74,7 @@ def is_overwritten(entry: Entry) -> bool:
 
     The time alone doesn't tell: copying a directory gives all files new times.
     """
-    is_no_commit = entry.condition is Condition.NOT_COMMITTED
-    if entry.kind is not Kind.FLAT or is_no_commit or entry.prefix is None:
+    if entry.condition is Condition.NOT_COMMITTED or entry.prefix is None:
         return False
     index, manifest = entry.path + INDEX, entry.manifest
     files = manifest.files if manifest else ()

@@ -278,7 +278,9 @@ class Save(Staged):
         """Commits what is staged, in its form; then deletes what is not kept."""
         directory = self.directory
         found = catalog.scan(directory.path)
-        directory.check_others(found)
+        commits = [each for each in found if each.is_committed]
+        if directory.lease is not None:
+            directory.lease.head.follow(commits, directory.lease)
         # What cannot be read for a moment ranks above the others, if it is newer.
         unread = sum(each.sequence is None for each in found)
         taken = catalog.highest_sequence(found) + unread
@@ -294,7 +296,7 @@ class Save(Staged):
             files=(),
             because=because,
             versions=committing.versions(),
-            parent=parent or newest(each for each in found if each.is_committed),
+            parent=parent or newest(commits),
             metadata={
                 "restart": directory.restart,
                 "attempt": self.attempt,

@@ -107,10 +107,7 @@ class Training:
                 lambda: self._state.hold(self._progress("validation")),
             )
             undo.callback(self._epoch_end.close)
-            now = self._state.made_of(is_built=False)
-            self._plan = self._make_plan(now)
-            self._phase = self._plan.beginning
-            self._begin(now, files)
+            self._begin(files)
             self._others.wrap(
                 on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
             )
@@ -146,7 +143,15 @@ class Training:
                 period = every if isinstance(every, datetime.timedelta) else None
                 self.session.open(self.run, period)
 
-    def _make_plan(self, now: Mapping[str, Any]) -> plan.Plan:
+    def _begin(self, files: Encoded | None) -> None:
+        """Compares the commit with this fit, and lets Keras begin where the plan says.
+
+        Args:
+            files: what callbacks had in files before the fit.
+        """
+        now = self._state.made_of(is_built=False)
+
+        # The plan: the commit may be of this fit, or of another fit of the program.
         shared, past = self._state.shared.loaded, plan.past_of(self._directory)
         if self.run.candidate and shared is None:
             raise errors.ConfigurationError(
@@ -159,19 +164,18 @@ class Training:
         if self._saved.fit == 0 or self._saved.is_untrained:
             self._saved = Progress()
             past.histories, past.is_refused = [], False
-        made = plan.make_plan(
-            self._saved, past.histories, self.fit.arguments["epochs"], now
+        arguments = self.fit.arguments
+        self._plan = plan.make_plan(
+            self._saved, past.histories, arguments["epochs"], now
         )
-        if made.note:
-            log.warning("tfpreempt: %s", made.note)
-        # The commit may be of another fit of the program.
-        if self._saved.fit == made.number and self._saved.made_of.get("varies"):
+        self._phase = self._plan.beginning
+        if self._plan.note:
+            log.warning("tfpreempt: %s", self._plan.note)
+        if self._saved.fit == self._plan.number and self._saved.made_of.get("varies"):
             self._state.varies = True
-        return made
 
-    def _begin(self, now: Mapping[str, Any], files: Encoded | None) -> None:
-        """Lets Keras begin where the plan says."""
-        if problem := validation_problem(self.fit.arguments["validation_data"]):
+        # The callbacks and the data of the fit.
+        if problem := validation_problem(arguments["validation_data"]):
             log.warning("tfpreempt: %s.", problem)
         if self._phase is Phase.SKIP and files is not None:
             state.restore_files(self._others.callbacks, files)
@@ -195,12 +199,12 @@ class Training:
             self._data.prepare(position, trained)
         else:
             self.run.adopt()
-        expect_caches(
-            cache_paths(*pipeline.roots(self.fit.arguments["validation_data"]))
-        )
+        expect_caches(cache_paths(*pipeline.roots(arguments["validation_data"])))
         self.run.clear_caches(is_all_restored=True)
+
+        # Keras' loop.
         if self._phase in (Phase.RESTORE, Phase.SKIP):
-            self.fit.start_at(self.fit.arguments["epochs"], 0, {})
+            self.fit.start_at(arguments["epochs"], 0, {})
             # Keras looks at the variables at the end even where no step made them.
             iterator = self._data.any_iterator()
             self._state.build(iterator, self._steps.inner, restores=True)
