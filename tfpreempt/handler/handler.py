@@ -22,7 +22,7 @@ from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_every, check_timeout
 from tfpreempt.handler import training_end
 from tfpreempt.handler.collective_save import PLAIN, Stages
-from tfpreempt.handler.current_session import find_session, protected_start, take_over
+from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.registration import CheckpointOptions, admit
 from tfpreempt.handler.run import NEVER
@@ -113,17 +113,15 @@ class PreemptionCheckpointHandler:
         self._save_steps = every if isinstance(every, int) else None
         self._session = find_session(cluster_resolver, save_timeout)
         self._gate = self._session.gate
-        with protected_start(config), self._session.activity.hang_detection_paused():
-            self._run = admit(self._session, given, config, options)
-            with training_end.closing_on_failure(self._session, self._run):
-                self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
-                self._run.restore()
-                self._random_at_start = b""  # as a save would hold the generators
-                if self._run.candidate is not None:
-                    self._random_at_start = self._run.source.random_bytes()
-                self._run.clear_caches(is_all_restored=False)
-                period = None if isinstance(every, int) else every
-                self._session.open(self._run, period)
+        with admit(self._session, given, config, options) as self._run:
+            self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
+            self._run.restore()
+            self._random_at_start = b""  # as a save would hold the generators
+            if self._run.candidate is not None:
+                self._random_at_start = self._run.source.random_bytes()
+            self._run.clear_caches(is_all_restored=False)
+            period = None if isinstance(every, int) else every
+            self._session.open(self._run, period)
 
     # --- the loop --------------------------------------------------------------------
 

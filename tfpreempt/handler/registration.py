@@ -6,10 +6,11 @@ key of TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpreempt import errors
@@ -24,10 +25,13 @@ from tfpreempt.core.deadline import after_travel
 from tfpreempt.core.events import Notice
 from tfpreempt.core.memory import lent_memory
 from tfpreempt.core.scratch import is_url
+from tfpreempt.handler.current_session import protected_start
+from tfpreempt.handler.exit import describe
 from tfpreempt.handler.restore_agreement import Start, agree
 from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.single_client import NATIVE_DELAY, connection
+from tfpreempt.handler.training_end import close_failed
 from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.watcher import WatchedSource, Watcher
 from tfpreempt.platforms.config import TerminationConfig
@@ -56,6 +60,7 @@ class CheckpointOptions:
     async_save: bool
 
 
+@contextlib.contextmanager
 def admit(
     session: Session,
     checkpoint: Any,
@@ -64,11 +69,12 @@ def admit(
     *,
     amid: str = "",
     is_alive: Callable[[], bool] = lambda: True,
-) -> Run:
+) -> Iterator[Run]:
     """Agrees with all workers on a commit; main thread of each, in the same order.
 
-    The run is to restore the commit, and takes part from `Session.open` on. The caller
-    has paused hang detection.
+    Signals are heard from here on, and hang detection is paused. In the body the run
+    restores the commit, and takes part from `Session.open` on. If the body raises an
+    error, the run is closed.
 
     Args:
         session: the session of this process.
@@ -78,6 +84,9 @@ def admit(
         amid: see `Run`.
         is_alive: see `Run`.
 
+    Yields:
+        The run.
+
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
             is open in the directory.
@@ -86,83 +95,93 @@ def admit(
         CheckpointDamagedError: there are commits, and no commit is intact.
         WorkersDisagreeError: workers differ.
     """
-    # The arguments: the counter of steps, the directory, the mirror.
-    for framework in filter(frameworks.is_imported, frameworks.ADAPTERS):
-        seams.name_if_unseen(framework)
-    counter = None
-    if checkpoint is not None:
-        counter = adapter_of(checkpoint).attach_counter(checkpoint)
-    directory = getattr(checkpoint, "directory", options.checkpoint_dir)
-    is_managed = hasattr(checkpoint, "directory")
-    if (is_managed or config.save_fn) and is_url(directory or ""):
-        raise _url_refused("CheckpointManager" if is_managed else "save_fn", directory)
-    places = choose_places(
-        options.remote_checkpoint_dir, directory, options.max_to_keep
-    )
-    cluster, connected = session.cluster, connection()
-    lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
-    mirror = None
-    if places.store is not None and cluster.is_chief:
-        mirror = Mirror(
-            places.store,
-            max_to_keep=options.max_to_keep,
-            lease=Lease(config.grace_seconds or GRACE),
-            scratch=places.scratch,
+    with protected_start(config), session.activity.hang_detection_paused():
+        # The arguments: the counter of steps, the directory, the mirror.
+        for framework in filter(frameworks.is_imported, frameworks.ADAPTERS):
+            seams.name_if_unseen(framework)
+        counter = None
+        if checkpoint is not None:
+            counter = adapter_of(checkpoint).attach_counter(checkpoint)
+        directory = getattr(checkpoint, "directory", options.checkpoint_dir)
+        is_managed = hasattr(checkpoint, "directory")
+        if (is_managed or config.save_fn) and is_url(directory or ""):
+            raise _url_refused(
+                "CheckpointManager" if is_managed else "save_fn", directory
+            )
+        places = choose_places(
+            options.remote_checkpoint_dir, directory, options.max_to_keep
         )
-    takes_snapshots = options.async_save and not (config.save_fn or connected)
+        cluster, connected = session.cluster, connection()
+        lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
+        mirror = None
+        if places.store is not None and cluster.is_chief:
+            mirror = Mirror(
+                places.store,
+                max_to_keep=options.max_to_keep,
+                lease=Lease(config.grace_seconds or GRACE),
+                scratch=places.scratch,
+            )
+        takes_snapshots = options.async_save and not (config.save_fn or connected)
 
-    # The agreement on a start.
-    session.saves.wait()  # the directory is this run's from here on
-    session.start_count += 1
-    agreed = agree(
-        Start(
-            checkpoint=checkpoint,
-            directory=places.directory,
-            cluster=cluster,
-            restore=options.restore,
-            max_to_keep=places.max_to_keep,
-            save_fn=config.save_fn,
-            io_device=None if connected is None else connected.device,
-            store=places.store,
-            mirror=mirror,
-            lease=lease,
-            memory=lent_memory() if takes_snapshots else None,
-            in_use=[
-                each.directory.path
-                for each in session.runs
-                if not session.is_over(each)
-            ],
-        ),
-        session.runtime.store,
-        f"tfpreempt/{session.incarnation}/start/{session.start_count}",
-        START_TIMEOUT,
-    )
-
-    # The notices: of the config, of TensorFlow's own key, and of a lost lease.
-    hear = functools.partial(session.hear, agreed.token)
-    for each in (lease, None if mirror is None else mirror.lease):
-        if each is not None:
-            each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
-    sources = list(config.watched_sources())
-    if cluster.jobs or connected is not None:
-        native = NativeKeySource(
-            frameworks.adapter("tensorflow", "coordination").read_native_notice,
-            identity=None if connected is None else connected.notice_identity,
-            is_alone=connected is not None,
+        # The agreement on a start.
+        session.saves.wait()  # the directory is this run's from here on
+        session.start_count += 1
+        agreed = agree(
+            Start(
+                checkpoint=checkpoint,
+                directory=places.directory,
+                cluster=cluster,
+                restore=options.restore,
+                max_to_keep=places.max_to_keep,
+                save_fn=config.save_fn,
+                io_device=None if connected is None else connected.device,
+                store=places.store,
+                mirror=mirror,
+                lease=lease,
+                memory=lent_memory() if takes_snapshots else None,
+                in_use=[
+                    each.directory.path
+                    for each in session.runs
+                    if not session.is_over(each)
+                ],
+            ),
+            session.runtime.store,
+            f"tfpreempt/{session.incarnation}/start/{session.start_count}",
+            START_TIMEOUT,
         )
-        grace = config.grace_seconds
-        left = None if grace is None else after_travel(grace, NATIVE_DELAY)
-        sources.append(WatchedSource(native, left))
-    return Run(
-        config,
-        agreed,
-        session.coordinator.deadlines,
-        Watcher(sources, cluster.worker, hear, find_more=config.finder()),
-        counter,
-        amid=amid,
-        async_save=options.async_save,
-        is_alive=is_alive,
-    )
+
+        # The notices: of the config, of TensorFlow's own key, and of a lost lease.
+        hear = functools.partial(session.hear, agreed.token)
+        for each in (lease, None if mirror is None else mirror.lease):
+            if each is not None:
+                each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
+        sources = list(config.watched_sources())
+        if cluster.jobs or connected is not None:
+            native = NativeKeySource(
+                frameworks.adapter("tensorflow", "coordination").read_native_notice,
+                identity=None if connected is None else connected.notice_identity,
+                is_alone=connected is not None,
+            )
+            grace = config.grace_seconds
+            left = None if grace is None else after_travel(grace, NATIVE_DELAY)
+            sources.append(WatchedSource(native, left))
+        run = Run(
+            config,
+            agreed,
+            session.coordinator.deadlines,
+            Watcher(sources, cluster.worker, hear, find_more=config.finder()),
+            counter,
+            amid=amid,
+            async_save=options.async_save,
+            is_alive=is_alive,
+        )
+        try:
+            yield run
+        except BaseException as error:
+            # The program may catch the error and start another run.
+            is_meant = isinstance(error, SystemExit)
+            close_failed(session, run, "" if is_meant else describe(error))
+            raise
 
 
 def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:

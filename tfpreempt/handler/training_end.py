@@ -222,24 +222,6 @@ def close_failed(session: Session, run: Run, why: str) -> None:
         session.part(run)
 
 
-@contextlib.contextmanager
-def closing_on_failure(session: Session, run: Run) -> Iterator[None]:
-    """Closes a run whose start fails in the body.
-
-    The program may catch the error and start another run.
-
-    Args:
-        session: of this process.
-        run: is closed if the body raises.
-    """
-    try:
-        yield
-    except BaseException as error:
-        is_meant = isinstance(error, SystemExit)
-        close_failed(session, run, "" if is_meant else describe(error))
-        raise
-
-
 # --- the last boundary, and the final save -------------------------------------------
 
 

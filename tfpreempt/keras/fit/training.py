@@ -16,7 +16,7 @@ from tfpreempt.checkpoint.state.unfinished_caches import expect_caches
 from tfpreempt.checkpoint.tensors.iterator_state import cache_paths
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
-from tfpreempt.handler.current_session import find_session, protected_start, take_over
+from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.registration import CheckpointOptions, admit
 from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.tensorflow_adapter import END_OF_DATA
@@ -125,23 +125,20 @@ class Training:
         resolver = getattr(self.fit.model.distribute_strategy, "cluster_resolver", None)
         every = options.save_freq
         self.session = find_session(resolver, options.save_timeout)
-        config, activity = options.config, self.session.activity
-        with protected_start(config), activity.hang_detection_paused():
-            self.run = admit(
-                self.session,
-                self._state.checkpoint,
-                config,
-                options,
-                amid="model.fit",  # its state is whole at the callback's hooks only
-                is_alive=functools.partial(is_running, self.fit),
-            )
+        with admit(
+            self.session,
+            self._state.checkpoint,
+            options.config,
+            options,
+            amid="model.fit",  # its state is complete at the callback's hooks only
+            is_alive=functools.partial(is_running, self.fit),
+        ) as self.run:
             # With several workers, each may have arrays of its own.
             self._state.has_own_arrays = self.session.cluster.world == 1
-            with training_end.closing_on_failure(self.session, self.run):
-                if self.run.candidate and self.run.candidate.manifest is not None:
-                    self.run.source.load_named_states(self.run.candidate)
-                period = every if isinstance(every, datetime.timedelta) else None
-                self.session.open(self.run, period)
+            if self.run.candidate and self.run.candidate.manifest is not None:
+                self.run.source.load_named_states(self.run.candidate)
+            period = every if isinstance(every, datetime.timedelta) else None
+            self.session.open(self.run, period)
 
     def _begin(self, files: Encoded | None) -> None:
         """Compares the commit with this fit, and lets Keras begin where the plan says.
