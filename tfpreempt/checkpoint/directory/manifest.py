@@ -146,6 +146,8 @@ def from_json(data: bytes, source: str) -> Manifest:
     for field, (is_good, expected) in _FIELDS.items():
         value = record.get(field)
         _check(source, field, value, is_good(value), expected)
+
+    # The workers.
     world, workers, files = record["world_size"], record["workers"], record["files"]
     are_indices = (
         type(workers) is list
@@ -153,7 +155,24 @@ def from_json(data: bytes, source: str) -> Manifest:
         and len(set(workers)) == len(workers)
     )
     _check(source, "workers", workers, are_indices, f"distinct indices below {world}")
+
+    # The files, in name order.
     _check(source, "len(files)", len(files), len(files) <= MAX_FILES, _FEW)
+    found: dict[str, FileEntry] = {}
+    for position, file in enumerate(files):
+        at = f"files[{position}]"
+        _check(source, at, file, type(file) is dict, "a JSON object")
+        name, size, crc32c = (file.get(part) for part in ("name", "size", "crc32c"))
+        if reason := paths.why_unsafe(name):
+            expected = f"a safe relative path; it {reason}"
+            _check(source, f"{at}.name", name, False, expected)
+        _check(source, f"{at}.name", name, name not in found, "every name once")
+        _check(source, f"{at}.size", size, _IS_SIZE(size), "a number of bytes")
+        _check(source, f"{at}.crc32c", crc32c, _IS_CRC32C(crc32c), "32 bits, unsigned")
+        found[name] = FileEntry(name=name, size=size, crc32c=crc32c)
+    in_order = tuple(found[name] for name in sorted(found))
+
+    # The prefix of TensorFlow's files, and the parent.
     if record["prefix"] is not None and (reason := paths.why_unsafe(record["prefix"])):
         expected = f"a safe relative path; it {reason}"
         _check(source, "prefix", record["prefix"], False, expected)
@@ -165,25 +184,10 @@ def from_json(data: bytes, source: str) -> Manifest:
         expected = "a whole number from 0 on"
         _check(source, "parent.sequence", sequence, _IS_SEQUENCE(sequence), expected)
         record["parent"] = Parent(token=token, sequence=sequence)
+
     known = {field.name: record[field.name] for field in dataclasses.fields(Manifest)}
-    known |= {"workers": tuple(sorted(workers)), "files": _files(source, files)}
+    known |= {"workers": tuple(sorted(workers)), "files": in_order}
     return Manifest(**known | {"save_seconds": float(record["save_seconds"])})
-
-
-def _files(source: str, records: list[Any]) -> tuple[FileEntry, ...]:
-    found: dict[str, FileEntry] = {}
-    for position, record in enumerate(records):
-        at = f"files[{position}]"
-        _check(source, at, record, type(record) is dict, "a JSON object")
-        name, size, crc32c = (record.get(part) for part in ("name", "size", "crc32c"))
-        if reason := paths.why_unsafe(name):
-            expected = f"a safe relative path; it {reason}"
-            _check(source, f"{at}.name", name, False, expected)
-        _check(source, f"{at}.name", name, name not in found, "every name once")
-        _check(source, f"{at}.size", size, _IS_SIZE(size), "a number of bytes")
-        _check(source, f"{at}.crc32c", crc32c, _IS_CRC32C(crc32c), "32 bits, unsigned")
-        found[name] = FileEntry(name=name, size=size, crc32c=crc32c)
-    return tuple(found[name] for name in sorted(found))
 
 
 def _check(
