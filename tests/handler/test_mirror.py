@@ -277,7 +277,8 @@ def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
     assert "was not whole when the time was up" in caplog.text
     assert any("not whole in time" in text for text in faults(program))
     assert steps(store) == []
-    assert program.events("exit")[-1]["outcome"] == "committed"
+    recorded = program.events("exit")[-1]
+    assert (recorded["outcome"], recorded["code"]) == ("committed", 75)
     handler._run.close()
     store.opened.set()
     with program.handler(remote_checkpoint_dir=store) as handler:

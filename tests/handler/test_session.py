@@ -148,8 +148,13 @@ class FakeRun:
     def record(self, event: Event) -> None:
         self.events.append(event)
 
-    def record_exit(self, outcome: Outcome, why: str = "") -> None:
-        self.record(Exit(outcome=outcome, code=None, step=self.step, detail=why))
+    def record_exit(
+        self, outcome: Outcome, why: str = "", code: int | None = None
+    ) -> None:
+        self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
+
+    def code(self, committed: bool, mirrored: bool = True) -> int | None:
+        return None
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
@@ -873,7 +878,7 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
 ) -> None:
     """The way out of a step begins a tenth of the grace before its end; here 0.1 s."""
 
-    def hang(outcome: Outcome, why: str = "") -> None:
+    def hang(outcome: Outcome, why: str = "", code: int | None = None) -> None:
         threading.Event().wait()
 
     def program() -> None:

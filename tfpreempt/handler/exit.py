@@ -362,7 +362,7 @@ class ExitPath:
         try:
             self.finish_save(self.coordinator.deadlines.left)
             mirrored = self.finish_mirrors(runs)
-            self._put_away(runs, outcome, reason)
+            self._put_away(runs, outcome, reason, mirrored)
             end = functools.partial(
                 runs[0].config.leave, committed, self.cluster, mirrored=mirrored
             )
@@ -456,7 +456,9 @@ class ExitPath:
         exit_hard(lambda: runs[0].config.leave(False, self.cluster))
         self.left = False
 
-    def _put_away(self, runs: list[Run], outcome: Outcome, why: str) -> None:
+    def _put_away(
+        self, runs: list[Run], outcome: Outcome, why: str, mirrored: bool = True
+    ) -> None:
         """Records the exit, and lets go of leases: the next start need not wait.
 
         Storage that hangs is what may have kept a boundary, or a commit, from coming.
@@ -467,9 +469,12 @@ class ExitPath:
             left = deadlines.told - self.coordinator.clock.monotonic()
             limit = min(limit, max(0.05, left / 2))
 
+        # The process exits by the config of the oldest run.
+        code = runs[0].config.code(outcome is Outcome.COMMITTED, mirrored)
+
         def put_away() -> None:
             for run in runs:
-                run.record_exit(outcome, why)
+                run.record_exit(outcome, why, code)
                 run.release()
 
         try:

@@ -414,13 +414,16 @@ class Run:
 
     # --- the end ---------------------------------------------------------------------
 
-    def record_exit(self, outcome: Outcome, why: str = "") -> None:
-        """Records in the journal how the process exits; any thread."""
-        code: int | None = 0
-        if outcome is Outcome.FAILED:
-            code = None
-        elif outcome is not Outcome.FINISHED:
-            code = self.config.code(outcome is Outcome.COMMITTED)
+    def record_exit(
+        self, outcome: Outcome, why: str = "", code: int | None = None
+    ) -> None:
+        """Records in the journal how the process exits; any thread.
+
+        Args:
+            outcome: of the process.
+            why: the reason, for people.
+            code: the exit code; None if the error of the program decides on the code.
+        """
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
     def close(self) -> None:

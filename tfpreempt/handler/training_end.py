@@ -171,7 +171,7 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
         run.record_exit(Outcome.FAILED, describe(failure))
     elif is_last:
         session.exit.is_over = session.cluster.world > 1
-        run.record_exit(Outcome.FINISHED)
+        run.record_exit(Outcome.FINISHED, code=0)
         snapshots = run.snapshots
         is_saved = is_end and run.steps_made > 0 and not run.has_moved
         if snapshots is not None and is_saved:
