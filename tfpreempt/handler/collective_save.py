@@ -394,14 +394,11 @@ class CollectiveSaves:
         name, step = self._newest.get(run.start.token, ("", None))
         if step != run.step or self.cluster.is_chief:
             return step == run.step
-        return self._told(f"{name}/commit", timeout)
-
-    def _told(self, what: str, timeout: float) -> bool:
-        """The chief's word; False where it does not come in time."""
-        return _is_yes(answer(functools.partial(self._get, what), timeout))
-
-    def _get(self, what: str, then: Callable[[str], None]) -> None:
-        self.runtime.get_each([f"{self.prefix}/{what}"], lambda _, text: then(text))
+        key, runtime = f"{self.prefix}/{name}/commit", self.runtime
+        told = answer(
+            lambda then: runtime.get_each([key], lambda _, text: then(text)), timeout
+        )
+        return told is not None and keys.decode(Key.DONE, told)[0] is True
 
     def _absent(
         self, name: str, timeout: float, may_miss: set[int]
@@ -696,10 +693,6 @@ def breaks_off(error: Exception, world: int) -> bool:
     The others are in a collective of the save, and would meet this worker's next step.
     """
     return world > 1 and isinstance(error, CollectiveReadError)
-
-
-def _is_yes(told: str | None) -> bool:
-    return told is not None and keys.decode(Key.DONE, told)[0] is True
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -267,11 +267,12 @@ def _skip_the_rest() -> None:
     much of it, and the system frees it anyway.
     """
     last = _newest
-    if last is None or last.stop_event.is_set() or not last.is_under_way():
+    if last is None or last.stop_event.is_set():
         return
     gc.disable()
     gc.freeze()
-    if time.monotonic() + TAKES_APART > last.ends or not last.can_reach_all:
+    has_time = time.monotonic() + TAKES_APART <= last.ends
+    if not (has_time and last.can_reach_all) and last.is_under_way():
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):

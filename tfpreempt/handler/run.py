@@ -153,7 +153,8 @@ class Run:
             os.environ.get("TFPREEMPT_INCARNATION", start.token),
         )
         self.record = self.journal.record
-        weakref.finalize(self, self.watcher.close)
+        # At the end of the interpreter the signals stay ignored, and threads just end.
+        weakref.finalize(self, self.watcher.close).atexit = False
         if self.directory.mirror is not None:
             weakref.finalize(self, self.directory.mirror.stop).atexit = False
 
