@@ -185,21 +185,6 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
     return (inner,) if isinstance(inner, tf.Variable) else ()
 
 
-def below_children(checkpoint: tf.train.Checkpoint, attached: Attached) -> list[Any]:
-    """Returns the objects of a checkpoint, but not the children of the checkpoint.
-
-    Args:
-        checkpoint: whose counters of saves are children.
-        attached: what the last `attach` of the checkpoint has found.
-    """
-    if (graph := attached.graph) is None:
-        objects, edges = _walk(checkpoint)
-    else:
-        objects, edges = [each() for each in graph.objects], graph.edges
-    children = {0, *(number for _, number in edges[0])}
-    return [obj for number, obj in enumerate(objects) if number not in children]
-
-
 def device_prefixes() -> tuple[str, ...]:
     """The prefixes of the names of this process's devices."""
     host = seams.eager_context.context().host_address_space()

@@ -17,11 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.checkpoint.tensors.gather import read_variables
-from tfpreempt.checkpoint.tensors.variables import (
-    Attached,
-    below_children,
-    local_parts,
-)
+from tfpreempt.checkpoint.tensors.variables import Attached, local_parts, reached
 
 
 class HeldValues:
@@ -34,7 +30,9 @@ class HeldValues:
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
-        objects = below_children(checkpoint, untracked)
+        found, edges = reached(checkpoint, untracked)
+        children = {0, *(number for _, number in edges[0])}  # with the counters
+        objects = [obj for n, obj in enumerate(found) if n not in children]
         objects += [variable for _, variable in untracked.own]
         parts = {id(part): part for obj in objects for part in local_parts(obj)}
         self._parts = list(parts.values())
