@@ -93,8 +93,31 @@ class Training:
         )
         with contextlib.ExitStack() as undo:
             undo.callback(self._state.close)
-            self._admit(options)
+            # Joins the session, and loads the named States. The variables are restored
+            # with the first step: until then Keras makes them, and all callbacks begin
+            # an epoch and a batch, which may change variables again (a schedule sets
+            # the learning rate).
+            strategy = self.fit.model.distribute_strategy
+            resolver = getattr(strategy, "cluster_resolver", None)
+            self.session = find_session(resolver, options.save_timeout)
+            with admit(
+                self.session,
+                self._state.checkpoint,
+                options.config,
+                options,
+                amid="model.fit",  # its state is complete at the callback's hooks only
+                is_alive=functools.partial(is_running, self.fit),
+            ) as self.run:
+                # With several workers, each may have arrays of its own.
+                self._state.has_own_arrays = self.session.cluster.world == 1
+                if self.run.candidate and self.run.candidate.manifest is not None:
+                    self.run.source.load_named_states(self.run.candidate)
+                every = options.save_freq
+                period = every if isinstance(every, datetime.timedelta) else None
+                self.session.open(self.run, period)
             undo.callback(training_end.close_unfinished, self.session, self.run)
+
+            # Stands in for Keras' functions.
             self._steps = Steps(self.fit, self.session, self.run, self._slow_step)
             self._functions = TracedFunctions(
                 self.fit, self._steps, self._state.attributes
@@ -107,6 +130,8 @@ class Training:
                 lambda: self._state.hold(self._progress("validation")),
             )
             undo.callback(self._epoch_end.close)
+
+            # Plans the fit.
             self._begin(files)
             self._others.wrap(
                 on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
@@ -114,31 +139,6 @@ class Training:
             undo.pop_all()
 
     # --- the beginning ---------------------------------------------------------------
-
-    def _admit(self, options: Options) -> None:
-        """Takes part in this process's session, and loads the named States.
-
-        The variables are restored when the fit is ready for it: in between Keras makes
-        them, and all callbacks begin an epoch and a batch, which may change variables
-        again (a schedule sets the learning rate).
-        """
-        resolver = getattr(self.fit.model.distribute_strategy, "cluster_resolver", None)
-        every = options.save_freq
-        self.session = find_session(resolver, options.save_timeout)
-        with admit(
-            self.session,
-            self._state.checkpoint,
-            options.config,
-            options,
-            amid="model.fit",  # its state is complete at the callback's hooks only
-            is_alive=functools.partial(is_running, self.fit),
-        ) as self.run:
-            # With several workers, each may have arrays of its own.
-            self._state.has_own_arrays = self.session.cluster.world == 1
-            if self.run.candidate and self.run.candidate.manifest is not None:
-                self.run.source.load_named_states(self.run.candidate)
-            period = every if isinstance(every, datetime.timedelta) else None
-            self.session.open(self.run, period)
 
     def _begin(self, files: Encoded | None) -> None:
         """Compares the commit with this fit, and lets Keras begin where the plan says.
