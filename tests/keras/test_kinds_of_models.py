@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -392,6 +392,46 @@ def test_a_step_that_is_traced_counts_its_traces(on: Machine, line: str) -> None
     on.start()
     expected = traced(False)
     assert on.run(traced, ("begin", 1, 1)) == expected
+
+
+@LINES
+@pytest.mark.parametrize(
+    ("more", "cut"),
+    [
+        ({}, ("begin", 1, 4)),
+        ({"steps_per_execution": 2}, ("begin", 0, 2)),
+        ({"metrics": ["mae"]}, ("test", 0, 0)),
+    ],
+)
+def test_a_restart_traces_the_train_step_as_often_as_a_first_start(
+    on: Machine, line: str, more: Mapping[str, Any], cut: tuple[str, int, int]
+) -> None:
+    """Also if a layer is frozen, and no variable exists before the trace."""
+    traces: list[int] = []  # by start
+    effects: list[str] = []
+
+    def traced(ours: Any = None) -> Any:
+        class Traced(on.keras.Sequential):
+            def train_step(self, data: Any) -> Any:
+                traces[-1] += 1
+                self.traces.append(len(self.traces))
+                return super().train_step(data)
+
+        traces.append(0)
+        layers = on.keras.layers
+        model = Traced([layers.Dense(2), layers.Dropout(0.5), layers.Dense(1)])
+        model.traces = []
+        model.layers[0].trainable = False
+        model.compile("adam", "mse", jit_compile=False, **more)
+        history = on.fit(model, ours=ours, epochs=3, **HELD_OUT).history
+        effects.append(repr(model.traces))
+        return history, list(values(model).values())
+
+    on.start()
+    expected = traced(False)
+    assert on.run(traced, cut) == expected
+    assert traces == traces[:1] * 3
+    assert effects[0] == effects[1]
 
 
 # --- the course of a fit -------------------------------------------------------------

@@ -255,6 +255,7 @@ FEATURES = {
             "data_adapter TensorFlowTrainer._get_metrics_result_or_logs,_initial_epoch,"
             "_should_eval,_symbolic_build TensorFlowTrainer.fit:epoch_iterator,"
             "callbacks,epoch_logs,validation_data,x "
+            "TensorFlowTrainer._make_function:multi_step_on_iterator "
             "TensorFlowTrainer.evaluate:use_cached_eval_dataset",
             "keras_variables": "Variable._deferred_initialize,_initializer,_value",
         },

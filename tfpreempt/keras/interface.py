@@ -199,8 +199,25 @@ class Fit(Protocol):
     def ends(self) -> None:
         """Takes back what `start_at` left on the model; also after a failure."""
 
+    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
+        """Returns TensorFlow's function in a train function, to make the variables by.
+
+        Args:
+            train_function: made by Keras, or by the program.
+            trains: whether steps follow in this fit.
+
+        Returns:
+            The function that is traced for an iterator; None where `build` makes the
+            variables, such as for steps that run eagerly.
+        """
+
     def build(self, iterator: Any, train_function: Any) -> None:
-        """Makes every variable that training will use; reads no data."""
+        """Makes every variable that training uses, without a trace for the steps.
+
+        Args:
+            iterator: of the training data; is not read.
+            train_function: made by Keras.
+        """
 
     def trace(self, step: Any, iterator: Any) -> None:
         """Makes what a step of one batch makes; reads no data."""

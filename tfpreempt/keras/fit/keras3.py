@@ -24,6 +24,9 @@ from tfpreempt.keras.multi_worker import of_one_replica
 
 log = logging.getLogger(__name__)
 
+_TRACED = "multi_step_on_iterator"
+"""Name of TensorFlow's function in a train function that Keras makes."""
+
 
 class Keras3Fit(Fit):
     """See `interface.Fit`.
@@ -204,8 +207,19 @@ class Keras3Fit(Fit):
     def ends(self) -> None:
         self.model._initial_epoch = None
 
+    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
+        # Under a strategy Keras itself has made the variables. A symbolic call of the
+        # model takes less time than a trace that is not used.
+        if self.model._distribute_strategy is not None or not trains:
+            return None
+        names = getattr(getattr(train_function, "__code__", None), "co_freevars", ())
+        if _TRACED not in names or tf.config.functions_run_eagerly():
+            return None
+        found = train_function.__closure__[names.index(_TRACED)].cell_contents
+        return found if hasattr(found, "get_concrete_function") else None
+
     def build(self, iterator: Any, train_function: Any) -> None:
-        del train_function  # it cannot be traced without running it
+        del train_function
         model, strategy = self.model, self.model.distribute_strategy
         # A symbolic call of Keras' own layers makes what training makes, except for
         # frozen layers: a symbolic call makes variables that no gradient reaches even

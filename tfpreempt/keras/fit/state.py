@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 from collections.abc import Callable, Sequence
 from typing import IO, Any
@@ -213,23 +214,29 @@ class FitState:
 
     # --- before the first step -------------------------------------------------------
 
-    def build(self, iterator: Any, train_function: Any, *, restores: bool) -> None:
-        """Makes all variables. What a trace does to Python values is done once.
+    def build(
+        self, iterator: Any, train_function: Any, *, restores: bool, trains: bool = True
+    ) -> None:
+        """Makes all variables, by the trace of the train function if that is possible.
+
+        So a restart traces the train function once, as a new run does.
 
         Args:
             iterator: of the training data; is not read.
             train_function: Keras' own.
             restores: whether the variables are those of the commit.
+            trains: whether steps follow in this fit.
         """
-        is_kept = hasattr(train_function, "get_concrete_function")
+        traceable = self._fit.traceable(train_function, trains=trains)
+        is_kept = traceable is not None
+        build = functools.partial(self._fit.build, iterator, train_function)
+        if traceable is not None:
+            build = functools.partial(traceable.get_concrete_function, iterator)
         with contextlib.ExitStack() as undo:
             if restores and self.own.loaded is not None:
                 first = self.attributes.as_first(self.own.loaded["attributes"])
                 undo.enter_context(first)
-            self.attributes.traced_by(
-                *(self._fit.build, iterator, train_function),
-                is_kept=is_kept,
-            )
+            self.attributes.traced_by(build, is_kept=is_kept)
             if is_kept:
                 self.attributes.traces["train"].function = train_function
 

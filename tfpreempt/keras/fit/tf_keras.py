@@ -242,10 +242,11 @@ class TfKerasFit(Fit):
     def ends(self) -> None:
         self.model.__dict__.pop(_COUNTERS, None)
 
+    def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
+        is_traced = hasattr(train_function, "get_concrete_function")
+        return train_function if is_traced else None
+
     def build(self, iterator: Any, train_function: Any) -> None:
-        if hasattr(train_function, "get_concrete_function"):
-            train_function.get_concrete_function(iterator)
-            return
         try:  # run_eagerly
             tf.function(train_function).get_concrete_function(iterator)
         except Exception as error:  # noqa: BLE001 - Python in the step needs values

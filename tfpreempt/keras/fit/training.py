@@ -204,7 +204,7 @@ class Training:
             self.fit.start_at(arguments["epochs"], 0, {})
             # Keras looks at the variables at the end even where no step made them.
             iterator = self._data.any_iterator()
-            self._state.build(iterator, self._steps.inner, restores=True)
+            self._state.build(iterator, self._steps.inner, restores=True, trains=False)
         elif self._phase is not Phase.START:
             self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
 
