@@ -18,6 +18,10 @@ the state by `numpy.copyto` into new memory, on one thread. `copies` is our stal
 such copies, `of_waited` is by how much our steps were slower, in stalls of a save that
 is waited for.
 
+A row of `model.fit` has the stall of an epoch's save: the time from the end of the last
+batch of an epoch to the end of the next batch, less that time in a fit without
+tfpreempt (`theirs`).
+
 Rounds are interleaved. Other programs on the machine show mostly in `slower`.
 """
 
@@ -38,9 +42,11 @@ import numpy as np
 from benchmarks import states
 from benchmarks.row import judged, side
 
-STALL_BAR = 1.2  # copies of the state
+STALL_BAR = 1.3  # copies of the state
+TENSOR_BAR = 30e-6  # seconds for each tensor, besides
 SLOWER_BAR = 0.1  # of what a save takes that is waited for
 FIRST = "16 equal tensors"
+EPOCH = 3  # batches of an epoch of `model.fit`
 USUAL = 30  # steps that tell how long one takes without a save
 Figures = dict[str, float]
 
@@ -59,6 +65,8 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
             kinds = list(state.steps) if name == FIRST else ["waits for a device"]
             for kind in kinds:
                 yield from _rows(root, state, kind, rounds)
+            if name in states.MODELS:
+                yield _fit_row(root, state, rounds)
     finally:
         shutil.rmtree(root)
 
@@ -73,7 +81,7 @@ class _State:
             self.variables = states.tensors(name, mebibytes)
             self.tracked: dict[str, Any] = {"variables": self.variables}
         else:
-            model = states.MODELS[name]()
+            self.model = model = states.MODELS[name]()
             self.variables = [*model.variables, *model.optimizer.variables]
             self.tracked = {"model": model, "optimizer": model.optimizer}
         self.checkpoint = tf.train.Checkpoint(**self.tracked, counter=self.counter)
@@ -132,7 +140,7 @@ def _rows(
                 sides[name].append(figures)
     waited = statistics.median(each["stall"] for each in sides["waited"])
     for what, base, name, bar in (
-        ("stall", statistics.median(copies), "copies", STALL_BAR),
+        ("stall", statistics.median(copies), "copies", _stall_bar(state, copies)),
         ("slower", waited, "of_waited", SLOWER_BAR),
         ("written", None, "", None),
     ):
@@ -157,6 +165,83 @@ def _rows(
             value = statistics.median(seconds["ours"]) / base
             row |= {name: round(value, 2), **judged(value, name, bar)}
         yield row
+
+
+def _stall_bar(state: _State, copies: list[float]) -> float:
+    """The largest stall that is good, in copies of the state."""
+    tensors = TENSOR_BAR * len(state.variables)
+    return round(STALL_BAR + tensors / statistics.median(copies), 2)
+
+
+def _fit_row(root: Path, state: _State, rounds: int) -> dict[str, Any]:
+    batch = states.model_batch(state.name, samples=2 * EPOCH)
+    ours, theirs, copies = [], [], []
+    for number in range(rounds + 1):
+        directory = root / f"fit-{number}"
+        found = [
+            _between_epochs(state.model, batch, each) for each in (directory, None)
+        ]
+        shutil.rmtree(directory)
+        if number:  # the first is a warm-up
+            copies.append(state.copy_seconds())
+            ours.append(found[0] - found[1])
+            theirs.append(found[1])
+    value = statistics.median(ours) / statistics.median(copies)
+    return {
+        "bench": "async_save",
+        **side("ours", ours, 3),
+        **side("theirs", theirs, 3),
+        **side("raw", copies, 3),
+        "unit": "s",
+        "of": "stall",
+        "step": "model.fit",
+        "state": state.name,
+        "tensors": len(state.variables),
+        "mebibytes": state.mebibytes,
+        "copies": round(value, 2),
+        **judged(value, "copies", _stall_bar(state, copies)),
+    }
+
+
+def _between_epochs(model: Any, batch: Any, directory: Path | None) -> float:
+    """Seconds from the end of an epoch's last batch to the end of the next batch.
+
+    Args:
+        model: is trained for three epochs; the first save of a fit is not measured.
+        batch: inputs and targets of an epoch.
+        directory: for commits; None: the fit has no callback of tfpreempt.
+    """
+    import keras
+
+    from tfpreempt import TerminationConfig
+    from tfpreempt.handler import current_session
+    from tfpreempt.keras import PreemptionCallback
+
+    ends: list[float] = []
+
+    def wait_for_commit(batch: int, logs: Any) -> None:
+        if directory is not None and len(ends) == 2 * EPOCH - 1:
+            while not (directory / str(EPOCH) / "COMMITTED").exists():
+                time.sleep(0.01)
+
+    hooks = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=wait_for_commit,
+        on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()),
+    )
+    callbacks = [hooks]
+    with current_session.new_process():
+        if directory is not None:
+            config = TerminationConfig(signals=())
+            callbacks += [PreemptionCallback(directory, termination_config=config)]
+        model.fit(
+            *batch,
+            batch_size=2,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+    return ends[2 * EPOCH] - ends[2 * EPOCH - 1]
 
 
 def _ours(
