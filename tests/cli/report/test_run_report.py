@@ -302,6 +302,26 @@ def test_a_start_that_is_caught_is_not_the_one_that_follows_it() -> None:
     assert killed.steps_lost == approx(20, abs=1)
 
 
+def test_the_steps_of_a_killed_process_are_estimated_by_its_own_mean() -> None:
+    """A later process may have slower steps."""
+    run = Scripted()
+    run.start()
+    run.train(80)
+    run.save()
+    run.train(20)
+    run.kill()
+    lines = run.lines["worker-0.jsonl"]
+    before = len(lines)
+    run.finish_later()
+    for number, line in enumerate(lines[before:], before):
+        record = json.loads(line)
+        if "step_seconds" in record:
+            lines[number] = json.dumps({**record, "step_seconds": STEP / 2})
+    (killed,) = run.report().interruptions
+    assert killed.is_estimated
+    assert killed.steps_lost == approx(20, abs=1)
+
+
 def test_an_end_that_nobody_recorded_is_said_to_be_unknown() -> None:
     run = Scripted(is_supervised=False)
     run.start()

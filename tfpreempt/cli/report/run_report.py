@@ -378,7 +378,7 @@ def _reached_at(
         return None
     if step == known:
         return at  # a kill: all that came after the newest commit
-    seconds = _step_seconds(commits)
+    seconds = _step_seconds(commits, life)
     return _after(spans, at, (step - known) * seconds) if seconds else None
 
 
@@ -392,9 +392,12 @@ def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
     return math.inf
 
 
-def _step_seconds(commits: Sequence[Record]) -> float | None:
-    """The newest mean that is known."""
-    known = (each["step_seconds"] for each in reversed(commits))
+def _step_seconds(
+    commits: Sequence[Record], life: ProcessLifetime | None = None
+) -> float | None:
+    """Returns the newest mean of the step time: of a process, or else of the run."""
+    own = [] if life is None else _during(commits, life)
+    known = (each["step_seconds"] for each in (*reversed(own), *reversed(commits)))
     return next((seconds for seconds in known if seconds), None)
 
 
@@ -442,7 +445,8 @@ def _interruptions(
             step = max(step, back) if life.records else back
         if is_estimated:
             guess = step + _steps_after(life, mine, commits, step)
-            step = guess if told is None else _near(guess, told, step, commits)
+            seconds = _step_seconds(commits, life)
+            step = guess if told is None else _near(guess, told, step, seconds)
         lost = None if back is None else max(0, step - back)
         if life.restored is None and life.records:
             lost = 0  # a start that failed; those before it have lost what there was
@@ -482,16 +486,16 @@ def _steps_after(
     life: ProcessLifetime, spans: Sequence[Span], commits: Sequence[Record], step: int
 ) -> int:
     """How many steps a killed life made after the last that is known; a guess."""
-    seconds, row = _step_seconds(commits), _milestones(life, commits)
+    seconds, row = _step_seconds(commits, life), _milestones(life, commits)
     if not seconds or not row:
         return 0
     made = trained(spans, life.end) - trained(spans, row[-1][0])
     return max(0, round(made / seconds) - (step - row[-1][1]))
 
 
-def _near(guess: int, told: int, step: int, commits: Sequence[Record]) -> int:
+def _near(guess: int, told: int, step: int, seconds: float | None) -> int:
     """A guess that fits to what the process told last, shortly before its last step."""
-    least, seconds = max(told, step), _step_seconds(commits)
+    least = max(told, step)
     more = round(TOLD_EVERY / seconds) if seconds else 0
     return min(max(guess, least), least + more)
 
