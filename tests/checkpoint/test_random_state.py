@@ -157,6 +157,33 @@ def test_a_new_worker_draws_for_itself_what_each_drew_for_itself():
         assert len(set(draws)) == (3 if index in of_numpy else 1)
 
 
+@pytest.mark.parametrize("of", ["generator", "global", "no global", "keras"])
+def test_a_state_of_many_dimensions_is_refused(monkeypatch, of):
+    """TensorFlow would abort the process."""
+    from tfpreempt.states import TensorFlowRandomState
+
+    keras = pytest.importorskip("keras")
+    tf.random.set_global_generator(tf.random.Generator.from_seed(5))
+    keras.random.uniform([1])
+    own = tf.random.Generator.from_seed(7) if of == "generator" else None
+    state = TensorFlowRandomState(generator=own, registry=None)
+    record = json.loads(saved(state))
+    if of == "generator":
+        record["states"] = [nested(300)]
+    elif of == "keras":
+        record["keras_seed"] = [nested(300)]
+    else:
+        record["tf_generator"]["states"] = [nested(300)]
+    if of == "no global":
+        monkeypatch.setattr(stateful_random_ops, "global_generator", None)
+    with pytest.raises(errors.CheckpointDamagedError, match=r"dimension|depth"):
+        load(state, json.dumps(record).encode())
+
+
+def nested(depth):
+    return [nested(depth - 1)] if depth else 1
+
+
 @pytest.mark.parametrize("kind", ["all", "tensorflow", "generator"])
 def test_any_bytes_are_refused_or_read(monkeypatch, rng, kind):
     """As the fuzz campaign does it with what needs no TensorFlow."""

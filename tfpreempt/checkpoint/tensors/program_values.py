@@ -136,7 +136,7 @@ def _load_generator(record: Any) -> None:
         load_generator_record(generator, record)
         return
     # The saved program had one, so this one will ask for it.
-    state, algorithm = decode(record["states"][0]), record["algorithm"]
+    state, algorithm = _checked(decode(record["states"][0])), record["algorithm"]
     make = functools.partial(tf.random.Generator.from_state, state, alg=algorithm)
     tf.random.set_global_generator(out_of_scope(make))
 
@@ -152,7 +152,20 @@ def _assign(generator: Any, states: list[Any]) -> None:
     if len(parts) != len(states):
         states = [states[0]] * len(parts)
     for part, state in zip(parts, states, strict=True):
-        part.assign(state)
+        part.assign(_checked(state))
+
+
+def _checked(state: Any) -> Any:
+    """Returns a saved state of a generator if it is a vector.
+
+    TensorFlow aborts the process for a list with more than 254 dimensions.
+
+    Raises:
+        ValueError: the state is no vector.
+    """
+    if (axes := np.ndim(state)) != 1:
+        raise ValueError(f"a generator's state has {axes} dimensions; expected 1")
+    return state
 
 
 SAVED_WHOLE = (tf.train.experimental.PythonState, tf.train.Checkpoint)
