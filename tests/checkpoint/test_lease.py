@@ -415,6 +415,30 @@ def test_what_another_client_of_nfs_removed_meanwhile_is_gone(tmp_path):
     lease.check()
 
 
+class Forgetful(LocalDisk):
+    """A client of NFS that once does not find what a lease consists of."""
+
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+
+    def names(self, path):
+        if os.path.dirname(path).endswith(layout.LEASE) and self.code:
+            code, self.code = self.code, 0
+            raise OSError(code, os.strerror(code), path)
+        return super().names(path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE, errno.ENOTDIR])
+def test_a_lease_that_is_not_found_for_a_moment_is_released(tmp_path, code):
+    disk = Forgetful(0)
+    lease = acquired(tmp_path, disk=disk)
+    disk.code = code
+    lease.release()
+    assert disk.code == 0
+    assert not (tmp_path / layout.LEASE).exists()
+
+
 class Foreign(LocalDisk):
     """What another user wrote."""
 

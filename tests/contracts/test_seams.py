@@ -44,6 +44,12 @@ def test_every_name_is_there(feature: str) -> None:
     seams.require(feature)
 
 
+def test_a_missing_module_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(seams.MODULES, "eager_context", "tensorflow.no_such_module")
+    missing = list(seams.missing("coordination"))
+    assert missing.count("tensorflow.no_such_module") == 1
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_installed_version_was_seen(library: str) -> None:
     """Else the matrix is to be run with it first."""

@@ -176,8 +176,8 @@ def test_a_worker_that_is_reported_dead_is_given_up_at_once(store):
     stand(members, 1, 1)
     members[1].notice(grace=600)
     assert together(Member.decision, [members[1]]) == [None]
-    assert members[1].coordinator.round.lost_because
-    assert "worker 2" in members[1].coordinator.round.lost_because
+    assert members[1].coordinator.notes.lost_because
+    assert "worker 2" in members[1].coordinator.notes.lost_because
 
 
 def test_a_wait_ends_at_the_deadline(store):
@@ -187,7 +187,7 @@ def test_a_wait_ends_at_the_deadline(store):
         threading.Event().wait(0.001)
     alone.boundary(1)
     assert alone.coordinator.wait() == ev.Leave(Outcome.LOST)
-    why = alone.coordinator.round.lost_because
+    why = alone.coordinator.notes.lost_because
     assert why == "waited 0 s in vain for worker 0 in the agreement on a step"
 
 
@@ -204,7 +204,7 @@ def test_who_waits_in_vain_says_for_whom_how_long_and_in_what(store):
     for member in members[1:]:
         member.coordinator.feed(ev.Saved(True))
     assert members[1].coordinator.wait(SOON) == ev.Leave(Outcome.LOST)
-    why = members[1].coordinator.round.lost_because
+    why = members[1].coordinator.notes.lost_because
     assert "in vain for worker 0 in the save (all parts, then the commit)" in why
 
 
@@ -215,7 +215,7 @@ def test_who_is_dead_is_named_with_the_phase(store):
     members[1].notice(grace=600)
     together(Member.decision, members)
     for member in members:
-        why = member.coordinator.round.lost_because
+        why = member.coordinator.notes.lost_because
         assert why.startswith("worker 2 is missing in the agreement on a step: ")
 
 
@@ -236,7 +236,7 @@ def test_a_save_with_others_that_the_chief_has_given_up_is_ended(store, monkeypa
     for ring in list(alarms):
         ring()
     assert member.overran.is_set()
-    assert member.coordinator.round.lost_because == "worker 0: no memory"
+    assert member.coordinator.notes.lost_because == "worker 0: no memory"
 
 
 def test_who_has_its_verdict_is_not_ended_where_it_is(store, monkeypatch):
@@ -335,7 +335,7 @@ def test_a_gone_store_ends_every_wait(members, store):
     store.close()
     verdicts = together(lambda member: member.coordinator.wait(SOON), members[1:])
     assert verdicts == [ev.Leave(Outcome.LOST)] * 2
-    assert "closed" in members[1].coordinator.round.lost_because
+    assert "closed" in members[1].coordinator.notes.lost_because
 
 
 def test_a_round_that_is_asked_for_is_asked_for_once(store):

@@ -40,6 +40,16 @@ def test_what_needs_tensorflow_says_which_to_install(program: str) -> None:
     assert "libtpu==0.0.14" in last  # with what pip takes, TensorFlow's import aborts
 
 
+def test_a_module_that_is_half_imported_is_not_taken_for_its_name() -> None:
+    done = run_without(
+        "import types, tfpreempt\n"
+        "half = types.ModuleType('tfpreempt.states.registered')\n"
+        "sys.modules[half.__name__] = half\n"
+        "tfpreempt.save_all_states\n"
+    )
+    assert "AttributeError" in done.stderr.splitlines()[-1]
+
+
 def test_workers_of_a_cluster_are_refused_by_the_same_error(tmp_path: Path) -> None:
     done = run_without(
         "import types, tfpreempt\n"

@@ -64,6 +64,48 @@ print(sorted(os.listdir(d)))
     ], done.stderr
 
 
+@pytest.mark.parametrize("busy", ["tf.io.gfile.copy(big, big + '2', True)", ""])
+def test_a_source_in_a_c_function_costs_no_exit_code(
+    python: Python, tmp_path: Path, busy: str
+) -> None:
+    """The process would abort with a thread that Python ends in a C++ function."""
+    done = python(
+        f"""
+big = d + "-big"
+with open(big, "wb") as file: file.truncate(60_000_000)
+def is_told():
+    end = time.monotonic() + 0.9
+    while time.monotonic() < end:
+        {busy or "tf.io.gfile.exists('/no/such/file')"}
+    return False
+h = make(termination_config=tfpreempt.TerminationConfig(is_told))
+for number in range(1000):
+    if number == 10: os.kill(os.getpid(), signal.SIGTERM)
+    h.run(step)
+    time.sleep(0.01)
+""",
+        tmp_path / "run",
+    )
+    assert done.returncode == 143, done.stderr
+
+
+def test_a_refused_block_closes_its_handler(python: Python, tmp_path: Path) -> None:
+    """After an error that the other workers were told of."""
+    done = python(
+        """
+h = make()
+h.run(step)
+h._session.exit.detached = True
+try:
+    with h: h.run(step)
+except tfpreempt.errors.UsageError as error:
+    print("refused", ".tfpreempt-lease" in os.listdir(d))
+""",
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == ["refused False"], done.stderr
+
+
 def test_a_forked_child_is_refused_its_parent_s_handler(
     python: Python, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +41,17 @@ from tfpreempt.keras.record import Record  # noqa: E402
 def on(line: str) -> Iterator[Machine]:
     with machine(line) as made:
         yield made
+
+
+def test_a_callback_can_be_pickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is spawned gets the callback, and no variable of this process."""
+    monkeypatch.delenv("TFPREEMPT_PLATFORM")
+    monkeypatch.setenv("SECRET_OF_THIS_PROCESS", "1")
+    data = pickle.dumps(PreemptionCallback(tmp_path))
+    assert b"SECRET_OF_THIS_PROCESS" not in data
+    assert isinstance(pickle.loads(data), PreemptionCallback)
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ class Coordinator:
         self._name = functools.partial(keys.name, incarnation)
         self._changed = threading.Condition()  # its lock is held wherever state moves
         self._verdict: ev.Verdict | None = None
-        self.round = Round()
+        self.notes = Round()
 
     def start(self) -> None:
         """Begins to listen."""
@@ -154,13 +154,13 @@ class Coordinator:
         """
         state = self.state
         if state.main is Main.LEAVING:
-            return self.round.leave_by
+            return self.notes.leave_by
         if state.notice in PREEMPTION:
             return self.deadlines.at
-        if state.main is Main.AWAITING and self.round.lost_at is not None:
+        if state.main is Main.AWAITING and self.notes.lost_at is not None:
             # Nobody goes away, but one that all need is reported dead. The chief may be
             # in a step that waits for this worker.
-            return self.round.lost_at + self.deadlines.patience
+            return self.notes.lost_at + self.deadlines.patience
         return None
 
     # --- any thread ------------------------------------------------------------------
@@ -190,9 +190,9 @@ class Coordinator:
             Whether it could; False while another round goes on, or is asked for.
         """
         with self._changed:
-            if self.state.notice is not None or self.round.is_asked:
+            if self.state.notice is not None or self.notes.is_asked:
                 return False
-            self.round.is_asked, self.is_snapshot = True, snapshot
+            self.notes.is_asked, self.is_snapshot = True, snapshot
             self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
             return True
 
@@ -214,17 +214,17 @@ class Coordinator:
                 log.warning("tfpreempt: %s", error)
                 where = ev.PHASES[self.state.main]
                 gone = f"worker 0, the host of the store, was lost in {where}: {error}"
-                self.round.lost_because = self.round.lost_because or gone
+                self.notes.lost_because = self.notes.lost_because or gone
                 self.feed(ev.StoreGone())
 
     def feed(self, event: ev.Event) -> None:
         """Moves the agreement on and performs what it says."""
         with self._changed:
             if isinstance(event, ev.DeadlinePassed):
-                self.round.lost_because = self.round.lost_because or self._waited_for()
+                self.notes.lost_because = self.notes.lost_because or self._waited_for()
             self.state, actions = agreement.step(self.settings, self.state, event)
             if isinstance(event, ev.Boundary | ev.Saved | ev.Committed):
-                self.round.waits_since = self.clock.monotonic()
+                self.notes.waits_since = self.clock.monotonic()
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
                 self._perform(action)
@@ -232,11 +232,11 @@ class Coordinator:
 
     def _waited_for(self) -> str:
         """Whom main has waited for, for how long and in what."""
-        gathering = self.round.gathering
+        gathering = self.notes.gathering
         missing = sorted(gathering.missing) if gathering else []
         whom = ", ".join(map(str, missing or [0]))
         workers = "workers" if len(missing) > 1 else "worker"
-        seconds = self.clock.monotonic() - self.round.waits_since
+        seconds = self.clock.monotonic() - self.notes.waits_since
         where = ev.PHASES[self.state.main]
         return f"waited {seconds:.0f} s in vain for {workers} {whom} in {where}"
 
@@ -246,7 +246,7 @@ class Coordinator:
         match action:
             case ev.RaiseFlag():
                 self.gate.flag = True
-                gathering = self.round.gathering
+                gathering = self.notes.gathering
                 if gathering is not None and self.state.notice in PREEMPTION:
                     self._limit(gathering)
             case ev.LowerFlag():
@@ -261,7 +261,7 @@ class Coordinator:
             case ev.Insert():
                 self._insert(action)
             case ev.Gather(key, round, workers):
-                self.round.gathering = gathering = Gathering(
+                self.notes.gathering = gathering = Gathering(
                     self.runtime,
                     key,
                     {worker: self._name(round, key, worker) for worker in workers},
@@ -270,7 +270,7 @@ class Coordinator:
                     whole=functools.partial(self._gathered, action),
                 )
                 if key is Key.BYE:
-                    self.round.leave_by = 1.0 + self.deadlines.limits().of[key]
+                    self.notes.leave_by = 1.0 + self.deadlines.limits().of[key]
                 # Before a notice others may train for long: only the dead are given up.
                 if key is not Key.COUNT or self.state.notice in PREEMPTION:
                     self._limit(gathering)
@@ -284,7 +284,7 @@ class Coordinator:
             # No lock is held while the journal writes.
             self.record(Decision(round=round, boundary=value.boundary, reason=reason))
         with self._changed:
-            self.round.lost_because = self.round.lost_because or reason
+            self.notes.lost_because = self.notes.lost_because or reason
             match key:
                 case Key.NOTICE if round != self.state.round:
                     self.feed(ev.NoticeRead(round, value))  # main is not there yet
@@ -297,7 +297,7 @@ class Coordinator:
                     self.feed(ev.NoticeRead(round, value))
                 case Key.DECISION:
                     if value.boundary is None:
-                        self.round.lost_at = self.clock.monotonic()
+                        self.notes.lost_at = self.clock.monotonic()
                     self.feed(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
@@ -335,7 +335,7 @@ class Coordinator:
             if (
                 may_go_on
                 and (has_all or not needs_all)
-                and not self.round.must_exit
+                and not self.notes.must_exit
                 and self.deadlines.limits().may_train_on
             ):
                 return ev.CommitKind.TRAIN_ON
@@ -343,7 +343,7 @@ class Coordinator:
 
     def _insert(self, action: ev.Insert) -> None:
         if action.key is Key.BYE:
-            self.round.leave_by = self.deadlines.limits().of[Key.BYE]
+            self.notes.leave_by = self.deadlines.limits().of[Key.BYE]
         extra = dict(self.extra.get(action.key, {}))
         if action.value is NoticeKind.PERIODIC:
             extra = {"worker": self.settings.worker, "snapshot": self.is_snapshot}
@@ -355,11 +355,11 @@ class Coordinator:
         if action.key is Key.DONE and self.state.held is NoticeKind.FINAL:
             extra["final"] = True
         if action.value == ev.Decided(None):
-            extra["reason"] = self.round.lost_because or "a worker did not answer"
+            extra["reason"] = self.notes.lost_because or "a worker did not answer"
         if action.value is ev.CommitKind.NONE:
-            extra.setdefault("reason", self.round.lost_because)
+            extra.setdefault("reason", self.notes.lost_because)
         if isinstance(action.value, Tombstone):
-            extra |= {"by": self.settings.worker, "reason": self.round.lost_because}
+            extra |= {"by": self.settings.worker, "reason": self.notes.lost_because}
         self.runtime.insert(
             self._name(action.round, action.key, action.worker),
             keys.encode(action.value, extra),
@@ -388,11 +388,11 @@ class Coordinator:
     def _answered(self, key: Key, worker: int, value: Any, extra: keys.Extra) -> None:
         if isinstance(value, Tombstone) and key is not Key.BYE:
             reason = str(extra.get("reason") or f"worker {worker} left")
-            self.round.lost_because = self.round.lost_because or reason
+            self.notes.lost_because = self.notes.lost_because or reason
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
             log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
         elif key is Key.DONE and extra.get("final") is True:
-            self.round.must_exit = True
+            self.notes.must_exit = True
 
     def _gathered(self, action: ev.Gather, values: dict[int, Any]) -> None:
         match action.key:
@@ -415,13 +415,13 @@ class Coordinator:
     # --- deadlines -------------------------------------------------------------------
 
     def _close_round(self) -> None:
-        before, self.round = self.round, Round(waits_since=self.round.waits_since)
+        before, self.notes = self.notes, Round(waits_since=self.notes.waits_since)
         self.extra.pop(Key.COMMIT, None)
         if self.state.held is None:
             self.deadlines.forget()
             self.extra.clear()
             return
-        self.round.timeouts_left = before.timeouts_left  # over all rounds of a notice
+        self.notes.timeouts_left = before.timeouts_left  # over all rounds of a notice
         if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.set_last_call()
 
@@ -450,7 +450,7 @@ class Coordinator:
         why = "no step ended before the deadline"
         if self.is_saving or self.state.main in (Main.SAVING, Main.COMMITTING):
             why = "the save did not end before the deadline"
-        return f"{why} ({self.round.lost_because})" if self.round.lost_because else why
+        return f"{why} ({self.notes.lost_because})" if self.notes.lost_because else why
 
     def _why_ended(self) -> str:
         """Why main is not let finish what it does; "" lets it.
@@ -460,13 +460,13 @@ class Coordinator:
         they have not waited for leads nowhere, nor a save that the chief has given up.
         """
         main, is_alone = self.state.main, self.settings.world == 1
-        because = self.round.lost_because or "saved"
+        because = self.notes.lost_because or "saved"
         left = f"the others leave without this worker ({because})"
         if main is Main.SAVING and agreement.is_given_up(self.state):
             return left
         if self.is_saving or main in (Main.SAVING, Main.COMMITTING):
-            self.round.timeouts_left -= not is_alone
-            if self.round.timeouts_left > 0:
+            self.notes.timeouts_left -= not is_alone
+            if self.notes.timeouts_left > 0:
                 log.warning("tfpreempt: the save takes long; waiting for it")
                 return ""
             return "the save with the other workers did not end"

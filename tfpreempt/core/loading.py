@@ -30,8 +30,7 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
     Args:
         package: name of the package.
-        homes: module of each public name. A name that its module does not have is that
-            of the module itself.
+        homes: module of each public name; of a public module, the module itself.
     """
 
     def load_name(name: str) -> object:
@@ -42,7 +41,8 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
                 f"{', '.join(sorted(homes))}"
             )
         home = load(homes[name])
-        value: object = getattr(home, name, home)
+        is_module = homes[name].endswith(f".{name}")
+        value: object = home if is_module else getattr(home, name)
         setattr(sys.modules[package], name, value)
         return value
 

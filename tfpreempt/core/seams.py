@@ -317,11 +317,14 @@ def require(*features: str) -> None:
 
 def missing(feature: str) -> Iterator[str]:
     """The names of a feature that are not there, with their modules."""
+    unknown: set[str] = set()
     for module, name in FEATURES[feature].each():
         try:
             found: Any = importlib.import_module(MODULES[module])
         except ImportError:
-            yield MODULES[module]
+            if module not in unknown:
+                unknown.add(module)
+                yield MODULES[module]
             continue
         renamed = (name.replace(was, other) for was, other in RENAMED.items())
         is_there = any(_is_there(found, each) for each in (name, *renamed))

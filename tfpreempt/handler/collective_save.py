@@ -682,7 +682,7 @@ class RoundSave:
         reason = describe_loss(error, run.directory.cluster, where) or (
             f"worker {c.settings.worker}: {type(error).__name__}: {error}"
         )
-        c.round.lost_because = reason
+        c.notes.lost_because = reason
         self.runs.record(Fault(where="save", error=reason))
         c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
 

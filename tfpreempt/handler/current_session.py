@@ -139,7 +139,7 @@ def keep(notice: Notice) -> bool:
     _pending.append(notice)
     if _current is not None:
         _current.deliver_pending_notices()
-    return notice in _pending
+    return notice in tuple(_pending)  # another thread may take a notice
 
 
 def take_back(notice: Notice) -> bool:

@@ -375,7 +375,7 @@ class ExitPath:
             deadlines = self.coordinator.deadlines
             left = LINGER if deadlines.told is None else max(SHORTEST, deadlines.left)
             is_answered = (
-                self.cluster.world == 1 or not self.coordinator.round.lost_because
+                self.cluster.world == 1 or not self.coordinator.notes.lost_because
             )
             if type(exit) is SystemExit:
                 exit = WatchedExit(exit.code)
@@ -504,7 +504,7 @@ class ExitPath:
             where = "".join(f" {run.step + 1}" for run in list(self.runs)[:1])
             lost = describe_loss(error, self.cluster, f"step{where}")
         mine = f"worker {self.cluster.worker}: {type(error).__name__}: {error}"
-        coordinator.round.lost_because = coordinator.round.lost_because or lost or mine
+        coordinator.notes.lost_because = coordinator.notes.lost_because or lost or mine
         if not peer_is_gone:
             self.detached = True
             coordinator.feed(ev.Detached())
@@ -512,13 +512,13 @@ class ExitPath:
         coordinator.feed(ev.StepFailed())
         match coordinator.wait():
             case ev.Leave(outcome):
-                self.leave(outcome, coordinator.round.lost_because)
+                self.leave(outcome, coordinator.notes.lost_because)
                 coordinator.feed(ev.NextRound())
             case _:
                 self.detached = True
                 if coordinator.deadlines.may_go:  # trained on after a commit
-                    self.leave(Outcome.LOST, coordinator.round.lost_because)
-                if (why := coordinator.round.lost_because) != mine:
+                    self.leave(Outcome.LOST, coordinator.notes.lost_because)
+                if (why := coordinator.notes.lost_because) != mine:
                     add_note(error, f"tfpreempt: the last commit stands: {why}")
 
 

@@ -215,7 +215,8 @@ class PreemptionCheckpointHandler:
             Nothing.
         """
         session, run = self._session, self._run
-        session.ready(run, "watch_preemption_scope()")
+        session.check_open(run, "watch_preemption_scope()")
+        session.arm(run)
         try:
             yield
         except BaseException as error:
@@ -363,7 +364,7 @@ class PreemptionCheckpointHandler:
                 take_over()
 
     def __enter__(self) -> PreemptionCheckpointHandler:
-        self._session.ready(self._run, "the `with` block", begins=False)
+        self._session.check_open(self._run, "the `with` block")
         return self
 
     def __exit__(

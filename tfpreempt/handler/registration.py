@@ -125,30 +125,27 @@ def admit(
 
         # The agreement on a start.
         session.saves.wait()  # the directory is this run's from here on
-        session.start_count += 1
-        agreed = agree(
-            Start(
-                checkpoint=checkpoint,
-                directory=places.directory,
-                cluster=cluster,
-                restore=options.restore,
-                max_to_keep=places.max_to_keep,
-                save_fn=config.save_fn,
-                io_device=None if connected is None else connected.device,
-                store=places.store,
-                mirror=mirror,
-                lease=lease,
-                memory=lent_memory() if takes_snapshots else None,
-                in_use=[
-                    each.directory.path
-                    for each in session.runs
-                    if not session.is_over(each)
-                ],
-            ),
-            session.runtime.store,
-            f"tfpreempt/{session.incarnation}/start/{session.start_count}",
-            START_TIMEOUT,
+        start = Start(
+            checkpoint=checkpoint,
+            directory=places.directory,
+            cluster=cluster,
+            restore=options.restore,
+            max_to_keep=places.max_to_keep,
+            save_fn=config.save_fn,
+            io_device=None if connected is None else connected.device,
+            store=places.store,
+            mirror=mirror,
+            lease=lease,
+            memory=lent_memory() if takes_snapshots else None,
+            in_use=[
+                each.directory.path
+                for each in session.runs
+                if not session.is_over(each)
+            ],
         )
+        session.start_count += 1  # only now: a start that fails here has no part in it
+        keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
+        agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
 
         # The notices: of the config, of TensorFlow's own key, and of a lost lease.
         hear = functools.partial(session.hear, agreed.token)

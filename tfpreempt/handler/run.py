@@ -153,8 +153,9 @@ class Run:
             os.environ.get("TFPREEMPT_INCARNATION", start.token),
         )
         self.record = self.journal.record
-        # At the end of the interpreter the signals stay ignored, and threads just end.
-        weakref.finalize(self, self.watcher.close).atexit = False
+        # Also at the end of the interpreter: Python ends a thread that still runs then,
+        # and the process aborts if the thread is in a C++ function.
+        weakref.finalize(self, self.watcher.close)
         if self.directory.mirror is not None:
             weakref.finalize(self, self.directory.mirror.stop).atexit = False
 

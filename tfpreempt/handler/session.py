@@ -257,18 +257,17 @@ class Session:
         """Whether this process is a forked child of the session's process."""
         return os.getpid() != self.exit.process
 
-    def ready(self, run: Run, what: str, *, begins: bool = True) -> None:
+    def check_open(self, run: Run, what: str) -> None:
         """Refuses a call that comes too late, inside a step, or in a forked child.
 
         Args:
             run: the run that the call is about.
             what: the call, for an error.
-            begins: whether training begins with the call, if it has not begun.
 
         Raises:
             HandlerClosedError: after `close()`.
             NestedRunError: inside `run()`.
-            UsageError: in a forked child; or after an error that peers were told of.
+            UsageError: see `check_process`.
         """
         self.check_process(what)
         if run.is_closed:
@@ -281,14 +280,23 @@ class Session:
                 f"{what} was entered inside run(), where it cannot be safe to save: "
                 "the step is half done. Call it between two runs."
             )
+
+    def ready(self, run: Run, what: str) -> None:
+        """Begins the training of a run, before a boundary or a save.
+
+        Raises:
+            HandlerClosedError: see `check_open`.
+            NestedRunError: see `check_open`.
+            UsageError: after an error that the other workers were told of.
+        """
+        self.check_open(run, what)
         if self.exit.detached:
             raise UsageError(
                 "an error was raised in run() on this worker and reported to all "
                 "workers; the cluster cannot go on. Let the process end with the "
                 "error, and start all workers again."
             )
-        if begins:
-            self.arm(run)
+        self.arm(run)
 
     def enter(self, run: Run, what: str, stages: Stages = PLAIN) -> None:
         """The slow path of a step's boundary; the interval is counted.
@@ -382,7 +390,7 @@ class Session:
 
     def detach(self, why: str) -> None:
         """This worker takes part no more, and the others are told."""
-        self.coordinator.round.lost_because = f"worker {self.cluster.worker} {why}"
+        self.coordinator.notes.lost_because = f"worker {self.cluster.worker} {why}"
         self.exit.detached = True
         self.coordinator.feed(ev.Detached())
 
@@ -431,7 +439,7 @@ class Session:
                     if outcome is not Outcome.COMMITTED:
                         save.committed_nothing()
                     note = str(c.commit_extra.get("note", ""))
-                    self.exit.leave(outcome, c.round.lost_because or note)
+                    self.exit.leave(outcome, c.notes.lost_because or note)
                     c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return verdict
                 case verdict:

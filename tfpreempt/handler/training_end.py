@@ -213,7 +213,7 @@ def close_failed(session: Session, run: Run, why: str) -> None:
         if not exit.left:
             if exit.detached and (session.cluster.world > 1 or not why):
                 # The loss of another worker, say.
-                why = session.coordinator.round.lost_because or why
+                why = session.coordinator.notes.lost_because or why
             if why and not session.is_forked:
                 run.record_exit(Outcome.FAILED, why)
             session.wait_for_save()
@@ -388,7 +388,7 @@ def _follow(
         The error to raise.
     """
     if outcome is None:
-        because = session.coordinator.round.lost_because or "it does not answer"
+        because = session.coordinator.notes.lost_because or "it does not answer"
         lost = f"worker 0 was lost in the final save: {because}"
         outcome = TrainingOutcome(lost=lost)
     if outcome.lost and not outcome.failed:
@@ -398,7 +398,7 @@ def _follow(
             "end is committed they find nothing left to do",
             outcome.lost,
         )
-        session.coordinator.round.lost_because = outcome.lost  # no leave is taken of it
+        session.coordinator.notes.lost_because = outcome.lost  # no leave is taken of it
         session.exit.leave(
             Outcome.COMMITTED if outcome.is_committed else Outcome.LOST, outcome.lost
         )

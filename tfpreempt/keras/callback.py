@@ -108,7 +108,7 @@ class PreemptionCallback:
         self._options = Options(
             checkpoint_dir=checkpoint_dir,
             save_freq=save_freq,
-            config=resolve_config(termination_config),
+            termination_config=termination_config,
             restore=restore,
             save_timeout=save_timeout,
             max_to_keep=max_to_keep,
@@ -116,7 +116,7 @@ class PreemptionCallback:
             async_save=async_save,
         )
         # Keras may start readers before the fit begins.
-        self._options.config.guard_children()
+        resolve_config(termination_config).guard_children()
         self._training: Training | None = None
         self._files: Encoded | None = None
         self._names = contextlib.ExitStack()  # resolved for the newest fit

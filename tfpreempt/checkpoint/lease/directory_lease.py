@@ -152,8 +152,8 @@ class LeaseDirectory:
         root = root or self._root
         place = os.path.join(root, token)
         for _ in range(_TRIES):
+            names = self._names(place)
             try:
-                names = self._disk.names(place)
                 # first what says that somebody has it: from then on all may help
                 for name in sorted(names, key=_HOLDER.__ne__):
                     self._disk.remove(os.path.join(place, name))

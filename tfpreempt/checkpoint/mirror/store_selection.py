@@ -359,7 +359,7 @@ def choose_places(
     if not isinstance(place, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
             f"remote_checkpoint_dir is {place!r}; expected a URI such as "
-            '"gs://bucket/run", or an ObjectStore of tfpreempt'
+            '"gs://bucket/run", "s3://bucket/run" or "file:///disk/run"'
         )
     if isinstance(place, FsspecStore):
         raise errors.ConfigurationError(

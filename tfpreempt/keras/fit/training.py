@@ -35,7 +35,7 @@ from tfpreempt.keras.fit.steps import Steps
 from tfpreempt.keras.fit.traced_functions import TracedFunctions
 from tfpreempt.keras.interface import Fit
 from tfpreempt.keras.record import Encoded
-from tfpreempt.platforms.config import TerminationConfig
+from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import checksum, paths
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Options(CheckpointOptions):
 
     checkpoint_dir: str
     save_freq: str | int | datetime.timedelta | None
-    config: TerminationConfig
+    termination_config: Any
     save_timeout: float
 
 
@@ -103,7 +103,7 @@ class Training:
             with admit(
                 self.session,
                 self._state.checkpoint,
-                options.config,
+                resolve_config(options.termination_config),
                 options,
                 amid="model.fit",  # its state is complete at the callback's hooks only
                 is_alive=functools.partial(is_running, self.fit),
