@@ -17,12 +17,10 @@ import pytest
 from tests.checkpoint.fakes import FlatContents, OwnContents, open_directory, save
 from tests.checkpoint.remote_commits import FILES, put_commit, put_hostile
 from tests.checkpoint.test_download import read_tree
-from tests.fakes.prefixed_store import PrefixedStore
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import cache, catalog, file_locks, layout, retention
 from tfpreempt.checkpoint.mirror import download_target, resolve
-from tfpreempt.checkpoint.restore import handle as handles
 from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
 from tfpreempt.core.threads import OwnedThread
 from tfpreempt.storage.files import LocalFiles
@@ -34,20 +32,6 @@ def cache_root(tmp_path, monkeypatch):
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache" / f"tfpreempt-{os.getuid()}"
-
-
-@pytest.fixture(autouse=True)
-def fakes_as_filesystems(monkeypatch):
-    """`Checkpoint(path, filesystem)` takes a fake store for a file system."""
-    real = handles.open_store
-
-    def opened(path, filesystem=None):
-        if not isinstance(filesystem, FaultyObjectStore):
-            return real(path, filesystem)
-        below = path.strip("/")
-        return PrefixedStore(filesystem, below) if below else filesystem
-
-    monkeypatch.setattr(handles, "open_store", opened)
 
 
 @pytest.fixture
@@ -553,7 +537,7 @@ def test_names_of_the_wrong_place(own, store, remote):
     with pytest.raises(errors.CheckpointError, match="no directory; expected one"):
         own.to_directory(own.path + "-file")
     with pytest.raises(errors.ConfigurationError, match="expected parts with one"):
-        Checkpoint("../x", fsspec.filesystem("memory")).get_metadata()
+        Checkpoint("../x", store).get_metadata()
 
 
 def test_a_plain_directory_is_not_read_to_be_found(plain, monkeypatch):

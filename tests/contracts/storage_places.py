@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from tests.fakes.gcs import GcsServer
-from tests.fakes.prefixed_store import PrefixedStore
 from tests.fakes.storage import FaultyObjectStore
 from tests.ports import free_ports
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.prefixed import PrefixedStore
 
 ENDPOINT = os.environ.get("TFPREEMPT_TEST_GCS_ENDPOINT", "")
 PAGE = 3  # entries: every listing has pages

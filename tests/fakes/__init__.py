@@ -1,7 +1,6 @@
 """Fakes for tfpreempt's own tests; those for users' tests are in `tfpreempt.testing`.
 
 hostile  a server that is no metadata server: a captive portal, a bug, or an attacker
-prefixed_store  an object store that is a part of another
 replies  replies that no correct server gives
 storage  disks and an object store that fail where a test says
 gcs/     a server of Google Cloud Storage on the loopback interface, with faults

@@ -14,6 +14,7 @@ Object stores:
     gcs_client          its requests, retry and credentials; the meaning of its errors
     gcs_transfer        an object's bytes on their way, a large file in one request
     s3                  s3://, by obstore
+    prefixed            a part of another store
     filesystem          files in a file system of fsspec, or of pyarrow by fsspec
 
 What they share:

@@ -14,6 +14,7 @@ from tfpreempt.storage import paths
 from tfpreempt.storage.filesystem import FsspecStore, as_fsspec
 from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.prefixed import PrefixedStore
 
 SCHEMES = ("file", "gs", "s3")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
@@ -85,7 +86,7 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
     Args:
         place: a local path, file://, gs://bucket/prefix or s3://bucket/prefix; with a
             `filesystem`, a path in it.
-        filesystem: a file system of pyarrow or fsspec.
+        filesystem: one of our stores, or a file system of pyarrow or fsspec.
 
     Raises:
         ConfigurationError: the place cannot be one; says what can.
@@ -152,12 +153,15 @@ def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
             f"filesystem={filesystem!r}; expected one of the two. Pass the path in "
             "that file system, or leave it out."
         )
+    if isinstance(filesystem, ObjectStore):
+        prefix = _checked(place, place)
+        return PrefixedStore(filesystem, prefix) if prefix else filesystem
     if (theirs := as_fsspec(filesystem)) is not None:
         _checked(place, place)
         return FsspecStore(theirs, place)
     raise errors.ConfigurationError(
-        f"Got filesystem={filesystem!r}; expected a file system object of pyarrow or "
-        "fsspec."
+        f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
+        "system object of pyarrow or fsspec."
     )
 
 

@@ -41,7 +41,7 @@ class Checkpoint:
         path: a commit's directory, the prefix of a flat checkpoint, any directory with
             files; or the same as file://, gs:// or s3://; with a `filesystem`, a path
             in it. A local path may begin with ~ for the home directory.
-        filesystem: a file system of pyarrow or fsspec.
+        filesystem: one of our object stores, or a file system of pyarrow or fsspec.
         prefix: what `tf.train.Checkpoint.restore` takes, where that is known already.
         step: the step that it carries, where that is known already.
 
