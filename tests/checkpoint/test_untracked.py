@@ -12,6 +12,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfpreempt.checkpoint.tensors import variables  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach, walk  # noqa: E402
+from tfpreempt.core import seams  # noqa: E402
 
 
 class Parts:
@@ -182,6 +183,45 @@ def with_trackables_of_its_own() -> Any:
     return layer
 
 
+def with_an_override_of_its_own() -> Any:
+    """The object has another list than its class, whose objects were seen before."""
+    keras = pytest.importorskip("keras")
+    layer, variable = keras.layers.Dense(2), tf.Variable(1.0)
+    layer.build((None, 3))
+    walk(tf.train.Checkpoint(layer=layer))
+    own = layer._trackable_children
+    vars(layer)["_trackable_children"] = lambda *args, **options: {
+        **own(*args, **options),
+        "v": variable,
+    }
+    return layer
+
+
+def with_a_class_that_changes() -> Any:
+    """The class gets another list after a first object was seen."""
+    variable = tf.Variable(1.0)
+
+    class Module(tf.Module):  # type: ignore[misc]
+        pass
+
+    module = Module()
+    walk(tf.train.Checkpoint(module=module))
+    Module._trackable_children = lambda self, *args, **options: {"v": variable}
+    return module
+
+
+def with_a_property() -> Any:
+    variable = tf.Variable(1.0)
+
+    class Module(tf.Module):  # type: ignore[misc]
+        @property
+        def _unconditional_checkpoint_dependencies(self) -> list[Any]:
+            more = seams.trackable_base.TrackableReference("v", variable)
+            return [*super()._unconditional_checkpoint_dependencies, more]
+
+    return Module()
+
+
 def of_the_older_line() -> Any:
     keras = pytest.importorskip("tf_keras")
     model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
@@ -198,6 +238,9 @@ def of_the_older_line() -> Any:
         with_lora,
         quantized,
         with_trackables_of_its_own,
+        with_an_override_of_its_own,
+        with_a_class_that_changes,
+        with_a_property,
         of_the_older_line,
     ],
 )

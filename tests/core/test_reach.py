@@ -11,6 +11,7 @@ import pathlib
 import sys
 import types
 import unittest
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -283,6 +284,42 @@ def test_a_change_of_what_a_walk_has_found_is_seen(
     assert reached.is_unchanged()
     assert reached.is_unchanged()
     change(model)
+    assert not reached.is_unchanged()
+
+
+class Tags(set[int]):
+    """A set with attributes."""
+
+    rate: object = 1.0
+
+
+@pytest.mark.parametrize("items", [(), (1, 2)])
+def test_the_attributes_of_a_set_are_places_and_its_items_are_none(
+    items: tuple[int, ...],
+) -> None:
+    tags, reached = Tags(items), reach.Reached()
+    tags.rate = Model(one=1)
+
+    def found() -> dict[str, Any]:
+        walked = reach.walk({"tags": tags}, reach.is_of_program, reached=reached)
+        return {each.path: each.value for each in walked}
+
+    assert found() == {"tags": tags, "tags.rate": tags.rate, "tags.rate.one": 1}
+    assert reached.is_unchanged()
+    tags.add(3)
+    assert not reached.is_unchanged()
+    reached = reach.Reached()
+    found()
+    tags.rate = 2.0
+    assert not reached.is_unchanged()
+
+
+def test_an_object_that_the_program_drops_is_freed() -> None:
+    model, reached = Model(array=np.zeros(2), none=None), reach.Reached()
+    list(reach.walk({"model": model}, reach.is_of_program, reached=reached))
+    array = weakref.ref(model.array)
+    model.array = None
+    assert array() is None
     assert not reached.is_unchanged()
 
 

@@ -12,12 +12,12 @@ import dis
 import functools
 import inspect
 import itertools
-import operator
 import os
 import pathlib
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ GROWING = (list, dict, set, collections.deque)
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
 _SETS = (set, frozenset)
+_LIGHT = frozenset({bool, int, float, str, bytes, type(None), tuple, list, dict})
+"""Classes that have no weak references, or whose objects take no memory of note."""
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow"})
 """Packages that are libraries in any folder: their sources may be on PYTHONPATH."""
@@ -62,39 +64,58 @@ class Place(NamedTuple):
 class Reached:
     """The objects, containers and sets that a walk has found, with their parts.
 
-    The parts are kept alive, so that another object cannot have the address of a part.
+    An object that the program drops is not kept alive if it can have a weak reference.
     """
 
     def __init__(self) -> None:
-        self._found: list[tuple[Any, type, list[Any] | None]] = []
+        self._found: list[tuple[Any, type, Callable[[Any], list[Any]], list[Any]]] = []
 
-    def add(self, value: Any, items: Iterable[tuple[Any, Any]] | None) -> None:
+    def add(self, value: Any, parts: Callable[[Any], list[Any]]) -> None:
         """Adds an object, a container or a set.
 
         Args:
             value: the object.
-            items: the keys and values that the walk follows; None: the container is
-                data, and the walk follows none.
+            parts: returns the parts of the object.
         """
-        parts = None if items is None else _parts(value, items)
-        self._found.append((value, type(value), parts))
+        held = list(map(_weakly, parts(value)))
+        self._found.append((_weakly(value), type(value), parts, held))
 
     def is_unchanged(self) -> bool:
         """Whether the walk, repeated now, finds the same objects in the same places.
 
         The contents of arrays, and of objects that the walk does not enter, may differ.
         """
-        for value, kind, before in self._found:
+        for held, kind, parts, before in self._found:
+            value = held() if type(held) is _Weak else held
             if type(value) is not kind:
                 return False
-            if before is None:
-                if not is_data(value):
-                    return False
-                continue
-            now = _parts(value, _items(value))
-            if len(now) != len(before) or not all(map(operator.is_, now, before)):
+            now = parts(value)
+            if len(now) != len(before):
                 return False
+            for old, new in zip(before, now, strict=True):
+                if type(old) is _Weak:
+                    old = old()
+                    if old is None:
+                        return False
+                if old is not new:
+                    return False
         return True
+
+
+class _Weak(weakref.ref[Any]):
+    """A weak reference of `Reached`."""
+
+    __slots__ = ()
+
+
+def _weakly(value: Any) -> Any:
+    """A weak reference to an object; the object itself if it can have none."""
+    if type(value) in _LIGHT:
+        return value
+    try:
+        return _Weak(value)
+    except TypeError:
+        return value
 
 
 def walk(
@@ -132,15 +153,16 @@ def walk(
         todo.extend(also(value))
         is_inside = is_container(value)
         if reached is not None and isinstance(value, _SETS):
-            reached.add(value, _items(value))
+            reached.add(value, list)
         if not is_inside and not enters(type(value)):
             continue
-        items = None if is_inside and is_data(value) else _items(value)
+        is_whole = is_inside and is_data(value)
         if reached is not None:
-            reached.add(value, items)
-        if not is_inside and items is not None:
+            reached.add(value, _is_data_alone if is_whole else _parts)
+        items = [] if is_whole else _items(value)
+        if not is_inside:
             items.sort(key=_is_private)
-        for number, (key, inner) in enumerate(items or ()):
+        for number, (key, inner) in enumerate(items):
             if not skips(inner):
                 suffix = _suffix(key, number) if is_inside else f".{key}"
                 path = f"{place.path}{suffix}"
@@ -268,27 +290,30 @@ def is_data(value: Any) -> bool:
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    """Keys and values of a container or a set, or the attributes of an object.
+    """Keys and values of a container, or the attributes of an object.
 
     A list of its own: another thread of the program may change the container.
     """
     if isinstance(value, dict):
         return list(value.items())
-    if is_container(value) or isinstance(value, _SETS):
+    if is_container(value):
         return list(enumerate(list(value)))
-    held = getattr(value, "__dict__", {})
-    kind: type = type(value)
-    return list(({**held, **_slots(value)} if _slots_of(kind) else held).items())
+    return list({**getattr(value, "__dict__", {}), **_slots(value)}.items())
 
 
-def _parts(value: Any, items: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """The values among the items of a container, an object or a set, and the keys.
+def _parts(value: Any) -> list[Any]:
+    """The values among the items of a container or an object, and the keys.
 
     An index is no part.
     """
-    if isinstance(value, dict) or not (is_container(value) or isinstance(value, _SETS)):
-        return list(itertools.chain.from_iterable(items))
-    return [inner for _, inner in items]
+    if is_container(value) and not isinstance(value, dict):
+        return list(value)
+    return list(itertools.chain.from_iterable(_items(value)))
+
+
+def _is_data_alone(value: Any) -> list[Any]:
+    """Whether a container is data, in place of its parts."""
+    return [is_data(value)]
 
 
 def _suffix(key: Any, number: int) -> str:

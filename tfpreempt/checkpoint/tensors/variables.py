@@ -69,22 +69,36 @@ def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
     Variables, and layers and optimizers of Keras 3, have TensorFlow's own list of
     children. The list is read directly, as the call takes ten times as long.
     """
-    kind: type = type(obj)
-    if obj is view.root or not _has_list_of_children(kind):
+    kind: Any = type(obj)
+    own = getattr(obj, "__dict__", {})
+    if (
+        obj is view.root
+        or "_trackable_children" in own
+        or not _has_list_of_children(kind, kind._trackable_children)
+    ):
         found: Iterable[tuple[str, Any]] = view.list_children(obj)
     else:
-        found = vars(obj).get("_self_unconditional_checkpoint_dependencies", ())
+        found = own.get(_LIST, ())
     return found
 
 
+_LIST = "_self_unconditional_checkpoint_dependencies"  # an attribute of each object
 _LISTING = frozenset({"Trackable", "AutoTrackable", "TFLayer"})
 """Classes of TensorFlow and Keras that save the children in TensorFlow's own list."""
 
 
 @functools.cache
-def _has_list_of_children(kind: type) -> bool:
-    """Whether all classes that define the children of a class are in `_LISTING`."""
-    methods = "_trackable_children", "_maybe_initialize_trackable"
+def _has_list_of_children(kind: type, method: Any) -> bool:
+    """Whether all classes that define the children of a class are in `_LISTING`.
+
+    Args:
+        kind: the class.
+        method: its `_trackable_children`, which a program may replace later.
+    """
+    methods = (
+        *("_trackable_children", "_maybe_initialize_trackable"),
+        *("_unconditional_checkpoint_dependencies", _LIST),
+    )
     return all(
         base.__name__ in _LISTING
         and base.__module__.partition(".")[0] in reach.FRAMEWORKS
