@@ -1,27 +1,26 @@
-"""How long a commit takes, against writing and syncing the same bytes and no more.
+"""How long a commit takes, against TensorFlow's write of the same state.
 
-A commit is all of it: gathered, staged, synced, summed up, with its manifest, its
-marker and the state file. The plain side writes the same memory with as many threads,
-each into a file of its own, and syncs each. Both write new files; what was written is
-removed outside of the times. The states are those of `states.py`.
-`checkpoint_write` is `tf.train.Checkpoint.write`, which syncs nothing and has no sums.
+A commit is all of it: captured, staged, summed up, synced, with its manifest, its
+marker and the state file. `tf.train.Checkpoint.write` syncs nothing and has no sums.
+`raw` writes the same memory with as many threads as a commit has, each into a file of
+its own, and syncs each. All write new files; a file is removed outside of the times.
 
-Restoring is what a start does: the newest commit is verified, then restored. It is
-compared with a plain read of its files by as many threads, from the same cache, which
-drops what it has read. `read_and_kept` is such a read into memory of the size of the
-state, which a restore cannot do without; `checkpoint_read` is what
-`tf.train.Checkpoint.read` takes, and `first` what the first restore of the process
-took: a start has only that one, and its memory is fresh.
+`capture` is the part of the commit that finds and reads the tensors, on the main
+thread; `capture_us_each` is that for each tensor, in microseconds. An asynchronous save
+copies them too (`async_save.py`).
 
-Rounds are interleaved; each row is of a place: the memory, and the disk.
+The states are those of `states.py`. They take turns within each round, so that the last
+row can compare the commits of many small tensors with those of few large tensors.
 """
 
 from __future__ import annotations
 
-import os
+import functools
 import shutil
+import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,111 +30,121 @@ import numpy as np
 from benchmarks import plain, states
 from benchmarks.row import MEMORY, compare, file_system, side
 
-BAR = 1.15
-RESTORE_BAR = 1.2
+BAR = 0.5  # of TensorFlow's write
+SMALL_BAR = 1.5  # of the commit of few large tensors
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """A row for the commit and one for the restore, by place and shape of the state.
+    """A row for each state in memory and on the disk; the bars are for the memory.
 
     Args:
-        rounds: commits of each, and restores.
+        rounds: commits of each state.
         mebibytes: size of a state of tensors.
     """
     for place in (MEMORY, None):
-        for name in (*states.TENSORS, *states.MODELS):
-            root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
-            try:
-                yield from _rows(root, name, rounds, mebibytes)
-            finally:
-                shutil.rmtree(root)
+        root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
+        try:
+            yield from _rows(root, rounds, mebibytes, has_bar=place is MEMORY)
+        finally:
+            shutil.rmtree(root)
 
 
 def _rows(
-    root: Path, name: str, rounds: int, mebibytes: int
+    root: Path, rounds: int, mebibytes: int, *, has_bar: bool
 ) -> Iterator[dict[str, Any]]:
-    import tensorflow as tf
+    from tfpreempt.checkpoint.tensors.bundle_writer import THREADS
 
-    from tfpreempt.checkpoint.restore import opening
-    from tfpreempt.checkpoint.restore.save import Save
-    from tfpreempt.checkpoint.tensors import bundle_writer
+    every = [
+        _State(name, mebibytes, root / str(number))
+        for number, name in enumerate((*states.TENSORS, *states.MODELS))
+    ]
+    for number in range(rounds + 1):  # the first is a warm-up
+        for state in every:
+            state.measure(number)
+    place = file_system(root)
+    for state in every:
+        found = state.seconds
+        capture = statistics.median(found["capture"])
+        yield compare(
+            "commit_speed",
+            found["ours"],
+            found["theirs"],
+            raw=found["raw"],
+            unit="s",
+            bar=BAR if has_bar else None,
+            **side("capture", found["capture"], 3),
+            capture_us_each=round(1e6 * capture / len(state.variables), 1),
+            place=place,
+            state=state.name,
+            tensors=len(state.variables),
+            mebibytes=state.mebibytes,
+            threads=THREADS,
+        )
+    if has_bar:
+        small, large = (
+            next(state for state in every if state.name == name)
+            for name in (states.MANY, states.FEW)
+        )
+        yield compare(
+            "small_tensors",
+            small.seconds["ours"],
+            large.seconds["ours"],
+            unit="s",
+            bar=SMALL_BAR,
+            place=place,
+            mebibytes=mebibytes,
+        )
 
-    if name in states.TENSORS:
-        variables = states.tensors(name, mebibytes)
-        checkpoint = tf.train.Checkpoint(variables=variables)
-    else:
-        model = states.MODELS[name]()
-        variables = [*model.variables, *model.optimizer.variables]
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    saver = opening.open_directory(checkpoint, root / "run", max_to_keep=None)
-    saver.start()
-    ours, theirs, stock, restored, read = [], [], [], [], []
-    kept, stock_read, first = [], [], 0.0
-    for number in range(rounds + 1):
-        memory = [np.asarray(variable) for variable in variables]
-        written = plain.write(root / "plain", memory, bundle_writer.THREADS)
+
+class _State:
+    def __init__(self, name: str, mebibytes: int, root: Path) -> None:
+        from tfpreempt.checkpoint.restore import opening
+
+        self.name, self._root = name, root
+        self.checkpoint, self.variables = states.checkpoint(name, mebibytes)
+        size = sum(np.asarray(variable).nbytes for variable in self.variables)
+        self.mebibytes = round(size / 2**20)
+        root.mkdir()
+        self._directory = opening.open_directory(
+            self.checkpoint, root / "run", max_to_keep=None
+        )
+        self._directory.start()
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def measure(self, number: int) -> None:
+        """Each side once; the figures of the first time are not kept."""
+        from tfpreempt.checkpoint.tensors import bundle_writer
+
+        memory = [np.asarray(variable) for variable in self.variables]
+        found = {
+            "raw": plain.write(self._root / "plain", memory, bundle_writer.THREADS),
+            **self._commit(number),
+            "theirs": _timed(
+                functools.partial(
+                    self.checkpoint.write, str(self._root / "stock" / "ckpt")
+                )
+            ),
+        }
+        shutil.rmtree(self._root / "stock")
+        for name, seconds in found.items() if number else ():
+            self.seconds[name].append(seconds)
+
+    def _commit(self, number: int) -> dict[str, float]:
+        from tfpreempt.checkpoint.restore.save import Save
+
         began = time.perf_counter()
-        save = Save(saver, number, f"bench-{number}")
+        save = Save(self._directory, number, f"bench-{number}")
         save.capture()
+        captured = time.perf_counter()
         save.write()
         commit = save.publish("save", [0])
-        took = time.perf_counter() - began
+        ended = time.perf_counter()
         assert commit is not None
-        began = time.perf_counter()
-        checkpoint.write(str(root / "stock" / "ckpt"))
-        stock_written = time.perf_counter() - began
-        shutil.rmtree(root / "stock")
-        files = sorted(Path(commit.path).glob("ckpt*"))
-        if not number:
-            first = _restore(saver)
-        looked = plain.read(files, bundle_writer.THREADS)
-        looked_and_kept = plain.read(files, bundle_writer.THREADS, keep=True)
-        began = time.perf_counter()
-        checkpoint.read(os.path.join(commit.path, "ckpt"))
-        stock_again = time.perf_counter() - began
-        again = _restore(saver)
         shutil.rmtree(commit.path)
-        if number:  # the first is a warm-up
-            ours.append(took)
-            theirs.append(written)
-            stock.append(stock_written)
-            restored.append(again)
-            read.append(looked)
-            kept.append(looked_and_kept)
-            stock_read.append(stock_again)
-    facts = {
-        "place": file_system(root),
-        "state": name,
-        "tensors": len(variables),
-        "mebibytes": round(sum(each.nbytes for each in memory) / 2**20),
-        "threads": bundle_writer.THREADS,
-    }
-    yield compare(
-        "commit_speed",
-        ours,
-        theirs,
-        unit="s",
-        bar=BAR,
-        **side("checkpoint_write", stock, 3),
-        **facts,
-    )
-    yield compare(
-        "restore_speed",
-        restored,
-        read,
-        unit="s",
-        bar=RESTORE_BAR,
-        first=round(first, 3),
-        **side("read_and_kept", kept, 3),
-        **side("checkpoint_read", stock_read, 3),
-        **facts,
-    )
+        return {"capture": captured - began, "ours": ended - began}
 
 
-def _restore(saver: Any) -> float:
-    """Seconds that it takes to verify and restore the newest commit."""
+def _timed(action: Any) -> float:
     began = time.perf_counter()
-    candidate = saver.newest()
-    assert candidate is not None
-    saver.restore(candidate)
+    action()
     return time.perf_counter() - began

@@ -1,13 +1,15 @@
-"""From SIGTERM to the last process gone: two workers, 512 MiB, memory as the disk.
+"""From SIGTERM to the last process gone: two workers, memory as the disk.
 
-The sides take turns, each round in a fresh directory. `raw` is a plain write and sync
-of as many bytes, in each round. The rows say too where our time goes, from our journal:
-to the decision, to the commit, and from there to the end. What the workers wrote in the
-same rounds is a row of its own (`copies_written`).
+The states are those of `states.py`. The sides take turns, each round in a fresh
+directory. `raw` is a plain write and sync of as many bytes, in each round. The rows say
+too where our time goes, from our journal: to the decision, to the commit, and from
+there to the end. What the workers wrote in the same rounds is a row of its own
+(`copies_written`).
 """
 
 from __future__ import annotations
 
+import collections
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,11 +21,16 @@ import numpy as np
 from benchmarks import copies_written, plain
 from benchmarks.preemption import Strike, strike
 from benchmarks.row import MEMORY, compare
+from benchmarks.states import FEW, MANY, MODELS, SOME
 
 BAR = 0.35
 VICTIMS = {"worker 1": (1,), "all": (0, 1)}
-CASES = [("worker 1", 16), ("all", 16), ("worker 1", 512), ("worker 1", 4096)]
-"""Workers that get SIGTERM, and the number of tensors of the state."""
+CASES = [
+    ("worker 1", FEW),
+    ("all", FEW),
+    *(("worker 1", state) for state in (SOME, MANY, *MODELS)),
+]
+"""Workers that get SIGTERM, and the state."""
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
@@ -31,18 +38,17 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
 
     Args:
         rounds: preemptions of each kind and side, in turn.
-        mebibytes: size of the state.
+        mebibytes: size of a state of tensors.
     """
-    found: dict[tuple[str, int], dict[str, list[Strike]]] = {
+    found: dict[tuple[str, str], dict[str, list[Strike]]] = {
         case: {"ours": [], "theirs": []} for case in CASES
     }
-    raw: dict[tuple[str, int], list[float]] = {case: [] for case in CASES}
+    raw: dict[tuple[str, str], list[float]] = {case: [] for case in CASES}
     for _ in range(rounds):
         for case, sides in found.items():
-            victims, tensors = VICTIMS[case[0]], case[1]
-            raw[case].append(plain_write(mebibytes))
             for side, strikes in sides.items():
-                strikes.append(strike(side, victims, mebibytes, tensors))
+                strikes.append(strike(side, VICTIMS[case[0]], mebibytes, case[1]))
+            raw[case].append(plain_write(saved_mebibytes(sides["ours"][-1])))
     for case, sides in found.items():
         yield compare(
             "notice_to_exit",
@@ -52,13 +58,22 @@ def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
             unit="s",
             bar=BAR,
             signalled=case[0],
-            tensors=case[1],
-            mebibytes=mebibytes,
+            state=case[1],
+            mebibytes=saved_mebibytes(sides["ours"][-1]),
             codes=sorted({each.codes for each in sides["ours"]}),
             profile=profile(sides["ours"]),
         )
     sides = found[CASES[0]]
     yield copies_written.row(sides["ours"], sides["theirs"], mebibytes)
+
+
+def saved_mebibytes(strike: Strike) -> int:
+    """MiB of the tensors in a commit."""
+    sizes: dict[str, int] = collections.defaultdict(int)
+    for name, size in strike.files.items():
+        if ".data-" in name:
+            sizes[name.partition("/")[0]] += size
+    return round(max(sizes.values()) / 2**20)
 
 
 def plain_write(mebibytes: int) -> float:

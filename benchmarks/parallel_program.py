@@ -1,10 +1,10 @@
 """The worker of `parallel_save`: saves in turn by all workers and by the chief alone.
 
-Usage: python -m benchmarks.parallel_program DIRECTORY MEBIBYTES TENSORS ROUNDS REPORT
+Usage: python -m benchmarks.parallel_program DIRECTORY STATE MEBIBYTES ROUNDS REPORT
 
-The state is MEBIBYTES of float32 in TENSORS variables. REPORT gets a JSON object from
-the chief: the seconds of each save, from where all workers stand to the commit, by
-side.
+The state is one of `states.py`. REPORT gets a JSON object from the chief: the seconds
+of each save, from where all workers stand to the commit, by side; the number of
+variables, and their MiB.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 import tfpreempt
+from benchmarks import states
 from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
 
 
@@ -25,15 +27,11 @@ def _never(parts: WorkerParts, tensors: object) -> bool:
     return False
 
 
-def main(
-    directory: str, mebibytes: int, tensors: int, rounds: int, report: Path
-) -> None:
+def main(directory: str, state: str, mebibytes: int, rounds: int, report: Path) -> None:
     """Saves so many times on each side, after a warm-up of each."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        count = mebibytes * 2**20 // 4 // tensors
-        state = [tf.Variable(tf.fill([count], float(i))) for i in range(tensors)]
-    checkpoint = tf.train.Checkpoint(state=state)
+        checkpoint, variables = states.checkpoint(state, mebibytes)
     resolver = strategy.cluster_resolver
 
     @tf.function
@@ -59,9 +57,11 @@ def main(
                 if number:
                     seconds.append(time.perf_counter() - began)
     if resolver.task_id == 0:
-        report.write_text(json.dumps(found))
+        size = sum(np.asarray(variable).nbytes for variable in variables)
+        facts = {"tensors": len(variables), "mebibytes": round(size / 2**20)}
+        report.write_text(json.dumps({"seconds": found, **facts}))
 
 
 if __name__ == "__main__":
-    place, *sizes, told = sys.argv[1:]
-    main(place, *map(int, sizes), Path(told))
+    place, state, *sizes, told = sys.argv[1:]
+    main(place, state, *map(int, sizes), Path(told))

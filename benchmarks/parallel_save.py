@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.preemption import ROOT, WORKERS, environment
 from benchmarks.row import MEMORY, compare, file_system
+from benchmarks.states import FEW, MANY, MODELS, SOME
 from tests.ports import free_ports
 
 BAR = 1.1
@@ -26,39 +27,39 @@ LIMIT = 600.0
 
 
 def rows(rounds: int = 5, mebibytes: int = 512) -> Iterator[dict[str, Any]]:
-    """A row for each number of tensors in memory, and a row for the disk.
+    """A row for each state in memory, and a row for the disk.
 
     Args:
         rounds: saves of each side.
-        mebibytes: size of the state.
+        mebibytes: size of a state of tensors.
     """
-    for place, tensors in ((MEMORY, 16), (MEMORY, 512), (MEMORY, 4096), (None, 16)):
+    in_memory = [(MEMORY, state) for state in (FEW, SOME, MANY, *MODELS)]
+    for place, state in (*in_memory, (None, FEW)):
         root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=place))
         try:
             kind = file_system(root)
-            found = measure(root, rounds, mebibytes, tensors)
+            found = measure(root, rounds, mebibytes, state)
         finally:
             shutil.rmtree(root)
         yield compare(
             "parallel_save",
-            found["all"],
-            found["chief"],
+            found["seconds"]["all"],
+            found["seconds"]["chief"],
             unit="s",
             bar=BAR,
             place=kind,
-            mebibytes=mebibytes,
-            tensors=tensors,
+            state=state,
+            mebibytes=found["mebibytes"],
+            tensors=found["tensors"],
             workers=WORKERS,
         )
 
 
-def measure(
-    root: Path, rounds: int, mebibytes: int, tensors: int
-) -> dict[str, list[float]]:
-    """The seconds of each save, by side."""
+def measure(root: Path, rounds: int, mebibytes: int, state: str) -> dict[str, Any]:
+    """Returns the report of `parallel_program`."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
     report = root / "report"
-    arguments = [root / "state", mebibytes, tensors, rounds, report]
+    arguments = [root / "state", state, mebibytes, rounds, report]
     with contextlib.ExitStack() as stack:
         processes = []
         for index in range(WORKERS):
@@ -78,5 +79,5 @@ def measure(
         codes = [process.wait(LIMIT) for process in processes]
         if any(codes):
             raise RuntimeError((root / "log-0").read_text()[-4000:])
-    found: dict[str, list[float]] = json.loads(report.read_text())
+    found: dict[str, Any] = json.loads(report.read_text())
     return found

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.states import FEW
 from tests.journals import read_journal
 from tests.ports import free_ports
 from tfpreempt.core.journal import journal_directory
@@ -53,20 +54,20 @@ class Strike:
 
 
 def strike(
-    side: str, victims: tuple[int, ...], mebibytes: int, tensors: int = 16
+    side: str, victims: tuple[int, ...], mebibytes: int, state: str = FEW
 ) -> Strike:
     """Starts two workers in a fresh directory in memory, strikes, waits for the end.
 
     Args:
         side: "ours" or "theirs".
         victims: who gets SIGTERM.
-        mebibytes: size of the state.
-        tensors: in which the state is.
+        mebibytes: size of a state of tensors.
+        state: of `states.py`.
     """
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir=memory))
     try:
-        with workers(side, root, mebibytes, tensors) as processes:
+        with workers(side, root, mebibytes, state) as processes:
             await_ready(processes, root)
             warm_memory(root)
             time.sleep(0.3)
@@ -77,7 +78,7 @@ def strike(
 
 @contextlib.contextmanager
 def workers(
-    side: str, root: Path, mebibytes: int, tensors: int
+    side: str, root: Path, mebibytes: int, state: str
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two workers of one cluster; whatever still runs at the end is killed."""
     with contextlib.ExitStack() as stack:
@@ -86,7 +87,7 @@ def workers(
         for index in range(WORKERS):
             log = stack.enter_context((root / f"log-{index}").open("wb"))
             ready = root / f"ready-{index}"
-            arguments = [side, root / "state", mebibytes, tensors, ready]
+            arguments = [side, root / "state", state, mebibytes, ready]
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.train", *map(str, arguments)],
                 cwd=ROOT,

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+FEW, SOME, MANY = "16 equal tensors", "512 equal tensors", "4,096 equal tensors"
 TENSORS = {
-    "16 equal tensors": [1] * 16,
-    "512 equal tensors": [1] * 512,
-    "4,096 equal tensors": [1] * 4096,
+    FEW: [1] * 16,
+    SOME: [1] * 512,
+    MANY: [1] * 4096,
     "one large tensor": [60, 1, 1, 1, 1],
 }
 """Parts of the state in each tensor, by the name of the state."""
@@ -90,6 +91,23 @@ def _with_adam(model: Any, loss: str) -> Any:
     model.compile(optimizer=keras.optimizers.Adam(1e-4), loss=loss)
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def checkpoint(name: str, mebibytes: int) -> tuple[Any, list[Any]]:
+    """Returns the checkpoint of a state, and its variables.
+
+    Args:
+        name: of `TENSORS` or `MODELS`.
+        mebibytes: size of a state of tensors.
+    """
+    import tensorflow as tf
+
+    if name in TENSORS:
+        variables = tensors(name, mebibytes)
+        return tf.train.Checkpoint(variables=variables), variables
+    model = MODELS[name]()
+    variables = [*model.variables, *model.optimizer.variables]
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer), variables
 
 
 def model_batch(name: str, samples: int = 2) -> tuple[Any, Any]:

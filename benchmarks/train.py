@@ -1,10 +1,10 @@
 """The worker of the preemption benchmarks: the same program for both handlers.
 
-Usage: python -m benchmarks.train SIDE DIRECTORY MEBIBYTES TENSORS READY
+Usage: python -m benchmarks.train SIDE DIRECTORY STATE MEBIBYTES READY
 
-It trains until it is preempted. Each step adds a reduced tensor to one variable; the
-state is MEBIBYTES of float32 in TENSORS variables. READY appears after some steps; at
-the end it says when the last step ended, in monotonic seconds.
+It trains until it is preempted. Each step adds a reduced tensor to a small variable;
+the rest is a state of `states.py`. READY appears after some steps; at the end it says
+when the last step ended, in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from benchmarks import states
+
 WARM_STEPS = 5
 STEP_SECONDS = 0.02
 
 
-def main(side: str, directory: str, mebibytes: int, tensors: int, ready: Path) -> None:
+def main(side: str, directory: str, state: str, mebibytes: int, ready: Path) -> None:
     """Trains until a signal comes."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        count = mebibytes * 2**20 // 4 // tensors
-        state = [tf.Variable(tf.fill([count], float(i))) for i in range(tensors)]
-    checkpoint = tf.train.Checkpoint(state=state)
+        checkpoint, _ = states.checkpoint(state, mebibytes)
+        checkpoint.total = total = tf.Variable(tf.zeros([4]))
     handler = make_handler(side, strategy.cluster_resolver, checkpoint, directory)
 
     @tf.function
@@ -34,7 +35,7 @@ def main(side: str, directory: str, mebibytes: int, tensors: int, ready: Path) -
         def on_replica() -> Any:
             context = tf.distribute.get_replica_context()
             one = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.ones([4]))
-            state[0].assign_add(tf.fill([count], one[0]))
+            total.assign_add(one)
 
         strategy.run(on_replica)
 
@@ -67,5 +68,5 @@ def make_handler(side: str, resolver: Any, checkpoint: Any, directory: str) -> A
 
 
 if __name__ == "__main__":
-    side, directory, *sizes, ready = sys.argv[1:]
-    main(side, directory, *map(int, sizes), Path(ready))
+    side, directory, state, mebibytes, ready = sys.argv[1:]
+    main(side, directory, state, int(mebibytes), Path(ready))
