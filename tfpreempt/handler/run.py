@@ -128,8 +128,7 @@ class Run:
             self.source = start.snapshots.directory
             agreed = None if agreed is None else start.snapshots.keep_states(agreed)
         found = catalog.scan(self.directory.path)
-        if (lease := self.directory.lease) is not None:
-            lease.head.follow([each for each in found if each.is_committed], lease)
+        self.directory.check_others([each for each in found if each.is_committed])
         highest = catalog.highest_sequence(found)
         if start.tier == "memory" and agreed is not None:
             # Its own number is its rank in memory; here it comes after what there is.

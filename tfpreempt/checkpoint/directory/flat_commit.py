@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from tfpreempt import errors
@@ -216,7 +217,7 @@ def sweep(files: Files, directory: str) -> None:
         is_oldest = any(there[:number]) and not any(there[number:])
         if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
-    for prefix in intents(directory):
+    for prefix in intents(directory, reading.names(directory)):
         if not catalog.has_payload(prefix):
             files.remove(prefix + layout.INTENT_SUFFIX)
 
@@ -233,7 +234,7 @@ def settle(files: Files, directory: str) -> None:
     names = reading.names(directory)
     suffixes = (layout.SIDECAR_SUFFIX, layout.INTENT_SUFFIX)
     if any(name.endswith(suffixes) for name in names):
-        for prefix in intents(directory):
+        for prefix in intents(directory, reading.names(directory)):
             _close(files, prefix)
         sweep(files, directory)
     for name in names:
@@ -295,12 +296,17 @@ def _make_room(files: Files, prefix: str) -> None:
         files.rename(holder, f"{holder}-{number}")
 
 
-def intents(directory: str) -> list[str]:
-    """Prefixes of the flat saves of ours that are under way, or died."""
+def intents(directory: str, names: Iterable[str]) -> list[str]:
+    """Returns the prefixes of flat saves that run, or that a killed process left.
+
+    Args:
+        directory: the directory.
+        names: the names in the directory.
+    """
     suffix = layout.INTENT_SUFFIX
     return [
         os.path.join(directory, name.removesuffix(suffix))
-        for name in reading.names(directory)
+        for name in names
         if name.endswith(suffix) and name != suffix
     ]
 

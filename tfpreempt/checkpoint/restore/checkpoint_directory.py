@@ -34,6 +34,7 @@ from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.checkpoint.restore.reshard import (
     check_rules,
     has_part_of,
+    is_resized,
     read_own,
 )
 from tfpreempt.checkpoint.state.contents import Contents
@@ -151,6 +152,19 @@ class Directory:
                 error,
             )
 
+    def check_others(self, commits: Iterable[Entry]) -> None:
+        """Refuses to continue if another run has committed since this run released it.
+
+        Args:
+            commits: the commits in the directory now.
+
+        Raises:
+            LeaseLostError: another run has committed; the steps of two runs must not be
+                mixed.
+        """
+        if self.lease is not None:
+            self.lease.head.follow(commits, self.lease)
+
     def remember_head(self) -> None:
         """Remembers, for later handlers of this process, that it has committed here."""
         if self.lease is not None:
@@ -250,7 +264,7 @@ class Directory:
             ConfigurationError: the workers of now cannot share the data equally.
         """
         cluster, manifest = self.cluster, candidate.manifest
-        resized = manifest is not None and manifest.world_size != cluster.world
+        resized = is_resized(candidate, cluster)
         if resized:
             check_rules(candidate, self.registry.in_order(), cluster)
             self.contents.check_shares()

@@ -50,11 +50,7 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     has_commit = any(entry.is_committed for entry in current)
     names = reading.names(directory)
     found = _prefixes(directory, names, needs_pointer=not has_commit)
-    found.update(
-        os.path.join(directory, name.removesuffix(layout.INTENT_SUFFIX))
-        for name in names
-        if name.endswith(layout.INTENT_SUFFIX) and name != layout.INTENT_SUFFIX
-    )
+    found.update(flat_commit.intents(directory, names))
     known = {
         entry.path
         for entry in current

@@ -38,7 +38,7 @@ def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
     """
     if not has_part_of(entry, cluster):
         return False
-    if entry.manifest is not None and entry.manifest.world_size != cluster.world:
+    if is_resized(entry, cluster):
         return _fold(entry, state, cluster)
     shard = os.path.join(entry.shards, layout.worker_name(cluster.worker))
     return read_state(shard, state)
@@ -47,10 +47,13 @@ def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
 def has_part_of(entry: Entry, cluster: Cluster) -> bool:
     """Returns whether a commit has anything that this worker can load as its own."""
     manifest = entry.manifest
-    if manifest is None:
-        return False
-    is_resized = manifest.world_size != cluster.world
-    return is_resized or cluster.worker in manifest.workers
+    is_in_part = manifest is not None and cluster.worker in manifest.workers
+    return is_in_part or is_resized(entry, cluster)
+
+
+def is_resized(entry: Entry, cluster: Cluster) -> bool:
+    """Returns whether another number of workers wrote a commit."""
+    return entry.manifest is not None and entry.manifest.world_size != cluster.world
 
 
 def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None:

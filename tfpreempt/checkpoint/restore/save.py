@@ -279,8 +279,7 @@ class Save(Staged):
         directory = self.directory
         found = catalog.scan(directory.path)
         commits = [each for each in found if each.is_committed]
-        if directory.lease is not None:
-            directory.lease.head.follow(commits, directory.lease)
+        directory.check_others(commits)
         # What cannot be read for a moment ranks above the others, if it is newer.
         unread = sum(each.sequence is None for each in found)
         taken = catalog.highest_sequence(found) + unread
