@@ -127,9 +127,7 @@ def test_the_host_leaves_before_the_byes(patch):
     def at_once(settings, state, outcome):
         if not settings.host:
             return original(settings, state, outcome)
-        return agreement.ended(
-            settings, set_(state, main=Main.LEAVING, outcome=outcome)
-        )
+        return agreement.ended(set_(state, main=Main.LEAVING, outcome=outcome))
 
     original = leave
     patch.setattr(agreement, "leave", at_once)
@@ -139,7 +137,7 @@ def test_the_host_leaves_before_the_byes(patch):
 def test_who_is_through_leaves_without_waiting(patch):
     def boundary(old, settings, state, event):
         if event.last and state.notice is None and state.watch is not Watch.GONE:
-            return agreement.ended(settings, set_(state, outcome=Outcome.FINISHED))
+            return agreement.ended(set_(state, outcome=Outcome.FINISHED))
         return old(settings, state, event)
 
     wrap(patch, agreement.MAIN, ev.Boundary, boundary)

@@ -86,8 +86,7 @@ def test_a_wrong_rule_is_found(monkeypatch, rule):
     wrong_rules = {
         "max": min,  # the smallest count decides
         "leave": lambda settings, state, outcome: agreement.ended(
-            settings,
-            agreement.set_(state, outcome=outcome),  # the host waits for no bye
+            agreement.set_(state, outcome=outcome)  # the host waits for no bye
         ),
     }
     monkeypatch.setattr(agreement, rule, wrong_rules[rule], raising=False)

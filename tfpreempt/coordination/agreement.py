@@ -161,9 +161,9 @@ def notice_ahead(settings: Settings, state: State, event: ev.NoticeRead) -> Move
 def store_gone(settings: Settings, state: State, event: ev.StoreGone) -> Moved:
     state = set_(state, watch=Watch.GONE)
     if state.main is Main.LEAVING:
-        return ended(settings, state)
+        return ended(state)
     if state.main in {*STANDING, Main.AWAITING, Main.COLLECTING}:
-        return ended(settings, set_(state, outcome=Outcome.LOST))
+        return ended(set_(state, outcome=Outcome.LOST))
     return state, ()
 
 
@@ -173,7 +173,7 @@ def store_gone(settings: Settings, state: State, event: ev.StoreGone) -> Moved:
 def boundary(settings: Settings, state: State, event: ev.Boundary) -> Moved:
     state = set_(state, at=event.count, last=event.last)
     if state.watch is Watch.GONE and (state.notice in REAL or event.last):
-        return ended(settings, set_(state, outcome=Outcome.LOST))
+        return ended(set_(state, outcome=Outcome.LOST))
     if isinstance(state.own, Tombstone) and state.notice is not None:
         return excluded(settings, state)
     if state.commit is not None and not was_dropped(state):
@@ -235,7 +235,7 @@ def saved(settings: Settings, state: State, event: ev.Saved) -> Moved:
         state = set_(state, main=Main.AWAITING)
         done = Insert(Key.DONE, state.round, event.ok, settings.worker)
         if state.watch is Watch.GONE:
-            return ended(settings, set_(state, outcome=Outcome.LOST))
+            return ended(set_(state, outcome=Outcome.LOST))
         if state.commit is None:
             return state, (done,)
         state, actions = outcome_known(settings, state)
@@ -349,8 +349,8 @@ def detached(settings: Settings, state: State, event: ev.Detached) -> Moved:
 
 def deadline_passed(settings: Settings, state: State, event: Event) -> Moved:
     if state.main is Main.LEAVING:
-        return ended(settings, state)
-    state, actions = ended(settings, set_(state, outcome=Outcome.LOST))
+        return ended(state)
+    state, actions = ended(set_(state, outcome=Outcome.LOST))
     if settings.host:
         return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE), *actions)
     return state, (Insert(Key.BYE, state.round, True, settings.worker), *actions)
@@ -360,17 +360,21 @@ def leave(settings: Settings, state: State, outcome: Outcome) -> Moved:
     """Says bye; the store's host stays until it has heard everyone's."""
     state = set_(state, main=Main.LEAVING, outcome=outcome)
     if state.watch is Watch.GONE:
-        return ended(settings, state)
+        return ended(state)
     if not settings.host:
         return state, (Insert(Key.BYE, state.round, True, settings.worker),)
     others = tuple(range(1, settings.world))
     if not others:
-        return ended(settings, state)
+        return ended(state)
     return state, (ev.Gather(Key.BYE, state.round, others),)
 
 
-def ended(settings: Settings, state: State, event: Event | None = None) -> Moved:
-    """Main exits: no worker needs the store any more, or the wait is over."""
+def byes_over(settings: Settings, state: State, event: Event) -> Moved:
+    """No worker needs the store any more, or the wait is over."""
+    return ended(state)
+
+
+def ended(state: State) -> Moved:
     assert state.outcome is not None
     return set_(state, main=Main.ENDED), (Leave(state.outcome),)
 
@@ -475,8 +479,8 @@ MAIN: dict[type, dict[Main, Row]] = {
     ev.Detached: dict.fromkeys(set(Main) - {Main.DETACHED}, detached),
     ev.NextRound: {Main.ENDED: go_on},
     ev.DonesRead: {Main.COLLECTING: dones_read},
-    ev.ByeSaid: {Main.LEAVING: ended},
-    ev.ByesRead: {Main.LEAVING: ended},
+    ev.ByeSaid: {Main.LEAVING: byes_over},
+    ev.ByesRead: {Main.LEAVING: byes_over},
     ev.DeadlinePassed: dict.fromkeys(WAITS, deadline_passed),
 }
 ANY: dict[type, Row] = {
