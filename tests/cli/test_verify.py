@@ -149,7 +149,7 @@ def test_what_goes_while_the_directory_is_listed_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = {str(run / "gone")}
-    monkeypatch.setattr(flat_commit, "intents", lambda directory: gone)
+    monkeypatch.setattr(flat_commit, "intents", lambda directory, names: gone)
     code, found = told(run)
     assert code == 0
     assert [each["name"] for each in found] == ["2", "1"]
