@@ -68,12 +68,6 @@ TESTS: dict[str, tuple[str, ...]] = {
         "08-2026-11-26-states",
         "08-2026-11-26-workers",
     ),
-    # Each waits half a minute for a lease; one start of a State alone stays.
-    "tests/checkpoint/test_lease_processes.py::test_a_start_needs_no_proc": ("none",),
-    "tests/checkpoint/test_lease_processes.py::"
-    "test_a_state_alone_does_not_go_round_the_lease": (),
-    "tests/checkpoint/test_lease_processes.py::"
-    "test_a_live_holder_in_another_time_namespace_is_not_dead": (),
     # Fewer steps of more batches.
     "tests/keras/test_many_fits.py::test_interrupted_at_every_step_of_many_batches": (
         "20-begins1-keras",

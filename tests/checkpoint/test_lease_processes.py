@@ -55,7 +55,7 @@ class Run:
         log,
         renewal=0.1,
         expiry=1.0,
-        grace=5.0,
+        grace=1.0,
         margin=5.0,
         wrap=(),
     ):

@@ -133,7 +133,7 @@ class Lease:
         head: of the directory or mirror; keeps apart the commits of two runs.
     """
 
-    grace_seconds: float = GRACE
+    grace_seconds: float = dataclasses.field(default_factory=lambda: GRACE)
     _: dataclasses.KW_ONLY
     pause: Callable[[float], float] | None = None
     disk: Disk | None = None
