@@ -297,7 +297,7 @@ def test_a_bucket_that_does_not_answer_ends_the_start(
 ) -> None:
     """Although the scratch directory has a commit: another machine may have more."""
     train(2)
-    monkeypatch.setattr("tfpreempt.checkpoint.mirror.import_commit.RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("tfpreempt.storage.gcs_client.RETRY_SECONDS", 0.2)
     cloud.server.close()
     with pytest.raises(
         errors.CheckpointError, match="without knowing what is in gs://"
