@@ -2,21 +2,24 @@
 
 In the checkpoint directory:
 
-    .tfpreempt-lease/<token>/holder     who holds it; never changed
-    .tfpreempt-lease/<token>/beat       a counter, written anew while its holder lives
-    .tfpreempt-lease.<token>/           a lease that is about to be taken
+    .tfpreempt-lease/<token>/holder     record of the holder; never changed
+    .tfpreempt-lease/<token>/beat       a counter, rewritten while the holder runs
+    .tfpreempt-lease.<token>/           a lease about to be taken
 
-**Taking it** is one rename of a whole directory, with the holder's record in it, to
-`.tfpreempt-lease`. A server refuses that unless what has the name is empty, or not
-there: of many who try, one has it. **Ending it**, by its holder or by who takes over,
-is the removal of `<token>/`, which no later holder has again.
+**Taking the lease** is one rename of a complete directory, with the holder's record
+inside, to `.tfpreempt-lease`. A file server refuses the rename unless the target is
+missing or an empty directory: of many attempts, one succeeds. **Ending the lease**, by
+its holder or by the process that takes over, is the removal of `<token>/`. No later
+holder has the same token.
 
-**The fence.** What makes a commit is written in `<token>/` and moved from there to its
-name; what unmakes one is moved there, and removed. Once that directory is removed both
-fail, in one operation of the file system, however long a process was frozen between two
-lines: there is no moment between a look and an act. It is removed, not renamed: a
-client of NFS that has it open could go on using it. Nor can anybody else's bytes get to
-that name: a temporary file beside it would be the same one for all runs.
+**The fence.** A file that makes a commit is written in `<token>/` and moved from there
+to its final name. A file whose removal unmakes a commit is moved into `<token>/` first,
+and removed there. Once `<token>/` is removed, both moves fail, in one operation of the
+file system, however long a process was suspended between two lines: there is no gap
+between a check and an action. The directory is removed, not renamed: an NFS client that
+has the directory open could continue to use it under the new name. Nor can bytes of
+another process get to the final name: a temporary file beside the target would be
+shared by every run.
 """
 
 from __future__ import annotations
@@ -44,26 +47,27 @@ from tfpreempt.storage.files import (
 )
 
 _HOLDER, _BEAT = "holder", "beat"
-_UNREADABLE = b"?"  # stands for a record that must not be read
+_UNREADABLE = b"?"  # in place of a record that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
-_TRIES = 100  # to remove a directory in which its holder still moves files
+_TRIES = 100  # attempts to remove a directory into which the holder moves files
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """What a lease says that is over; the last on NFS, where another machine removed it."""
 
-PACE = Renewal(renewal=5.0, expiry=30.0, poll=0.2)  # a node's in Kubernetes: 10 and 40
+PACE = Renewal(renewal=5.0, expiry=30.0, poll=0.2)  # Kubernetes nodes: 10 and 40
 
 
 class Disk(Files, Protocol):
-    """What a lease asks of a file system. All methods raise OSError."""
+    """The file operations of a lease. Every method raises OSError."""
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory."""
+        """Returns the names in a directory."""
         ...
 
     def read(self, path: str) -> bytes:
-        """A small file; `_UNREADABLE` for a pipe, a link or a larger file."""
+        """Returns the content of a small file; `_UNREADABLE` for a pipe, a link or a
+        larger file."""
         ...
 
 
@@ -75,7 +79,7 @@ class LocalDisk(LocalFiles):
             return os.listdir(folder)
 
     def read(self, path: str) -> bytes:
-        try:  # Opening asks the server of a network file system again.
+        try:  # open() makes an NFS client revalidate its cache
             return contained.read(path, MAX_BYTES, root=self.root)
         except OSError as error:
             is_unsafe = isinstance(error, contained.UnsafeFileError)
@@ -88,8 +92,8 @@ class LeaseDirectory:
     """The lease of one directory; any thread.
 
     Args:
-        directory: which exists.
-        disk: where.
+        directory: path of an existing checkpoint directory.
+        disk: file operations; by default the file system of this machine.
     """
 
     def __init__(self, directory: str, disk: Disk | None = None) -> None:
@@ -101,10 +105,10 @@ class LeaseDirectory:
         self._moves = itertools.count()
 
     def look(self) -> Found | None:
-        """Who has it; None if nobody.
+        """Returns the lease held here by a process; None if the lease is free.
 
         Raises:
-            OSError: as the file system says.
+            OSError: error of the file system.
         """
         leaving = None
         for token in self._names(self._root):
@@ -112,18 +116,22 @@ class LeaseDirectory:
             if record:
                 holder, beat = from_json(record, token), self._read(token, _BEAT) or b""
                 return Found(token=token, holder=holder, beat=beat)
-            # Empty after a loss of power; or it is no lease, and not ours to remove.
+            # The record is empty after a power loss; or the entry is no lease, and not
+            # ours to remove.
             leaving = leaving or Found(token=token, holder=None, beat=b"")
         return leaving
 
     def take(self, holder: Holder) -> str | None:
-        """Takes it, unless somebody has it.
+        """Takes the lease unless another process holds the lease.
+
+        Args:
+            holder: record of the calling process.
 
         Returns:
-            Its token; None if somebody has it.
+            The token of the lease; None if another process holds the lease.
 
         Raises:
-            OSError: as the file system says.
+            OSError: error of the file system.
         """
         new = f"{self._root}.{holder.token}"
         place = os.path.join(new, holder.token)
@@ -134,45 +142,51 @@ class LeaseDirectory:
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
-            # Refused; or a network lost the answer, asked again, and was refused then.
+            # The rename was refused. Or it succeeded, the network lost the reply, and
+            # the client's retry was refused.
             self.end(holder.token, new)
         return holder.token if self._read(holder.token, _HOLDER) is not None else None
 
     def end(self, token: str, root: str | None = None) -> None:
-        """Ends a lease, if it is still there: its holder commits nothing any more.
+        """Ends a lease if the lease still exists: its holder can commit nothing from
+        now on.
 
         Args:
-            token: of the lease.
-            root: the directory that it is in; by default where the lease lies once
-                it was taken.
+            token: token of the lease.
+            root: directory around the lease; by default the place of a lease in
+                use.
 
         Raises:
-            OSError: as the file system says.
+            OSError: error of the file system.
         """
         root = root or self._root
         place = os.path.join(root, token)
         for _ in range(_TRIES):
             names = self._names(place)
             try:
-                # first what says that somebody has it: from then on all may help
+                # The holder's record first: without a record, any process may finish
+                # the removal.
                 for name in sorted(names, key=_HOLDER.__ne__):
                     self._disk.remove(os.path.join(place, name))
                 self._disk.remove_dir(place)
                 break
             except OSError as error:
                 if error.errno in GONE:
-                    break  # another one was quicker; or it never was a lease
+                    break  # another process was faster; or there was no lease
                 if error.errno not in _IN_USE:
                     raise
         remove_if_empty(self._disk, root)
 
     def has(self, token: str) -> bool:
-        """Whether a lease is there still.
+        """Returns whether a lease still exists.
+
+        Args:
+            token: token of the lease.
 
         Raises:
-            OSError: as the file system says, which on NFS may forget for a moment what
-                it has; or the directory is away for a while, unmounted or moved, and
-                what is in its place says nothing.
+            OSError: the answer is unknown. NFS may miss a file for a moment; or the
+                directory is unmounted or moved for a while, and the present content of
+                the path is no evidence.
         """
         try:
             self._disk.read(os.path.join(self._root, token, _HOLDER))
@@ -187,20 +201,31 @@ class LeaseDirectory:
     def beat(self, token: str, count: int) -> None:
         """Renews a lease.
 
+        Args:
+            token: token of the lease.
+            count: number of the heartbeat.
+
         Raises:
-            FileNotFoundError: it was ended, or the directory is not there.
-            OSError: as the file system says.
+            FileNotFoundError: the lease was ended, or the directory is missing.
+            OSError: error of the file system.
         """
         path = os.path.join(self._root, token, _BEAT)
         self._disk.write(path, [b"%d" % count])
 
     def way(self, token: str) -> str:
-        """A path in a lease, by which one file can be moved to another place."""
+        """Returns a new path inside a lease, by which a file can be moved to its final
+        name.
+
+        Args:
+            token: token of the lease.
+        """
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
 
     def sweep(self) -> None:
-        """Removes what starts left that were killed while they took the lease; what
-        cannot be removed does no harm."""
+        """Removes the remains of starts killed while taking the lease.
+
+        Errors are ignored: the remains do no harm.
+        """
         begins = layout.LEASE + "."
         with contextlib.suppress(OSError):
             for name in self._names(self.where):
@@ -227,15 +252,15 @@ class LeaseDirectory:
 
 
 def is_leased_by(directory: str, token: str) -> bool:
-    """Returns whether a directory is the one whose lease has a token; any worker.
+    """Returns whether the lease of a directory has a token; any worker.
 
-    The chief gives its token to the other workers, and each worker looks for the lease
-    in the directory that has the worker's path. A network file system may serve old
-    listings from the cache of a machine, so the worker asks for one name, which no
-    machine has asked for before: the server is asked then.
+    The chief sends its token to the other workers, and every worker looks for the lease
+    in the directory at the worker's own path. A network file system may serve old
+    listings from the cache of a machine. The worker therefore asks for one name, new to
+    every machine, so that the request reaches the server.
 
     Args:
-        directory: path of the directory on this machine; it need not exist.
+        directory: path of the directory on this machine; may be missing.
         token: token of the chief's lease.
     """
     if os.path.basename(token) != token:  # a peer sent the token
@@ -247,17 +272,18 @@ def is_leased_by(directory: str, token: str) -> bool:
 
 
 class FencedFiles:
-    """The file operations of a commit, by who holds the lease of its directory.
+    """The file operations of a commit, allowed only to the holder of the directory's
+    lease.
 
-    What readers find commits by, the marker and TensorFlow's `checkpoint` file, is
-    published by way of the lease. By that way goes, too, whatever is deleted outside of
-    the staging of saves: who has taken over may have a commit of that name by now. All
-    else means nothing without these. A save begins by making a directory, which is
-    refused at once.
+    Readers find commits by two files: the marker, and TensorFlow's `checkpoint` file.
+    Both are published through the lease. Deletions outside of the staging of saves go
+    through the lease as well: the process that took over may have a commit of the same
+    name by now. Every other file means nothing without these two files. A save begins
+    by making a directory, and is refused at once without the lease.
 
     Args:
-        files: the operations.
-        lease: is held, or the operations raise.
+        files: the unfenced operations.
+        lease: lease of the directory; the operations raise if the lease is lost.
     """
 
     def __init__(self, files: Files, lease: Held) -> None:
@@ -270,15 +296,15 @@ class FencedFiles:
         self._files.make_dirs(path)
 
     def publish(self, path: str, data: bytes) -> None:
-        """Writes a small file that readers find commits by; durable, all or nothing.
+        """Writes a small file by which readers find commits; durable, all or nothing.
 
         Args:
-            path: where it goes.
-            data: all of its bytes.
+            path: final path of the file.
+            data: complete content of the file.
 
         Raises:
-            LeaseLostError: another process has the lease.
-            OSError: as the file system says.
+            LeaseLostError: the lease is lost.
+            OSError: error of the file system.
         """
         with self._lease.moving() as way:
             try:
@@ -290,14 +316,14 @@ class FencedFiles:
                         self._files.remove(way)
                 if way is None or error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # a save_fn's, on another disk: no fence reaches it
+                self._lease.check()  # a save_fn wrote to another disk: no fence
         write_durably(self._files, path, data)
 
     def rename(self, source: str, target: str) -> None:
         if os.path.basename(target) not in (layout.MARKER, layout.POINTER):
             self._files.rename(source, target)
             return
-        with self._moved(source) as moved:  # whole before, and of a name of its own
+        with self._moved(source) as moved:  # complete, under a unique name
             self._files.rename(moved, target)
 
     def remove(self, path: str) -> None:
@@ -309,7 +335,15 @@ class FencedFiles:
 
     @contextlib.contextmanager
     def _moved(self, path: str) -> Iterator[str]:
-        """A file where nobody can move it from who does not hold the lease."""
+        """Moves a file into the lease, where only the holder of the lease can move or
+        delete it.
+
+        Yields the path to use: the path inside the lease, or `path` if no lease
+        applies.
+
+        Args:
+            path: path of the file.
+        """
         with self._lease.moving() as way:
             try:
                 if way is not None:
@@ -317,6 +351,6 @@ class FencedFiles:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # a save_fn's, on another disk: no fence reaches it
+                self._lease.check()  # a save_fn wrote to another disk: no fence
                 way = None
             yield way or path

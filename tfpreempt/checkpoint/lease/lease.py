@@ -1,12 +1,12 @@
-"""One run, one directory: its chief holds the directory's lease, and renews it.
+"""Allows one run per directory: the chief holds and renews the directory's lease.
 
-A second start waits as long as the first may need to leave, and at most that long. It
-takes the lease over at once where its holder provably died, and where nothing renewed
-it for a while; else it is refused. No two clocks are compared: who waits counts the
-time between its own looks, over which the holder's counter stood still
-(`lease_timeouts.py`).
+A second start waits for the holder's grace period, plus a margin, and no longer. The
+second start takes the lease over at once if the holder provably ended, or if the lease
+has not been renewed for the expiry time. Otherwise the start is refused. No two clocks
+are compared: the waiting process adds up the time between its own polls while the
+holder's counter does not change (`lease_timeouts.py`).
 
-How it lies on a disk, and what fences a holder that was only suspended:
+The files of a lease, and the fence against a holder that was only suspended:
 `directory_lease.py`.
 """
 
@@ -33,65 +33,69 @@ from tfpreempt.storage import failure
 
 _log = logging.getLogger(__name__)
 
-SAID_EACH = 10.0  # seconds of waiting
-RELEASE = 2.0  # seconds that letting go may take where the storage hangs
+SAID_EACH = 10.0  # seconds from one log line of a wait to the next
+RELEASE = 2.0  # timeout in seconds of a release, for storage that hangs
 
 _held: weakref.WeakValueDictionary[str, Lease] = (
-    weakref.WeakValueDictionary()  # by the token in the holder's record
+    weakref.WeakValueDictionary()  # by the token of the holder's record
 )
 
 
 class Place(Protocol):
-    """What one run at a time has: a directory, or a place in an object store.
+    """The storage of a lease: a directory, or a mirror in an object store.
 
-    All methods raise OSError or CheckpointError.
+    Every method raises OSError or CheckpointError.
     """
 
     where: str
     pace: Renewal
 
     def look(self) -> Found | None:
-        """Who has it; None if nobody."""
+        """Returns the lease held here by some process; None if the lease is free."""
         ...
 
     def take(self, holder: Holder) -> str | None:
-        """Takes it, as it was at the last look; its token, None if that failed."""
+        """Takes the lease if nothing has changed since the last poll.
+
+        Returns the token of the lease; None if another process was faster.
+        """
         ...
 
     def has(self, token: str) -> bool:
-        """Whether a lease is not over; raises where nothing is known for now."""
+        """Returns whether a lease still exists; raises if the answer is unknown."""
         ...
 
     def end(self, token: str) -> None:
-        """Ends a lease: its holder commits nothing any more."""
+        """Ends a lease: its holder can commit nothing from now on."""
         ...
 
     def beat(self, token: str, count: int) -> None:
-        """Renews a lease; raises where it is over."""
+        """Renews a lease; raises if the lease was ended."""
         ...
 
     def sweep(self) -> None:
-        """Removes what was left by starts that were killed; never raises."""
+        """Removes the remains of killed starts; never raises."""
         ...
 
 
 def attempt(
     place: Place, here: Holder, why_over: Callable[[Found], str | None]
 ) -> str | None:
-    """Takes a lease that nobody has, or whose holder counts for nothing.
+    """Takes a free lease, or a lease whose holder no longer counts.
 
     Args:
-        place: of the directory.
-        here: who takes it.
-        why_over: why a lease counts for nothing, for people; None if it counts.
+        place: storage of the lease.
+        here: record of the calling process.
+        why_over: function that returns why a lease can be taken over, for people; None
+            if the lease still counts.
 
     Returns:
-        Its token; None where another one has it, or was quicker.
+        The token of the lease; None if another process holds the lease, or was faster.
 
     Raises:
-        SaveError: another user left it.
-        OSError: as the file system says.
-        CheckpointError: as the object store says.
+        SaveError: the lease belongs to another user, and cannot be removed.
+        OSError: error of the file system.
+        CheckpointError: error of the object store.
     """
     found = place.look()
     if found is not None:
@@ -119,18 +123,21 @@ def attempt(
 
 @dataclasses.dataclass(eq=False)
 class Lease:
-    """Held by this process from `acquire` to `release`, or until it is dropped.
+    """A lease held by this process from `acquire` to `release`, or until garbage
+    collection.
 
-    Main thread, or the one thread that writes under it. A child that was forked does
-    not hold it.
+    For the main thread, or the single thread that writes under the lease. A forked
+    child does not hold the lease.
 
     Args:
-        grace_seconds: that this process may need to leave.
-        pause: waits so many seconds, and says how many passed since the last look.
-        disk: where directories are.
+        grace_seconds: grace period of this process, in seconds.
+        pause: function that waits for a number of seconds, and returns the seconds
+            since the last poll; by default a wait in real time.
+        disk: file operations on directories; by default the file system of this
+            machine.
 
     Attributes:
-        head: of the directory or mirror; keeps apart the commits of two runs.
+        head: head of the directory or mirror; keeps the commits of two runs apart.
     """
 
     grace_seconds: float = dataclasses.field(default_factory=lambda: GRACE)
@@ -146,24 +153,25 @@ class Lease:
 
     @property
     def token(self) -> str | None:
-        """Of the lease, where this process holds it."""
+        """The token of the lease; None if this process does not hold the lease."""
         tenure = self._tenure
         is_mine = tenure is not None and tenure.process == os.getpid()
         return tenure.token if tenure is not None and is_mine else None
 
     def acquire(self, where: str | Place) -> None:
-        """Takes the lease; waits for its owner, as long as the owner may need to exit.
+        """Takes the lease; waits up to the holder's grace period and expiry for the
+        holder.
 
-        A lease that was taken before stays as it is.
+        A lease taken before is kept unchanged.
 
         Args:
-            where: path of the checkpoint directory, which exists; or the place of
-                another lease.
+            where: path of an existing checkpoint directory; or the storage of
+                another kind of lease.
 
         Raises:
-            DirectoryInUseError: the owner lives, and does not exit.
-            SaveError: the disk.
-            CheckpointError: the object store.
+            DirectoryInUseError: the holder runs, and does not exit.
+            SaveError: error of the disk.
+            CheckpointError: error of the object store.
         """
         if self._place is not None:
             return
@@ -194,13 +202,13 @@ class Lease:
         """Takes the lease unless another process or another `Lease` holds the lease.
 
         Args:
-            directory: the checkpoint directory, which exists.
+            directory: path of an existing checkpoint directory.
 
         Returns:
             Whether the lease was taken.
 
         Raises:
-            SaveError: the disk.
+            SaveError: error of the disk.
         """
         with failure.translated("take the lease", directory):
             place = LeaseDirectory(directory, self.disk)
@@ -211,7 +219,12 @@ class Lease:
             return self._try(place, here, Patience(here, place.pace))
 
     def on_loss(self, call: Callable[[str], None]) -> None:
-        """Calls, on any thread, when it is lost, with the reason; at once if it was."""
+        """Registers a function to be called with the reason when the lease is lost.
+
+        Args:
+            call: function to call, on any thread; called at once if the lease is
+                already lost.
+        """
         with self._telling:
             self._on_loss = call
             lost = self._lost
@@ -219,11 +232,11 @@ class Lease:
             call(lost)
 
     def check(self) -> None:
-        """Refuses to go on without it. One that was released is taken again.
+        """Raises if the lease is lost; takes a released lease again.
 
         Raises:
-            LeaseLostError: another process has it.
-            OSError: as the file system says.
+            LeaseLostError: the lease is lost.
+            OSError: error of the file system.
         """
         if self._place is None:
             return
@@ -233,12 +246,12 @@ class Lease:
             if not self._try(self._place, here, Patience(here, self._place.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
-            self._lose()  # and did not let go of it meanwhile, on another thread
+            self._lose()  # and no other thread released the lease meanwhile
         if self._lost:
             raise errors.LeaseLostError(self._lost)
 
     def lose_to_another_run(self) -> NoReturn:
-        """Loses the lease for good: another run had it meanwhile, and committed.
+        """Loses the lease for good: another run held it meanwhile, and committed.
 
         Raises:
             LeaseLostError: always.
@@ -248,11 +261,11 @@ class Lease:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[str | None]:
-        """A path by which to move a file; None where there is no lease to be had.
+        """Yields a path by which to move a file; None for storage without such paths.
 
         Raises:
-            LeaseLostError: another process has it.
-            OSError: as the file system says.
+            LeaseLostError: the lease is lost.
+            OSError: error of the file system.
         """
         place = self._place
         if not isinstance(place, LeaseDirectory):
@@ -260,7 +273,7 @@ class Lease:
             return
         if self.token is None:
             self.check()
-        token = self.token  # read once: the thread that renews may lose it now
+        token = self.token  # read once: the renewing thread may lose it now
         if token is None:
             raise errors.LeaseLostError(self._lost)
         try:
@@ -271,7 +284,8 @@ class Lease:
             raise
 
     def release(self) -> None:
-        """Others may have it from now on; a save of this process takes it again."""
+        """Releases the lease for other processes; the next save here takes the lease
+        again."""
         tenure, self._tenure = self._tenure, None
         if tenure is None:
             return
@@ -283,29 +297,40 @@ class Lease:
                 "its lease expires",
                 tenure.place.where,
             )
-        except RuntimeError:  # the interpreter ends, and starts no thread any more
+        except RuntimeError:  # the interpreter exits, and starts no more threads
             tenure.end()
 
     def _try(self, place: Place, here: Holder, patience: Patience) -> bool:
-        """Takes it unless somebody has it; whether that was done."""
+        """Takes the lease unless another process holds the lease; returns whether that
+        succeeded.
+
+        Args:
+            place: storage of the lease.
+            here: record of the calling process.
+            patience: the wait so far, which decides whether the holder still counts.
+        """
 
         def why_over(found: Found) -> str | None:
             if mine := _of_this_process(found):
-                mine.release()  # the session knows whether two may be open in one
+                mine.release()  # the session decides whether two may be open at once
                 return ""
             return patience.why_over(found)
 
         token = attempt(place, here, why_over)
         if token is None:
             return False
-        self._place = place  # before the thread begins, which may find it lost at once
+        self._place = place  # before the thread starts: it may lose the lease at once
         self._tenure = _Tenure(place, token, self)
         self._tenure.start()
         _held[here.token] = self
         return True
 
     def _lose(self, why: str = "") -> None:
-        """It is lost, once and for all; any thread."""
+        """Marks the lease as lost, once and for good; any thread.
+
+        Args:
+            why: reason, for people; by default read from the lease's new holder.
+        """
         assert self._place is not None
         tenure = self._tenure
         is_forked = tenure is not None and tenure.process != os.getpid()
@@ -334,28 +359,30 @@ class Lease:
 
 
 def release_all() -> None:
-    """The process ends hard: the next start need not wait for what it holds.
+    """Releases every lease of this process, which is about to exit without cleanup.
 
-    Elsewhere the owner of a lease releases it, or Python, which ends what is left.
+    The next start then need not wait for the leases to expire. On other paths the owner
+    of a `Lease` releases the lease, or Python's finalizers do at exit.
     """
-    for found in _held.valuerefs():  # a copy: threads may take one meanwhile
+    for found in _held.valuerefs():  # a copy: a thread may take a lease meanwhile
         if (lease := found()) is not None:
             lease.release()
 
 
 class _Tenure(OwnedThread):
-    """A lease from its taking to its end; a thread renews it.
+    """A lease between its taking and its end; a thread renews the lease.
 
     Args:
-        place: of the directory.
-        token: of the lease.
-        owner: is told of its loss; held weakly. Dropped, it has ended the lease.
+        place: storage of the lease.
+        token: token of the lease.
+        owner: the `Lease` to inform of a loss; held weakly. Its garbage collection ends
+            the lease.
 
     Attributes:
-        end: lets others have it, once; never raises.
-        place: see above.
-        token: see above.
-        process: which took it; a child that was forked has no part in it.
+        end: ends the lease, once; never raises.
+        place: storage of the lease.
+        token: token of the lease.
+        process: id of the process that took the lease; a forked child does not hold it.
     """
 
     def __init__(
@@ -392,7 +419,8 @@ class _Tenure(OwnedThread):
                     )
 
     def is_lost(self) -> bool:
-        """Whether it was ended: not where nothing is known of it for a while."""
+        """Returns whether the lease was ended; False while the storage gives no
+        answer."""
         try:
             return not self.place.has(self.token)
         except (OSError, errors.CheckpointError):
@@ -415,7 +443,8 @@ class _Tenure(OwnedThread):
 
 @dataclasses.dataclass
 class _Looks:
-    """Pauses, and returns the seconds from the last look at the lease to the next."""
+    """Pauses between polls, and returns the seconds since the last poll of the
+    lease."""
 
     last: float = dataclasses.field(default_factory=lambda: time.monotonic())
 
@@ -426,7 +455,14 @@ class _Looks:
 
 
 def _of_this_process(found: Found) -> Lease | None:
-    """The lease that this process has there already, by whatever name."""
+    """Returns the lease of the found record, if this process holds that lease; else
+    None.
+
+    The path may differ: two names can lead to one directory.
+
+    Args:
+        found: the lease as a poll found it.
+    """
     if found.holder is None or found.holder.pid != os.getpid():
         return None
     return _held.get(found.holder.token)

@@ -1,4 +1,5 @@
-"""Who holds a lease: written down for other processes, which ask whether it lives."""
+"""The record of a lease holder, by which other processes decide whether the holder
+runs."""
 
 from __future__ import annotations
 
@@ -19,22 +20,25 @@ _TIME_NAMESPACE = "/proc/self/ns/time"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """One process, as its lease names it.
+    """A process, as described by the record of its lease.
 
     Attributes:
-        token: of this lease alone. In a directory it is the fencing token; in an object
-            store that is the number of the record.
-        pid: in its own namespace.
-        started: clock ticks from the boot to the start of the process, as /proc shows
-            them in its time namespace; with the pid they name one process of a boot. 0
-            where /proc is missing, or that of another pid namespace.
-        host: the name of its machine or container, for people.
-        boot: the id of the machine's boot, equal in all of its containers.
-        namespace: the pid namespace; "" where /proc does not show it.
-        grace_seconds: that it may need to leave, once it was told to.
-        since: seconds since the epoch, for people.
-        program: the name of what runs, for people; arguments may hold secrets.
-        time_namespace: in which `started` counts; "" on a kernel without such.
+        token: unique token of the lease. In a directory, the fencing token; in an
+            object store, the number of the record has that purpose.
+        pid: process id in the pid namespace of the process.
+        started: clock ticks from the boot to the start of the process, as shown by
+            /proc in the process's time namespace. Pid and start time identify a process
+            within one boot. 0 if /proc is missing or belongs to another pid namespace.
+        host: name of the machine or container, for people.
+        boot: id of the machine's boot, equal in every container of the machine.
+        namespace: the pid namespace; "" if /proc does not show the namespace.
+        grace_seconds: grace period in seconds: the time needed for an exit after a
+            notice.
+        since: time of the record in seconds since the epoch, for people.
+        program: name of the program, for people; without arguments, which may hold
+            secrets.
+        time_namespace: the time namespace of `started`; "" on a kernel without time
+            namespaces.
     """
 
     token: str
@@ -53,23 +57,30 @@ class Holder:
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
     def is_dead(self, here: Holder) -> bool:
-        """Whether the process provably ended: of the same boot and pid namespace only.
+        """Returns whether the process provably ended; only for the same boot and pid
+        namespace.
 
-        Another boot proves nothing: machines and containers that were copied have the
-        same name and machine id, and both live.
+        Another boot proves nothing: copied machines and containers have the same name
+        and machine id, and both may run.
 
         Args:
-            here: the process that asks.
+            here: the asking process.
         """
         where = (self.boot, self.namespace)
         if "" in where or where != (here.boot, here.namespace):
             return False
         if self.pid == here.pid:
-            return True  # of a number that is ours now, or of what we were before exec
+            # The record's pid is this process's own, now or before an exec.
+            return True
         return not self._is_running(here)
 
     def _is_running(self, here: Holder) -> bool:
-        """Whether the process still runs; another process may have its pid by now."""
+        """Returns whether the process still runs; another process may have its pid by
+        now.
+
+        Args:
+            here: the asking process.
+        """
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -79,27 +90,27 @@ class Holder:
         try:
             started = _started(self.pid) if here.started else 0
         except OSError:
-            return True  # hidden from this user
+            return True  # /proc hides the process from this user
         if started is None:
             return False
-        # Start times of two time namespaces differ by the offset of these.
+        # Start times in two time namespaces differ by the offset of the namespaces.
         is_known = 0 not in (started, self.started)
         is_comparable = is_known and self.time_namespace == here.time_namespace
         return started == self.started or not is_comparable
 
     def to_json(self) -> bytes:
-        """What the lease's file holds."""
+        """Returns the record as JSON, the content of the lease's file."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A lease that somebody has.
+    """A lease as a poll found it.
 
     Attributes:
-        token: which.
-        holder: who has it; None where it is being ended.
-        beat: what its holder wrote last.
+        token: token of the lease.
+        holder: holder of the lease; None while the lease is being ended.
+        beat: last heartbeat of the holder, a counter.
     """
 
     token: str
@@ -108,13 +119,13 @@ class Found:
 
 
 def this_process(grace_seconds: float) -> Holder:
-    """A holder's record of this process, with a token of its own.
+    """Returns a record of this process, with a new token.
 
     Args:
-        grace_seconds: that it may need to leave.
+        grace_seconds: grace period of this process, in seconds.
     """
     pid, started, boot = os.getpid(), 0, ""
-    if _link("/proc/self") == str(pid):  # else /proc is of another pid namespace
+    if _link("/proc/self") == str(pid):  # else /proc shows another pid namespace
         with contextlib.suppress(OSError):
             started = _started(pid) or 0
     with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
@@ -134,15 +145,15 @@ def this_process(grace_seconds: float) -> Holder:
 
 
 def from_json(data: bytes, token: str) -> Holder:
-    """Reads what `to_json` wrote.
+    """Reads a record written by `to_json`.
 
     Args:
-        data: from a file that anybody may have written.
-        token: for a holder of which nothing is known.
+        data: content of a file written by any process.
+        token: token of the holder if the record cannot be read.
 
     Returns:
-        The holder; one of which nothing is known, and that never counts as dead, where
-        the file is something else.
+        The holder. For other content, a holder without any information, which never
+        counts as dead.
     """
     try:
         found = json.loads(data[:MAX_BYTES])
@@ -155,7 +166,7 @@ def from_json(data: bytes, token: str) -> Holder:
                 kinds[str(field.type)],  # type: ignore[arg-type]
             ):
                 raise TypeError(field.name)
-        str(holder)  # its time is one
+        str(holder)  # raises if `since` is not a valid time
         if 0 < holder.pid <= _MAX_PID:
             return holder
     except (ValueError, TypeError, OverflowError, OSError, RecursionError):
@@ -174,14 +185,18 @@ def from_json(data: bytes, token: str) -> Holder:
 
 
 def _started(pid: int) -> int | None:
-    """When a process began; None of one that has ended and was not waited for.
+    """Returns the start time of a process in clock ticks; None if the process is a
+    zombie.
+
+    Args:
+        pid: process id.
 
     Raises:
-        OSError: there is none, or it is hidden.
+        OSError: no such process, or the process is hidden.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # its name may have spaces
+            fields = file.read().rpartition(b")")[2].split()  # the name may have spaces
     except ProcessLookupError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -1,4 +1,4 @@
-"""What a start may do about a lease that another process has: no clock, no I/O."""
+"""Decides how long a start waits for the lease of another process: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import dataclasses
 
 from tfpreempt.checkpoint.lease.lease_record import Found, Holder
 
-GRACE = 30.0  # seconds that a holder may need to leave, where nobody knows
-LONGEST_GRACE = 180.0  # that is waited for: the other workers wait for this start
-MARGIN = 10.0  # more than the grace and the expiry
-_LOOKS = 5  # that the time from one look to the next counts for, at most
+GRACE = 30.0  # seconds that a holder may need to exit, if unknown
+LONGEST_GRACE = 180.0  # seconds at most: the other workers of this start wait too
+MARGIN = 10.0  # seconds of waiting beyond the grace period and the expiry
+_LOOKS = 5  # at most so many poll periods are counted per poll
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """How often leases of one kind are renewed and looked at, in seconds.
+    """The times of a kind of lease, in seconds.
 
     Attributes:
-        renewal: from one beat of the holder to the next.
-        expiry: without a beat, after which it counts for nothing.
-        poll: that who waits pauses between two looks.
+        renewal: period of the holder's heartbeats.
+        expiry: time without a heartbeat after which the lease has expired.
+        poll: pause of a waiting process between two polls of the lease.
     """
 
     renewal: float
@@ -29,14 +29,14 @@ class Renewal:
 
 @dataclasses.dataclass
 class Patience:
-    """How long one start waits for one lease.
+    """The wait of one start for one lease.
 
     Attributes:
-        here: the process that waits.
+        here: the waiting process.
         pace: times of the lease.
-        holder: the owner of the lease; None before the first look.
-        grace: seconds that the owner may need to exit.
-        waited: seconds that the wait took so far.
+        holder: holder of the lease; None before the first poll.
+        grace: grace period of the holder in seconds: the time needed for an exit.
+        waited: duration of the wait so far, in seconds.
     """
 
     here: Holder
@@ -49,19 +49,30 @@ class Patience:
 
     @property
     def limit(self) -> float:
-        """Seconds that the wait may take."""
+        """The longest duration of the wait, in seconds."""
         return self.grace + self.pace.expiry + MARGIN
 
     def passed(self, seconds: float) -> None:
-        """So long from the last look to the next. Where this process, or its machine,
-        stood still, that says nothing of the holder: it counts as a few looks."""
+        """Adds the time between two polls of the lease to the wait.
+
+        A long pause of this process or its machine says nothing about the holder, so a
+        pause counts as five poll periods at most.
+
+        Args:
+            seconds: time from the last poll to the next.
+        """
         poll = self.pace.poll
         seconds = min(max(seconds, poll), _LOOKS * poll)
         self.waited += seconds
         self._silent += seconds
 
     def why_over(self, found: Found) -> str | None:
-        """Why a lease counts for nothing, by what is seen now; None if it counts."""
+        """Returns why a lease can be taken over, for people; None if the lease still
+        counts.
+
+        Args:
+            found: the lease as the last poll found it.
+        """
         if self._last != (found.token, found.beat):
             self._last, self._silent = (found.token, found.beat), 0.0
         self.holder = found.holder
@@ -78,5 +89,6 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether the wait is: its holder would have left, or died, by now."""
+        """Whether the wait has timed out: by now a holder would have exited or
+        expired."""
         return self.waited >= self.limit

@@ -1,26 +1,29 @@
-"""The lease of a place in an object store, by names that are created only once.
+"""The lease of a mirror in an object store, by names created only once.
 
-    lease/<n>           the n-th holder's record, put if absent; the highest n holds it
-    lease/<n>.beat      its counter; written by that holder alone, as the next one
-    lease/<n>.marking   the folder that it is about to mark as a commit
-    lease/<n>.over      it has ended; this others may write too
+    lease/<n>           record of the n-th holder, put if absent; the highest n holds it
+    lease/<n>.beat      the holder's counter; the holder alone rewrites this object
+    lease/<n>.marking   the folder about to be marked as a commit by the holder
+    lease/<n>.over      the holder has ended; any process may write this name
 
-**Taking it** is to create the next number: of many who try, one does. Numbers are not
-used again, because the highest one stays when its holder leaves. A rule of the bucket
-may delete the record of a long run as an old object: the beat, which is young, stands
-for it then, and somebody else only for what is said by another number.
+**Taking the lease** is the creation of the next number: of many attempts, one succeeds.
+Numbers are not used again, because the highest number stays when its holder exits. A
+lifecycle rule of the bucket may delete the record of a long run as an old object. The
+young beat then takes the record's place, and only a higher number or an `.over` ends
+the lease.
 
-**The fence.** An object store has no operation that would fail for who is no holder. So
-a holder says which folder it marks, looks whether it still holds the lease, and puts
-the marker. Who takes over creates its number, reads what the ones before were marking,
-and puts that marker itself before it looks for commits. Either the old holder sees the
-new number and stops; or it had said what it marks before that number was created, and
-its marker is there already when it wakes. What it says later is not put by a third, if
-the second has renewed its lease or said what it marks: nothing comes to be a commit
-behind the back of who is at work.
+**The fence.** An object store cannot make an operation fail for a process without the
+lease. So a holder writes the name of the folder to mark, checks that the lease is still
+held, and puts the marker. A process that takes over creates the next number, reads the
+name written by the earlier holder, puts that marker itself, and only then looks for
+commits. There are two cases. The old holder sees the new number, and stops. Or the old
+holder had written the name before the new number was created, and finds the marker in
+place when it wakes. A name written later by the old holder is ignored by a third
+holder, provided that the second holder has renewed the lease or written a name. No
+commit therefore appears without the knowledge of the current holder.
 
-This rests on `put_if_absent`: a precondition on the generation in gs://, on the ETag
-in s3://, a link(2) in a directory. A store without it can give it to two at once.
+The protocol rests on `put_if_absent`: a precondition on the generation in gs://, on the
+ETag in s3://, a link(2) in a directory. A store without such a precondition can give
+the lease to two processes at once.
 """
 
 from __future__ import annotations
@@ -40,30 +43,31 @@ from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
 
 _log = logging.getLogger(__name__)
 
-PACE = Renewal(renewal=15.0, expiry=60.0, poll=1.0)  # each request is paid for
+# slower than a disk: requests cost money
+PACE = Renewal(renewal=15.0, expiry=60.0, poll=1.0)
 _FOLDER = "lease"
 _NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
 _BEAT, _MARKING, _OVER = ".beat", ".marking", ".over"
 _MAX_BYTES = 16 << 20
-_PUT_SECONDS = 5.0  # that a start waits for the store to take its record
-_SECONDS = 1.0  # that the end of a process may take for saying so
+_PUT_SECONDS = 5.0  # timeout of a start for its record
+_SECONDS = 1.0  # timeout of an exiting process for `.over`
 
 
 class StorePlace:
-    """The lease of one place; any thread. All methods raise CheckpointError.
+    """The lease of one mirror; any thread. Every method raises CheckpointError.
 
     Args:
-        store: where.
+        store: object store of the mirror.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self.where = store.uri
         self.pace = PACE
         self._store = store
-        self._seen = 0  # the highest number at the last look
+        self._seen = 0  # the highest number at the last poll
 
     def look(self) -> Found | None:
-        """Who has it; None if nobody."""
+        """Returns the lease held here by some process; None if the lease is free."""
         names = self._names()
         self._seen = number = _highest(names)
         if number == 0 or _name(number, _OVER) in names:
@@ -76,15 +80,22 @@ class StorePlace:
         )
 
     def take(self, holder: Holder) -> str | None:
-        """Takes it as it was at the last look, unless somebody did so since.
+        """Takes the lease unless another process has taken the lease since the last
+        `look`.
+
+        Args:
+            holder: record of the calling process.
 
         Returns:
-            Its token; None if somebody was quicker.
+            The token of the lease; None if another process was faster.
+
+        Raises:
+            SaveError: the store did not accept the record within the timeout.
         """
         number = self._seen + 1
         record = io.BytesIO(holder.to_json())
         try:
-            is_mine = call_within(  # a mounted directory may hang, and has no timeout
+            is_mine = call_within(  # a mounted directory may hang, without a timeout
                 _PUT_SECONDS,
                 lambda: self._store.put_if_absent(
                     _name(number), record, timeout=_PUT_SECONDS
@@ -98,8 +109,9 @@ class StorePlace:
         if not is_mine:
             return None
         older = [n for n in sorted(self._names()) if 0 < _number(n) < number]
-        # Who renewed its lease, or said what it marks, had settled what was before it:
-        # what an older one has said since then came too late.
+        # A holder that has renewed the lease, or written a name to mark, had settled
+        # the earlier names before. A name written later by an earlier holder is too
+        # late.
         at_work = max(
             (_number(n) for n in older if n.endswith((_BEAT, _MARKING))), default=0
         )
@@ -117,36 +129,61 @@ class StorePlace:
         return str(number)
 
     def end(self, token: str) -> None:
-        """It counts for nothing from now on."""
+        """Ends a lease: the lease counts as free from now on.
+
+        Args:
+            token: token of the lease.
+        """
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:
-        """Whether nothing says that it is over, or that another one was taken.
+        """Returns whether a lease still counts: without an `.over`, and without a
+        higher number.
 
-        Where all is gone, only a rule of the bucket can have deleted it.
+        A lease without any object still counts: only a lifecycle rule can have deleted
+        the objects.
+
+        Args:
+            token: token of the lease.
         """
         names, number = self._names(), int(token)
         return _highest(names) in (0, number) and _name(number, _OVER) not in names
 
     def beat(self, token: str, count: int) -> None:
-        """Renews it.
+        """Renews a lease.
+
+        Args:
+            token: token of the lease.
+            count: number of the heartbeat.
 
         Raises:
-            FileNotFoundError: it is over.
+            FileNotFoundError: the lease is over.
         """
         if not self.has(token):
             raise FileNotFoundError(f"the lease of {self.where} is over")
         self._store.replace(_name(int(token), _BEAT), b"%d" % count)
 
     def sweep(self) -> None:
-        """Nothing: what others left goes when it is taken."""
+        """Does nothing: `take` removes the objects of earlier holders."""
 
     def announce(self, token: str, folder: str) -> None:
-        """Says which folder is about to be marked; who takes over finishes that."""
+        """Writes the name of the folder about to be marked; a later holder completes
+        the mark.
+
+        Args:
+            token: token of the lease.
+            folder: name of the commit's folder in the store.
+        """
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
-        """Marks what an older holder was about to mark, so that it cannot later."""
+        """Marks the folder named by an earlier holder, so that the earlier holder
+        cannot do so later.
+
+        Args:
+            data: content of the earlier holder's `.marking` object: the name of the
+                folder.
+        """
         folder = data.decode("utf-8", "replace")
         if paths.why_unsafe(folder):
             return
@@ -157,11 +194,11 @@ class StorePlace:
         try:
             sequence = read_manifest(manifest, folder).sequence
         except errors.CheckpointDamagedError:
-            return  # nobody takes that for a commit
+            return  # a corrupt manifest is never taken for a commit
         content = catalog.marker_bytes(manifest, sequence)
         named = catalog.unread(self._store, folder).token
         if named not in ("", catalog.token_of(content, sequence)):
-            return  # the manifest is not the one that belongs here: likewise
+            return  # the manifest of another folder: no commit, either
         self._store.put_if_absent(marker, io.BytesIO(content))
 
     def _names(self) -> set[str]:
@@ -181,11 +218,11 @@ def _name(number: int, suffix: str = "") -> str:
 
 
 def _number(name: str) -> int:
-    """That an object belongs to; 0 of what is none of ours."""
+    """Returns the number in an object's name; 0 for an object outside of any lease."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 
 
 def _highest(names: set[str]) -> int:
-    """The newest number; 0 without any."""
+    """Returns the highest number among some names; 0 without any."""
     return max(map(_number, names), default=0)
