@@ -1,15 +1,15 @@
-"""The mirror: the copy of a checkpoint directory in an object store.
+"""Keeps a mirror, which is a copy of a checkpoint directory in an object store.
 
 download         downloads the files of a commit in ranges, with many threads
-download_target  the new directory that a download fills, checked by its manifest
-import_commit    makes a commit of the mirror a commit of the directory
-journal_mirror   copies journals to the object store
+download_target  the directory that a download fills, verified by a manifest
+import_commit    imports a commit of the mirror into the directory
+journal_mirror   uploads and downloads journals
 mirror           uploads commits in a thread, newest first
-resolve          the checkpoint that a path or a URL names
+resolve          finds the checkpoint at a path or a URL
 retention        deletes commits of the mirror beyond the number to keep
-shard_transfer   exchanges the parts of workers with separate disks
-status           MirrorStatus: how far the mirror is; how long its retries take
-store_selection  the directory and the object store of a run; scratch directories
+shard_transfer   transfers the shards of workers with separate disks
+status           MirrorStatus, the progress of a mirror; the state of upload retries
+store_selection  chooses the directory and the store of a run; scratch directories
 upload           uploads one commit, large files in parts, its marker last
 
 Imported by checkpoint/restore, cli, handler, keras, states.

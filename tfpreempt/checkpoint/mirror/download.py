@@ -1,8 +1,9 @@
-"""Fetches a commit from an object store into a local directory, and verifies it.
+"""Downloads a commit from an object store to a local directory, and verifies it.
 
-Files, and ranges of large ones, are fetched by a few threads and written where they
-belong, in pieces, so memory doesn't grow with the checkpoint. A file counts when its
-size and crc32c are those of the manifest, whatever was fetched, kept or retried.
+A few threads download files, and ranges of large files. Data is written to its position
+in the local file piece by piece, so memory does not grow with the checkpoint. A file is
+complete when its size and crc32c equal those in the manifest, whether its ranges were
+downloaded, kept from an earlier attempt, or retried.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from tfpreempt.storage import checksum, failure
 from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.interface import ObjectMissingError
 
-_STALL_SECONDS = 900.0  # no byte for so long: a store tries again for minutes at most
-_PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
-_ATTEMPTS = 2  # at a file that comes with another checksum
+_STALL_SECONDS = 900.0  # without a byte; the retries of a store take only minutes
+_PATIENCE_SECONDS = 5.0  # for the threads to end after an error
+_ATTEMPTS = 2  # per file, if the checksum is wrong
 
 
 def download(
@@ -41,25 +42,29 @@ def download(
     progress: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Fetches and verifies a checkpoint's files; writes MANIFEST.json and no marker.
+    """Downloads and verifies a checkpoint's files; writes MANIFEST.json, but no marker.
 
-    All is durable when this returns. What a killed predecessor left in the directory is
-    used; what else lies there stays, and a file of others in the way is refused.
+    The files are durable when the function returns. Files and ranges from a killed
+    download are used. Unrelated files stay. A file of another program under a name of
+    the checkpoint is refused.
 
     Args:
-        checkpoint: which one; a commit, or anything whose files are known with size and
-            checksum, which then gets no MANIFEST.json.
-        target: the directory, made if need be; it has no symbolic links of others.
-        threads: requests at a time.
-        timeout: seconds for all of it; None: as long as bytes keep coming.
-        progress: show a bar if it takes more than 2 s and stderr is a terminal.
-        files: the file operations.
+        checkpoint: a commit, or any checkpoint whose files have a known size and
+            checksum. Only a commit gets a MANIFEST.json.
+        target: path of the directory, created if missing. Symbolic links made by other
+            programs are refused.
+        threads: number of concurrent requests.
+        timeout: seconds for the whole download; None: no limit while bytes keep
+            arriving.
+        progress: whether to show a progress bar after 2 s, if stderr is a terminal.
+        files: file operations on the directory.
 
     Raises:
-        CheckpointDamagedError: an object is missing, or differs from the manifest twice
-            in a row; or the manifest names what cannot be.
-        CheckpointError: no room, no answer from the store, or not in time; the
-            directory cannot be written, or another file has a name that is needed.
+        CheckpointDamagedError: an object is missing, or differs from the manifest in
+            two attempts; or the manifest is invalid.
+        CheckpointError: the disk is full, the store does not respond, or the timeout
+            has passed; the directory is not writable, or another file has a name of the
+            checkpoint.
     """
     manifest = checkpoint.manifest
     assert manifest is not None
@@ -75,14 +80,15 @@ def download(
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _File:
-    """One file, and what is known of it.
+    """State of one file of a download.
 
     Attributes:
-        entry: what the manifest says.
-        parts: its ranges.
-        sums: the checksums of those that have come; None where the length is wrong.
-        fault: what was wrong with it in the last attempt.
-        is_whole: it is there, verified and durable.
+        entry: size and checksum from the manifest.
+        parts: ranges of the file.
+        sums: checksum of every range received so far; None for a range of the wrong
+            length.
+        fault: description of the error in the last attempt, or "".
+        is_whole: whether the file is present, verified and durable.
     """
 
     entry: FileEntry
@@ -93,7 +99,7 @@ class _File:
 
 
 class _Download:
-    """One download: what its threads share."""
+    """A download, and the state shared by the threads."""
 
     def __init__(
         self,
@@ -112,7 +118,7 @@ class _Download:
         self._failed = threading.Event()
 
     def run(self, manifest: Manifest, threads: int) -> None:
-        """Fetches all files; returns when each is there, verified and durable."""
+        """Downloads the files; returns once every file is verified and durable."""
         in_threads = functools.partial(
             map_in_threads,
             threads=threads,
@@ -147,7 +153,7 @@ class _Download:
         self._bar.show(self._bytes)
 
     def _look(self, file: _File) -> None:
-        """Is it there already, and can the store have it?"""
+        """Checks whether the file is complete, or the object has the right size."""
         entry = file.entry
         if self._destination.is_whole(entry):
             self._advance(entry.size)
@@ -157,8 +163,8 @@ class _Download:
         if not file.parts:
             self._destination.open(entry).close()
             self._check(file)
-        # What fits into one range needs no look at its size: asking for one byte more
-        # than it should have tells as much, with one request less.
+        # A file of one range needs no `stat`: `_fetch` requests one byte more than
+        # the file should have, which detects a wrong size with one request less.
         elif len(file.parts) > 1:
             name = self._checkpoint.object(entry.name)
             found = self._checkpoint.store.stat(name, timeout=self._time_left())
@@ -168,7 +174,10 @@ class _Download:
                 raise self._damaged(entry, f"has {found.size} bytes")
 
     def _bring(self, job: tuple[_File, Range]) -> None:
-        """One range: kept from a predecessor, or fetched; the last one is the file."""
+        """Takes one range from an earlier attempt, or downloads the range.
+
+        The thread with the last range of a file verifies the file.
+        """
         file, part = job
         crc = None if file.fault else self._destination.kept(file.entry, part)
         if crc is None:
@@ -182,9 +191,9 @@ class _Download:
             self._check(file)
 
     def _fetch(self, file: _File, part: Range) -> int | None:
-        """Returns the checksum of what has come; None if it has another length."""
+        """Downloads a range; returns the checksum, or None if the length is wrong."""
         entry = file.entry
-        is_last = part.offset + part.length == entry.size  # is there more than that?
+        is_last = part.offset + part.length == entry.size  # then request one byte more
         with self._destination.open(entry) as opened:
             writer = RangeWriter(opened, part, self._piece)
             try:
@@ -205,7 +214,7 @@ class _Download:
         return writer.crc32c
 
     def _check(self, file: _File) -> None:
-        """All ranges have come: are they the file?"""
+        """Verifies a file with all ranges; drops the ranges on a mismatch."""
         crc, entry = 0, file.entry
         for part in file.parts:
             crc = checksum.joined(crc, file.sums[part] or 0, part.length)
@@ -241,4 +250,4 @@ class _Download:
 
 
 class _CancelledError(Exception):
-    """Another thread has failed; nobody hears of this one."""
+    """Stops a thread after another thread has failed; never reaches the caller."""

@@ -1,10 +1,10 @@
-"""The local side of a download: a directory that is filled, by several attempts.
+"""The local side of a download: a directory that several attempts may fill.
 
-Everything that a hostile manifest or a planted directory could do is refused before the
-first byte is written. The files that a killed process has downloaded are found again:
-whole files by their checksum, ranges of large files by `.tfpreempt-download`, to which
-every range is added, with its checksum, when the range is written. A line that is
-incomplete or untrue only costs a range.
+A hostile manifest or a planted directory is refused before the first byte is written.
+Files downloaded by a killed process are used again: complete files are found by their
+checksum, ranges of large files by the record `.tfpreempt-download`. Each range is added
+to the record, with its checksum, once the range is written. An incomplete or wrong line
+of the record only costs the download of that range.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from tfpreempt.core import contained
 from tfpreempt.storage import checksum, paths, pieces, reading
 from tfpreempt.storage.files import Files, write_durably
 
-# Each costs a request, which is milliseconds of the interpreter that all threads share;
-# and a download that is killed loses those that are under way.
+# Bytes of a range. Every range costs a request, and so milliseconds of the interpreter
+# lock shared by the threads. A killed download loses the ranges being transferred.
 _SMALLEST, _LARGEST = 32 << 20, 64 << 20
-_SHARES = 8  # as many as there are threads
+_SHARES = 8  # the default number of threads
 
 
 class Range(NamedTuple):
-    """Some bytes of a file."""
+    """A range of bytes of a file."""
 
     offset: int
     length: int
 
 
 def split(size: int, total: int) -> list[Range]:
-    """The ranges of a file; none for an empty one.
+    """Returns the ranges of a file; an empty file has no ranges.
 
     Args:
-        size: of the file.
-        total: of all files of its checkpoint; the more, the longer the ranges.
+        size: bytes of the file.
+        total: bytes of all files of the checkpoint. A larger total gives longer ranges.
     """
     length = max(_SMALLEST, min(total // _SHARES, _LARGEST))
     return [
@@ -54,25 +54,25 @@ def split(size: int, total: int) -> list[Range]:
 
 
 def of_range(file: io.FileIO, part: Range) -> int | None:
-    """The crc32c of a range of a file; None if the file ends before it."""
+    """Returns the crc32c of a range of a file; None if the file is too short."""
     file.seek(part.offset)
     found = checksum.of_source(file, part.length)
     return found.crc32c if found.size == part.length else None
 
 
 class RangeWriter:
-    """The file that a store writes into: puts bytes where they belong, sums them up.
+    """File object for a store's `get`: writes and sums the bytes of a range.
 
-    More bytes than belong there are counted and not written.
+    Bytes beyond the end of the range are counted, and not written.
 
     Args:
-        file: that is written into, by nobody else through this object.
-        part: the range.
-        on_piece: called with the size of each piece before it is written; what it
-            raises ends the call of the store.
+        file: open file that the range belongs to; no other code may use this object.
+        part: range of the file.
+        on_piece: function called with the size of each piece before the piece is
+            written. An exception of the function ends the store's call.
 
     Attributes:
-        crc32c: of the bytes that are there.
+        crc32c: checksum of the bytes written so far.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RangeWriter:
 
     @property
     def fault(self) -> str:
-        """What is wrong with its length; "" if nothing is."""
+        """Description of a wrong length, or "" if the length is right."""
         offset, length = self._part
         if self._count > length:
             return f"has more than {offset + length} bytes"
@@ -112,12 +112,12 @@ _MAX_PROGRESS_BYTES = 64 << 20
 
 
 class Destination:
-    """A directory into which the files of a checkpoint come.
+    """A directory that receives the files of a checkpoint.
 
     Args:
-        target: its path; made by `filling` if need be.
-        checkpoint: whose manifest names the files.
-        files: the file operations.
+        target: path of the directory; `filling` creates the directory if missing.
+        checkpoint: checkpoint with the manifest that names the files.
+        files: file operations on the directory.
     """
 
     def __init__(self, target: str, checkpoint: Entry, files: Files) -> None:
@@ -131,16 +131,18 @@ class Destination:
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        """Checks everything, then makes the directories; the body brings the files.
+        """Checks the target and creates the directories; the body downloads the files.
 
-        When it ends all is made durable, and a commit's MANIFEST.json comes last.
+        When the body has ended, the files are made durable. The MANIFEST.json of a
+        commit is written last.
 
         Raises:
-            CheckpointDamagedError: the manifest names what cannot or must not be.
-            SaveError: there is no room.
+            CheckpointDamagedError: the manifest has an impossible or forbidden file
+                name.
+            SaveError: the disk is full.
             CheckpointError: the directory holds another commit, or a file of the same
                 name that no download has written.
-            OSError: as the file system says.
+            OSError: a file operation failed.
         """
         self._check_names()
         self._check_target()
@@ -150,10 +152,10 @@ class Destination:
             self._files.make_dirs(folder)
         with self._opened(PROGRESS, os.O_APPEND) as self._progress:
             size = os.fstat(self._progress.fileno()).st_size
-            if size <= _MAX_PROGRESS_BYTES:  # a larger one is no record of ours
+            if size <= _MAX_PROGRESS_BYTES:  # a larger file is no record
                 self._recorded = _ranges(self._progress.readall())
-            self._progress.write(b"\n")  # ends a line that was torn
-            self._files.sync_dir(self.path)  # what comes next is told to be ours by it
+            self._progress.write(b"\n")  # ends an incomplete line
+            self._files.sync_dir(self.path)  # the record marks later files as ours
             yield
         self._files.remove(os.path.join(self.path, PROGRESS))
         for folder in reversed(self._folders):
@@ -162,27 +164,30 @@ class Destination:
             write_durably(self._files, os.path.join(self.path, layout.MANIFEST), data)
 
     def open(self, entry: FileEntry) -> io.FileIO:
-        """A file, to be read and written; made if need be."""
+        """Opens a file for reading and writing; creates the file if missing."""
         return self._opened(entry.name)
 
     def is_whole(self, entry: FileEntry) -> bool:
-        """Whether the file is there with its checksum; makes room for it if it isn't.
+        """Returns whether the file is present and intact; else prepares a rewrite.
+
+        A file with more than one hard link is removed, and a file that is too long is
+        truncated.
 
         Raises:
-            OSError: as the file system says.
+            OSError: a file operation failed.
         """
         path, is_same = self._path(entry), self._is_same(entry)
         if is_same is False:
             status = os.lstat(path)
             if status.st_nlink > 1:
-                self._files.remove(path)  # its other name may be somebody else's
+                self._files.remove(path)  # the inode may have a foreign name too
             elif status.st_size > entry.size:
                 with self.open(entry) as file:
                     file.truncate(entry.size)
         return is_same is True
 
     def kept(self, entry: FileEntry, part: Range) -> int | None:
-        """The checksum of a range that a predecessor has fetched; None if none has."""
+        """Returns the checksum of a range of an earlier download; None if absent."""
         expected = self._recorded.get(entry.name, {}).get(part)
         if expected is None:
             return None
@@ -190,7 +195,7 @@ class Destination:
             return expected if of_range(file, part) == expected else None
 
     def record(self, entry: FileEntry, part: Range, crc: int) -> None:
-        """Remembers a range for a successor. Any thread."""
+        """Records a complete range for a later attempt. Any thread."""
         line = json.dumps([entry.name, *part, crc]) + "\n"
         self._progress.write(line.encode())
 
@@ -209,7 +214,7 @@ class Destination:
         return io.FileIO(os.path.join(self.path, name), "r+", opener=opener)
 
     def _is_same(self, entry: FileEntry) -> bool | None:
-        """Whether the file is the manifest's; None if there is none."""
+        """Returns whether a file matches the manifest; None if missing."""
         path = self._path(entry)
         try:
             size = os.lstat(path).st_size
@@ -233,7 +238,7 @@ class Destination:
                 )
 
     def _check_target(self) -> None:
-        """Refuses planted things, another commit, and too small a disk."""
+        """Refuses planted files, another commit, and a disk without room."""
         for folder in self._folders:
             self._check_kind(folder, stat.S_ISDIR, "a directory")
         for name in _CONTROL:
@@ -253,16 +258,17 @@ class Destination:
         self._check_room(self._manifest.bytes - present)
 
     def _is_begun(self) -> bool:
-        """Whether an earlier download of this began here: the files are ours then.
+        """Returns whether an earlier download of this checkpoint began here.
 
-        Its record is there from its first byte to its last, then MANIFEST.json is.
+        The files then belong to that download. The record exists from the first byte to
+        the last; afterwards MANIFEST.json exists.
         """
         if os.path.lexists(os.path.join(self.path, PROGRESS)):
             return True
         return self._has(layout.MANIFEST, self._checkpoint.data or None) is True
 
     def _has(self, name: str, data: bytes | None) -> bool | None:
-        """Whether a file holds just these bytes; None if there is none."""
+        """Returns whether a file holds exactly this content; None if missing."""
         try:
             with reading.open_file(os.path.join(self.path, name)) as file:
                 return data is not None and file.read(len(data) + 1) == data
@@ -270,10 +276,10 @@ class Destination:
             return None
 
     def _check_nothing_is_taken(self) -> None:
-        """Refuses to write over what somebody else keeps here; equal files may stay."""
+        """Refuses to overwrite other files; files with equal content may stay."""
         files = self._manifest.files
         taken = [entry.name for entry in files if self._is_same(entry) is False]
-        if self._checkpoint.data:  # a note of others would pass for this commit's
+        if self._checkpoint.data:  # a foreign manifest would pass for this commit's
             for name in (layout.MANIFEST, layout.METADATA):
                 if os.path.lexists(os.path.join(self.path, name)):
                     taken.append(name)
@@ -315,7 +321,7 @@ class Destination:
 
     @functools.cached_property
     def _folders(self) -> list[str]:
-        """The directory, and every one below it in which a file lies."""
+        """The directory, and every subdirectory with a file of the checkpoint."""
         found = {""}
         for entry in self._manifest.files:
             name = os.path.dirname(entry.name)
@@ -339,7 +345,7 @@ def _why_impossible(name: str) -> str | None:
 
 
 def _ranges(record: bytes) -> dict[str, dict[Range, int]]:
-    """What a predecessor has recorded; lines that make no sense are passed over."""
+    """Parses the record of an earlier download; skips lines that are invalid."""
     found: dict[str, dict[Range, int]] = {}
     for line in record.splitlines():
         with contextlib.suppress(ValueError, TypeError, RecursionError):

@@ -1,8 +1,9 @@
-"""Brings a remote commit into a checkpoint directory, where it is one like any other.
+"""Imports a commit of the mirror into a checkpoint directory, as a local commit.
 
-The files go to a staging directory first, which the next start finds again if this one
-is killed; then one rename and the marker, as in any commit. What was a flat commit
-comes in the own form: nothing that a user's manager wrote is touched.
+The files are downloaded to a staging directory. If the process is killed, the next
+start finds and uses that directory. A rename and the marker then complete the commit,
+like any other commit. A flat commit of the mirror becomes a directory commit: files
+written by a user's CheckpointManager are not touched.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-SILENT_SECONDS = 2.0  # that a start asks a store before it says that there's no answer
-LOOK_SECONDS = 8.0  # that it asks on where a local commit can be restored
+SILENT_SECONDS = 2.0  # without a response of the store, before a warning is logged
+LOOK_SECONDS = 8.0  # of further retries, if a local commit can be restored
 
 
 def look_for_newer(
@@ -38,23 +39,29 @@ def look_for_newer(
     instead: str,
     copies: Sequence[Entry] | None = None,
 ) -> bool:
-    """Looks, and brings a newer commit; without a local one it has to succeed.
+    """Looks for a newer commit in the mirror, and imports that commit.
+
+    An unreadable mirror is an error without a local checkpoint, and for a scratch
+    directory. Otherwise the error is logged, and the local checkpoint is used.
+
+    Without a local checkpoint, a mirror that cannot be read is an error.
 
     Args:
-        mirror: of the store.
-        local: the newest local checkpoint that is whole; None without one.
-        fetch: given the copies in the store, brings a commit that is newer, and returns
-            whether there was one.
-        instead: what a user can do who wants to begin anew.
-        copies: the copies that `settle` returned; None to look for them now.
+        mirror: mirror of the checkpoint directory.
+        local: newest intact local checkpoint; None without one.
+        fetch: function that takes the copies in the store, imports a commit newer than
+            `local`, and returns whether there was one.
+        instead: advice for a user who wants to start from scratch; ends error messages.
+        copies: copies returned by `settle`; None to list the store now.
 
     Returns:
-        Whether there was one.
+        Whether a newer commit was imported.
 
     Raises:
-        CheckpointError: the store cannot be read, and there is nothing local.
-        DirectoryInUseError: another program copies to the store.
-        SaveError: the disk.
+        CheckpointError: the store cannot be read, and there is no local checkpoint or
+            the directory is a scratch directory.
+        DirectoryInUseError: another program uploads to the store.
+        SaveError: the local disk failed.
     """
     try:
         if copies is None:
@@ -62,7 +69,7 @@ def look_for_newer(
             copies = _look_aloud(mirror, timeout=limit)
         return fetch(copies)
     except (errors.SaveError, errors.DirectoryInUseError):
-        raise  # this disk; or another program is at work
+        raise  # the local disk failed, or another program uses the mirror
     except errors.CheckpointError as error:
         if local is None or mirror.scratch is not None:
             raise _unknown(mirror, error, instead) from error
@@ -80,27 +87,27 @@ def look_for_newer(
 def settle(
     mirror: Mirror, files: Files, *, adopts: bool = True, instead: str
 ) -> list[Entry] | None:
-    """Makes a scratch directory a cache of its mirror; nothing for other directories.
+    """Makes a scratch directory a cache of its mirror; other directories are unchanged.
 
     Called by the process that holds the lease of the scratch directory.
 
     Args:
-        mirror: of the directory.
-        files: the file operations, under that lease.
-        adopts: whether to bring a checkpoint in another layout, if the mirror has no
-            commit: of an earlier version, or of TensorFlow alone.
-        instead: what a user can do who wants to begin anew.
+        mirror: mirror of the directory.
+        files: file operations guarded by that lease.
+        adopts: whether to import a checkpoint in another layout (of an earlier version,
+            or of TensorFlow alone) if the mirror has no commit.
+        instead: advice for a user who wants to start from scratch; ends error messages.
 
     Returns:
-        The copies in the mirror; None if the directory is no scratch directory.
+        The copies in the mirror; None if the directory is not a scratch directory.
 
     Raises:
         CheckpointError: the mirror cannot be read.
         CheckpointDamagedError: the mirror has commits of an earlier version, and none
             of them is intact.
         DirectoryInUseError: another program has the lease of the mirror.
-        SaveError: the disk; or the lease of the mirror cannot be taken, or that of the
-            scratch directory is lost.
+        SaveError: the disk failed, the lease of the mirror cannot be taken, or the
+            lease of the scratch directory is lost.
     """
     scratch = mirror.scratch
     if scratch is None:
@@ -125,10 +132,10 @@ def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.Checkpoin
 
 
 def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
-    """Brings the newest checkpoint of a store that has another layout than a mirror.
+    """Imports the newest checkpoint of a store that does not have a mirror's layout.
 
     A checkpoint of an earlier version of tfpreempt, or a copy of a local directory,
-    becomes a commit; TensorFlow's own checkpoint stays flat.
+    becomes a commit. TensorFlow's own checkpoint stays flat.
     """
     found = catalog.contents(store)
     damaged = [each.problems[0] for each in found if each.problems]
@@ -155,7 +162,7 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
 
 
 def _look_aloud(mirror: Mirror, *, timeout: float | None) -> list[Entry]:
-    """Returns the copies in the store; logs it if no answer comes at once."""
+    """Returns the copies in the store; logs a warning if the store responds slowly."""
     try:
         return mirror.look(SILENT_SECONDS)
     except errors.CheckpointError as error:
@@ -182,27 +189,29 @@ def newest_first(
     max_to_keep: int | None = None,
     needs_prefix: bool = False,
 ) -> bool:
-    """Brings the newest remote commit that is whole, if it is newer than the local one.
+    """Imports the newest intact commit of the mirror, if newer than the local commit.
 
-    Commits rank by their sequence. Where a machine and the store each have another one
-    of the same sequence, and against checkpoints of others, the time of the save ranks.
+    Commits are ordered by sequence number. If the machine and the store have different
+    commits of the same sequence number, and for checkpoints of other programs, the time
+    of the save decides.
 
     Args:
-        files: the file operations.
-        copies: the copies in the store; highest sequence first.
-        local: the newest local checkpoint that is whole; None without one.
+        files: file operations on the directory.
+        copies: copies in the store; highest sequence first.
+        local: newest intact local checkpoint; None without one.
         directory: the checkpoint directory.
-        on_skip: called with a description of each that is passed over.
-        on_lost: the same of a damaged one.
-        max_to_keep: commits to keep in the directory; None keeps all.
-        needs_prefix: passes over commits that hold named States only.
+        on_skip: function called with a description of every commit that is skipped.
+        on_lost: function called with a description of every corrupt commit.
+        max_to_keep: number of commits to keep in the directory; None keeps every
+            commit.
+        needs_prefix: whether to skip commits that hold named States only.
 
     Returns:
-        Whether there was one.
+        Whether a commit was imported.
 
     Raises:
         CheckpointError: the store cannot be read.
-        SaveError: the disk.
+        SaveError: the local disk failed.
     """
     newer = []
     for commit in catalog.read_commits(copies, on_lost):
@@ -236,15 +245,16 @@ def bring(
     """Downloads a commit and publishes it in a directory.
 
     Args:
-        files: the file operations.
-        commit: the copy in the store.
+        files: file operations on the directory.
+        commit: copy of the commit in the store.
         directory: the checkpoint directory.
-        max_to_keep: commits to keep there, and this one; None keeps all.
+        max_to_keep: number of commits to keep there, besides this one; None keeps every
+            commit.
 
     Raises:
-        CheckpointDamagedError: a file is not what the manifest says.
-        CheckpointError: the store.
-        SaveError: the disk.
+        CheckpointDamagedError: a file does not match the manifest.
+        CheckpointError: the store failed.
+        SaveError: the local disk failed.
     """
     step, sequence = commit.step or 0, commit.sequence or 0
     staged = layout.staging_directory(directory, layout.FETCH + commit.token)
@@ -259,11 +269,11 @@ def bring(
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
-                retention.delete(files, entry)  # damaged, or it were not fetched
+                retention.delete(files, entry)  # corrupt; an intact one is not fetched
         target = committing.put_in_place(
             files, directory, staged, step, commit.data, sequence
         )
-        if commit.saved_at is not None:  # checkpoints of others rank by this time
+        if commit.saved_at is not None:  # orders it among foreign checkpoints
             times = commit.saved_at, commit.saved_at
             marker = os.path.join(target, layout.MARKER)
             with contained.parent(marker, directory) as (folder, name):
@@ -275,10 +285,10 @@ def bring(
 
 
 def find(store: ObjectStore, token: str) -> Entry | None:
-    """The commit of a token; None if the store does not have it.
+    """Returns the commit with this token; None if the store lacks the commit.
 
     Raises:
-        CheckpointError: the store cannot be read, or the commit is damaged.
+        CheckpointError: the store cannot be read, or the commit is corrupt.
     """
     for copy in catalog.copies(store):
         if copy.token == token:
@@ -298,7 +308,7 @@ def _is_newer(commit: Entry, local: Entry) -> bool:
 
 
 def _drop_others(files: Files, staged: str) -> None:
-    """Removes what was fetched in part and is not wanted any more."""
+    """Removes incomplete downloads of other commits."""
     parent = os.path.dirname(staged)
     names = reading.names(parent) if reading.is_real_dir(parent) else []
     for path in (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH)):

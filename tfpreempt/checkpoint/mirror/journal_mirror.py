@@ -1,10 +1,11 @@
-"""Copies of a run's journals beside its commits, for who has lost the machines.
+"""Copies a run's journals to the object store, for readers without the machines' disks.
 
     journals/worker-0-1a2b3c4d.jsonl
 
-What the chief sees in the journal's directory is put there as a whole, again and again.
-A file keeps its first line as it grows, and so its object, which is named by that; the
-journal of a machine with an empty disk begins another one. Readers put them together.
+The chief uploads every file of the journal directory as a whole, whenever the file has
+grown. The object's name contains the checksum of the file's first line, which does not
+change as the file grows. The journal of a machine with an empty disk has another first
+line, and so another object. Readers merge the objects of a worker.
 """
 
 from __future__ import annotations
@@ -28,39 +29,39 @@ FOLDER = "journals"
 _NAME = re.compile(
     FOLDER + r"/(worker-\d{1,9}|supervisor(?:-[\w-]{1,99})?)-\w{8}\.jsonl"
 )
-_MOST_BYTES = 64 << 20  # of one file
-_MOST_READ = 256 << 20  # of all of them
+_MOST_BYTES = 64 << 20  # per file
+_MOST_READ = 256 << 20  # in total
 _MOST_FILES = 10_000
 EVERY = 15.0  # seconds
-_SECONDS = 5.0  # for one request, however often it is tried again
+_SECONDS = 5.0  # per request, with its retries
 
 
 class JournalCopies:
-    """Puts the files of one directory into a store, in a thread beside the commits'.
+    """Uploads the files of a journal directory, in a thread of its own.
 
     Args:
-        store: where to.
-        directory: of the journal.
+        store: object store that receives the files.
+        directory: the journal directory.
     """
 
     def __init__(self, store: ObjectStore, directory: Path) -> None:
         self._store = store
         self._directory = directory
-        self._sizes: dict[Path, int] = {}  # when they were put
+        self._sizes: dict[Path, int] = {}  # at the last upload
         self._lock = threading.Lock()
         self._has_warned = False
         self._thread = OwnedThread("tfpreempt-journal", self._run)
 
     def start(self) -> None:
-        """Begins to copy what grows."""
+        """Starts the thread, to upload files once they have grown."""
         self._thread.start()
 
     def stop(self) -> None:
-        """The thread ends, after the request that is under way; nobody waits for it."""
+        """Tells the thread to end after the current request; does not wait."""
         self._thread.stop_event.set()
 
     def put_within(self, seconds: float) -> None:
-        """Puts what has grown, for so long at most. Any thread."""
+        """Uploads grown files, for at most `seconds`. Any thread."""
         try:
             call_within(seconds, self._put_all)
         except OutOfTimeError:
@@ -76,12 +77,12 @@ class JournalCopies:
             self._put_all()
 
     def _put_all(self) -> None:
-        """Puts what has grown. What goes wrong is said once, and never raised."""
+        """Uploads grown files. Logs the first error; raises no error."""
         with self._lock:
             for path in sorted(self._directory.glob("*.jsonl")):
                 try:
                     self._put(path)
-                except Exception as error:  # noqa: BLE001 - training goes on
+                except Exception as error:  # noqa: BLE001 - training continues
                     if not self._has_warned:
                         self._has_warned = True
                         _log.warning(
@@ -110,15 +111,16 @@ class JournalCopies:
 
 
 def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
-    """Puts the journals of a store together in an empty directory.
+    """Downloads the journals of a store to an empty directory, and merges them.
 
     Args:
-        store: with copies, or none.
-        target: gets one file for each worker and supervisor.
-        local: a journal of this machine, to be put together with those of the store.
+        store: object store with or without journals.
+        target: directory that gets one file per worker and supervisor.
+        local: journal directory of this machine, merged with the store's journals.
 
     Raises:
-        CheckpointError: the store.
+        CheckpointError: the store failed, or the journals are larger than those of a
+            run.
         OSError: the directory cannot be written.
     """
     found: dict[str, list[bytes]] = {}

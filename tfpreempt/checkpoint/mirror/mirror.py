@@ -1,10 +1,10 @@
-"""The copy of a directory in an object store, made behind training's back.
+"""Uploads the commits of a directory to an object store, in the background of training.
 
-One thread, on the chief, takes the newest commit that is not there yet, uploads it
-(`upload.py`), and then keeps order in the store: what retention no longer wants goes,
-and so do folders that a dead upload left. What fails is told once, tried again with
-growing pauses, and never reaches training. `finish` is for a machine that goes away:
-the newest commit comes before all else, and nothing waits longer than it is told.
+A thread of the chief uploads the newest commit missing from the store (`upload.py`).
+The thread then tidies the store: deletes commits beyond the number to keep, and
+incomplete folders of crashed uploads. A failure is logged once, retried with growing
+pauses, and never reaches training. `finish` is for a machine about to be preempted: the
+newest commit is uploaded first, and no wait exceeds the time left.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-LETTING_GO = (
-    10.0  # seconds that a cancelled upload has to end; see upload.PATIENCE_SECONDS
-)
-HURRIED_PAUSE = 0.5  # while a machine goes away
-SILENT = 2.0  # seconds of waiting after which it is said
+LETTING_GO = 10.0  # seconds for a cancelled upload to end; see upload.PATIENCE_SECONDS
+HURRIED_PAUSE = 0.5  # seconds, while the machine is being preempted
+SILENT = 2.0  # seconds of waiting before a log message
 
 
 _in_use: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary()
@@ -60,21 +58,23 @@ class _Source:
 
 
 class Mirror:
-    """Owns the thread that uploads, from `begin` on; any thread may call it.
+    """Mirror of a checkpoint directory, with an upload thread. Any thread may call.
 
     Args:
-        store: where to.
-        max_to_keep: commits to keep there; None keeps all.
-        taken: the highest sequence there, as far as is known; see `look`.
-        lease: of the place, taken by the first `look`; None on workers that only read.
-        scratch: where the checkpoint directory is a URL: what is copied is a cache of
-            the mirror, so nothing begins without the lease.
+        store: object store that receives the commits.
+        max_to_keep: number of commits to keep in the store; None keeps every commit.
+        taken: highest sequence number in the store, as far as known; see `look`.
+        lease: lease of the object store, acquired by the first `look`; None on workers
+            that only read.
+        scratch: scratch directory, if the checkpoint directory is a URL. The local
+            commits are then a cache of the mirror, and a start without the lease is
+            refused.
 
     Attributes:
-        scratch: see above.
-        store: the store.
-        lease: see above.
-        status: how far it is now.
+        scratch: the scratch directory; None if the checkpoint directory is no URL.
+        store: the object store.
+        lease: the lease of the object store; None on workers that only read.
+        status: current progress of the mirror.
     """
 
     def __init__(
@@ -94,37 +94,41 @@ class Mirror:
         self._retention = Retention(store, max_to_keep, taken)
         self._changed = threading.Condition()
         self.status = MirrorStatus(uri=store.uri)
-        self._pending: list[Entry] = []  # oldest first; each until it is over
-        self._tasks: list[Callable[[], None]] = []  # likewise
-        self._upload: upload.Upload | None = None  # of one of the pending
+        self._pending: list[Entry] = []  # oldest first
+        self._tasks: list[Callable[[], None]] = []  # oldest first
+        self._upload: upload.Upload | None = None  # of a pending commit
         self._newest: Entry | None = None
         self._is_hurried = False
-        self._is_let_go = False  # others may have the place
+        self._is_let_go = False  # between `release` and `resume`
         self._tries = Tries(SystemClock())
         self._thread = OwnedThread("tfpreempt-mirror", self._run)
 
     # --- what the owner calls --------------------------------------------------------
 
     def look(self, timeout: float | None = None) -> list[Entry]:
-        """Finds out what sequences are taken, once nobody else can take more.
+        """Acquires the lease, if any, and lists the commits in the store.
+
+        The listing is repeated with the lease held, when no other program can add a
+        commit. A lease that cannot be acquired yet is only logged, unless the directory
+        is a scratch directory: the first upload retries.
 
         Args:
-            timeout: seconds; None: the store's own limit.
+            timeout: seconds; None uses the store's own timeout.
 
         Returns:
             The copies in the store, not read; highest sequence first. While the lease
             is held, no other program adds a copy.
 
         Raises:
-            DirectoryInUseError: another program copies to this place.
+            DirectoryInUseError: another program uploads to this store.
             CheckpointError: the store cannot be listed.
-            SaveError: the lease of a URL cannot be taken.
+            SaveError: the lease of a URL cannot be acquired.
         """
-        copies = self._retention.look(timeout)  # fails soon if the store is not there
+        copies = self._retention.look(timeout)  # fails early if unreachable
         if self.lease is not None and self.lease.token is None:
             try:
                 self.lease.acquire(self._place)
-            except errors.SaveError as error:  # it can be read, that is enough to start
+            except errors.SaveError as error:  # a readable store is enough to start
                 if self.scratch is not None:
                     raise
                 _log.warning(
@@ -144,17 +148,17 @@ class Mirror:
         record: Callable[[Fault], None],
         journal: Path | None = None,
     ) -> None:
-        """Begins to copy.
+        """Starts the upload thread.
 
         Args:
-            directory: the checkpoint directory. One handler may follow another in it
-                that was never closed (a notebook catches SystemExit), and takes over.
-            newest: the newest local commit, which the last run may not have copied.
-            record: a method that is told new faults, for the journal; held weakly.
-            journal: the journal's directory, to be copied too.
+            directory: the checkpoint directory. An earlier handler of this directory
+                that was never closed (a notebook catches SystemExit) is replaced.
+            newest: newest local commit, possibly not uploaded by the last run.
+            record: method that records new faults in the journal; held weakly.
+            journal: directory of the journal, uploaded too; None without a journal.
 
         Raises:
-            ConfigurationError: a handler with another directory copies to this place.
+            ConfigurationError: a handler with another directory uploads to this store.
         """
         other = _in_use.get(self.store.uri)
         if other is not None and other._source.directory != directory:
@@ -176,27 +180,27 @@ class Mirror:
             journals.start()
         try:
             self._thread.start()
-        except RuntimeError as error:  # at a limit of threads, or as Python ends
+        except RuntimeError as error:  # too many threads, or Python is exiting
             self._fault(error, "no commit of this process is copied")
         if newest is not None:
             self.add(newest)
 
     @property
     def is_open(self) -> bool:
-        """Whether it copies, and no other has taken over."""
+        """Whether this mirror is active: not stopped, and not replaced."""
         return _in_use.get(self.store.uri) is self
 
     @property
     def highest_sequence(self) -> int:
-        """The highest sequence seen in the store; new commits must be above it."""
+        """Highest sequence number seen in the store; new commits must exceed it."""
         return self._retention.highest_sequence
 
     def is_pinned(self, path: str) -> bool:
-        """Returns whether retention must leave a local commit alone.
+        """Returns whether retention must not delete a local commit.
 
-        A commit stays while its upload is under way, and in a scratch directory until
-        the mirror has the commit, if the mirror is to keep the commit. Commits that are
-        older than the newest one stay only while the disk has room.
+        A commit is pinned during its upload. In a scratch directory a commit is also
+        pinned until uploaded, if the mirror is to keep the commit. Commits older than
+        the newest commit are pinned only while the disk has room.
         """
         under_way = self._upload
         if under_way is not None and under_way.commit.path == path:
@@ -225,7 +229,7 @@ class Mirror:
         return is_kept
 
     def add(self, entry: Entry) -> None:
-        """A local commit is to be copied, unless it is gone; the newest one so far."""
+        """Queues the newest local commit for upload; ignores an incomplete entry."""
         if not entry.is_committed:
             return
         with self._changed:
@@ -237,15 +241,19 @@ class Mirror:
             self._tell(newest=entry.step, is_complete=False)
 
     def task(self, what: Callable[[], None]) -> None:
-        """Something to do in the store when nothing else is; tried once, may fail."""
+        """Queues a function to tidy the store, called once between uploads.
+
+        An error of the function is logged.
+        """
         with self._changed:
             self._tasks.append(what)
             self._changed.notify_all()
 
     def forget(self, path: str) -> None:
-        """A local commit is about to be deleted on purpose; it is not copied any more.
+        """Cancels the upload of a local commit that is about to be deleted on purpose.
 
-        An upload of it that is under way has ended then, if its requests let it.
+        An upload in progress has ended when the method returns, unless a request takes
+        longer than `LETTING_GO` seconds.
         """
         with self._changed:
             self._pending = [each for each in self._pending if each.path != path]
@@ -256,17 +264,17 @@ class Mirror:
                 self._tell(newest=step, is_complete=self._newest is None)
             ended = self._upload
             if ended is not None and ended.commit.path == path:
-                ended.cancel()  # else it would write into what is deleted
+                ended.cancel()  # else it would write to the deleted folder
                 self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is copied and the store is in order.
+        """Waits until every commit is uploaded and the store is tidy.
 
         Args:
-            timeout: seconds; None waits as long as it gets on; see `Tries`.
+            timeout: seconds; None waits as long as uploads make progress; see `Tries`.
 
         Returns:
-            Whether the newest one is there.
+            Whether the newest commit is in the store.
         """
         with self._changed:
             began = time.monotonic()
@@ -287,10 +295,10 @@ class Mirror:
             return self.status.is_complete
 
     def hurry(self) -> None:
-        """A machine goes away: ends a `wait`, also one that only begins.
+        """Ends a current or later `wait`, because the machine is about to be preempted.
 
-        From now on the newest commit is first: `finish` may have to come late, where
-        another handler's copy takes the time.
+        From now on the newest commit is uploaded first: `finish` may be called late, if
+        the upload of another handler takes the time.
         """
         with self._changed:
             self._is_hurried = True
@@ -301,13 +309,14 @@ class Mirror:
             self._changed.notify_all()
 
     def finish(self, seconds: float) -> bool:
-        """The machine goes away: the newest commit first, and no longer than this.
+        """Uploads the newest commit first, since the machine is about to be preempted.
 
         Args:
-            seconds: that are left.
+            seconds: time left.
 
         Returns:
-            Whether the newest commit is in the store; it says so, or what is.
+            Whether the newest commit is in the store. The result is logged, with the
+            newest commit that is in the store.
         """
         end = time.monotonic() + seconds
         with self._changed:
@@ -326,10 +335,10 @@ class Mirror:
         return status.is_complete
 
     def hand_in_journal(self, seconds: float) -> None:
-        """Copies the journal's last records too, where the store answers.
+        """Uploads the last records of the journal, unless the mirror has a fault.
 
         Args:
-            seconds: that this may take.
+            seconds: longest duration of the upload.
         """
         journals = self._source.journals
         if journals is not None and self.status.fault is None:
@@ -339,14 +348,16 @@ class Mirror:
         """Deletes a commit from the store.
 
         Args:
-            path: of a user's handle.
-            entry: the local commit; None where that is gone.
+            path: path of a user's handle.
+            entry: the local commit; None if already deleted.
 
         Returns:
-            Whether it could be one of this store: it is now gone, or was before.
+            Whether the path can name a commit of this store. The commit is deleted now,
+            or was deleted before.
 
         Raises:
-            CheckpointError: the store.
+            CheckpointError: the store failed.
+            LeaseLostError: another program has the lease of the store.
         """
         if entry is not None:
             self.forget(entry.path)
@@ -373,8 +384,10 @@ class Mirror:
         return bool(meant) or holder == self.store.uri
 
     def stop(self) -> None:
-        """Tells the thread to end; what is under way is left as it is, for the next
-        run. Another mirror may use the place."""
+        """Tells the thread to end; an incomplete upload is left for the next run.
+
+        Another mirror may use the store from now on.
+        """
         if self.is_open:
             del _in_use[self.store.uri]
         if self._source.journals is not None:
@@ -386,13 +399,13 @@ class Mirror:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the thread, see `stop`."""
+        """Stops the thread, waits at most 1 s for its end, and releases the lease."""
         self.stop()
         self._thread.join(1.0)
         self.release()
 
     def release(self) -> None:
-        """Other programs may copy to the place: nothing is copied until `resume`."""
+        """Pauses uploads until `resume`, and releases the lease for other programs."""
         with self._changed:
             self._is_let_go = True
             if self._upload is not None:
@@ -401,23 +414,24 @@ class Mirror:
             self.lease.release()
 
     def resume(self) -> None:
-        """The process goes on after all; the next copy takes the place again."""
+        """Continues uploads after `release`; the next one acquires the lease again."""
         with self._changed:
             self._is_let_go = False
             self._changed.notify_all()
 
     def announce(self, folder: str) -> None:
-        """Takes the lease, if need be, and says there which folder is to be marked.
+        """Acquires the lease if necessary, and records in it the folder to be marked.
 
-        Whoever takes over knows of it then. On the thread, or before that begins.
+        The next holder of the lease then knows of the folder. Called on the upload
+        thread, or before the thread starts.
 
         Args:
-            folder: of the commit, all of which is there but for the marker.
+            folder: folder of the commit, complete except for the marker.
 
         Raises:
-            UploadCancelledError: the place was let go.
-            LeaseLostError: another program has it, or has had it meanwhile.
-            CheckpointError: the store.
+            UploadCancelledError: the lease was released on purpose.
+            LeaseLostError: another program has the lease, or had the lease in between.
+            CheckpointError: the store failed.
         """
         if self.lease is None:
             return
@@ -430,13 +444,13 @@ class Mirror:
 
     def _hold(self, lease: Lease) -> str:
         before = lease.token
-        lease.acquire(self._place)  # where the start could not reach the store
+        lease.acquire(self._place)  # if the start could not reach the store
         lease.check()
-        if self._is_let_go:  # while it was taken again
+        if self._is_let_go:  # released during `acquire`
             lease.release()
             raise upload.UploadCancelledError
         token = lease.token
-        if token is None:  # since a moment ago
+        if token is None:  # lost since `check`
             raise errors.LeaseLostError(f"the lease of {self.store.uri} is lost")
         if token != before:
             found = catalog.commits(self.store, lambda problem: None)
@@ -451,20 +465,20 @@ class Mirror:
             try:
                 act()
             except upload.UploadCancelledError:
-                pass  # the commit is copied later, unless it was forgotten
+                pass  # the commit is uploaded later, unless forgotten
             except Exception as error:  # noqa: BLE001 - training continues
                 fault = error
-            with self._changed:  # a task is tried once
+            with self._changed:  # a task has one attempt
                 self._tasks = [task for task in self._tasks if task is not act]
             if fault is not None:
                 self._fault(fault)
                 self._rest()
 
     def _next(self) -> Callable[[], None] | None:
-        """A task, or the newest commit; None to end.
+        """Returns the next job: a task or the upload of the newest commit; None to end.
 
-        Tasks are short, and would never come if commits were made faster than they
-        are copied. Only where a machine goes away the newest commit is first.
+        Tasks come first. Tasks are short, and would never run if commits were made
+        faster than uploaded. Only `hurry` puts the newest commit first.
         """
         with self._changed:
             while not self._thread.stop_event.is_set():
@@ -510,8 +524,8 @@ class Mirror:
         entry, dropped = under_way.commit, None
         try:
             if self._retention.outranks(entry):
-                # A start that could not look may have made commits that rank below
-                # those of the store, where retention would delete them.
+                # If the start could not list the store, the run's commits may rank
+                # below the store's commits, and retention would delete them.
                 _log.warning(
                     "tfpreempt: step %d is not copied to %s, which has newer commits "
                     "than this run could see when it started; the next commit ranks "
@@ -538,7 +552,7 @@ class Mirror:
 
     def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
-        if self.lease is not None:  # it may be of the run before, but no stranger's
+        if self.lease is not None:  # perhaps of the last run, never foreign
             self.lease.head.follow([entry], self.lease)
         _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
         if self.scratch is not None:
@@ -571,7 +585,7 @@ class Mirror:
             self._tries.failed(error)
             self._tell(fault=text, faults=self.status.faults + 1)
         if before is not None and before.split(":")[0] == type(error).__name__:
-            return  # said already
+            return  # already logged
         _log.warning(
             "tfpreempt: copying to %s failed and %s; training goes on: %s",
             self.store.uri,
@@ -582,7 +596,7 @@ class Mirror:
             record(Fault(where="mirror", error=text))
 
     def _rest(self) -> None:
-        """Waits after a fault; a machine that goes away shortens it."""
+        """Pauses after a failed attempt; shorter while `hurry` is in force."""
         began, pause = time.monotonic(), self._tries.next_pause()
         with self._changed:
             while not (self._thread.stop_event.is_set() or self._tries.is_awaited):
@@ -591,7 +605,7 @@ class Mirror:
                 if left <= 0:
                     return
                 self._changed.wait(left)
-            self._tries.is_awaited = False  # there may be no later try
+            self._tries.is_awaited = False  # there may be no later attempt
 
     def _is_newest_pending(self) -> bool:
         return any(each is self._newest for each in self._pending)
@@ -604,7 +618,7 @@ class Mirror:
 
 
 def _is_gone(copy: Entry, directory: str, name: str) -> bool:
-    """Whether a copy is of a local commit of this name that is not there any more."""
+    """Returns whether a copy belongs to a deleted local commit with this name."""
     if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
         return False
     return all(each.token != copy.token for each in catalog.scan(directory))

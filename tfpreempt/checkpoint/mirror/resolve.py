@@ -1,7 +1,7 @@
-"""What lies at the place that a handle names: a commit, or any directory with files.
+"""Finds the checkpoint at a path or in a store: a commit, or any directory with files.
 
-Asked anew at each use, since a handle is only a reference. Names in a listing are
-checked before they are used for anything.
+The storage is read again at each use, because a handle is only a reference. Names in a
+listing are validated before use.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ _THREADS = 8
 
 
 def at_path(path: str, *, with_sums: bool = False) -> Entry:
-    """What lies at a local path: a directory, or the prefix of a flat checkpoint.
+    """Returns the checkpoint at a local path: a directory, or the prefix of a flat one.
 
     Args:
-        path: absolute.
-        with_sums: of what is no commit, too; all its bytes are read for them.
+        path: absolute path.
+        with_sums: whether to compute checksums if the checkpoint is not a commit, which
+            reads every byte.
 
     Raises:
-        CheckpointError: nothing that could be a checkpoint; says what there is.
+        CheckpointError: no checkpoint is at the path; the message describes the
+            finding.
     """
     path = path.removesuffix(layout.SIDECAR_SUFFIX)
     directory, name = os.path.split(path)
@@ -56,14 +58,16 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
 
 
 def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
-    """What a store holds that is one checkpoint as a whole.
+    """Returns the checkpoint that fills a whole store.
 
     Args:
-        store: the store.
-        with_sums: of what is no commit, too; each object is asked for.
+        store: store to read.
+        with_sums: whether to get checksums if the checkpoint is not a commit, with a
+            request per object.
 
     Raises:
-        CheckpointError: nothing that could be a checkpoint; says what there is.
+        CheckpointError: the store is not a checkpoint; the message describes the
+            finding.
     """
     unread = catalog.unread(store)
     if (found := _commit(unread)) is not None:
@@ -88,11 +92,12 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
     """Returns the flat checkpoint that TensorFlow's state file in a store names.
 
     Returns:
-        The checkpoint, with a manifest that was made of its files; None if the state
-        file is missing, or names nothing that is there.
+        The checkpoint, with a manifest made of the files; None if the state file is
+        missing, or names no existing checkpoint.
 
     Raises:
-        CheckpointError: the store; or the state file names what cannot be fetched.
+        CheckpointError: the store failed, or the state file names a path outside the
+            store.
     """
     data = io.BytesIO()
     try:
@@ -121,7 +126,7 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
 
 
 def tensorflow_prefix(found: Entry) -> str | None:
-    """TensorFlow's prefix of a local checkpoint; None without a tf.train.Checkpoint."""
+    """Returns TensorFlow's prefix of a local checkpoint; None without tensors."""
     if found.is_committed:
         return found.prefix
     files = found.manifest.files if found.manifest else ()
@@ -134,10 +139,10 @@ def tensorflow_prefix(found: Entry) -> str | None:
 
 
 def _commit(unread: Entry) -> Entry | None:
-    """A commit with its manifest; None if there is neither manifest nor marker.
+    """Returns a commit with its manifest; None without both manifest and marker.
 
     Raises:
-        CheckpointError: it is damaged or half.
+        CheckpointError: the commit is corrupt or incomplete.
     """
     found = catalog.read(unread)
     if found.condition is Condition.DAMAGED:
@@ -148,10 +153,10 @@ def _commit(unread: Entry) -> Entry | None:
 
 
 def _names(store: ObjectStore) -> list[str]:
-    """Of all files, checked: they may become paths. Links are passed over, said once.
+    """Returns the file names, validated as paths; skips links, with one warning.
 
     Raises:
-        CheckpointDamagedError: one may not become a path, or there are too many.
+        CheckpointDamagedError: a name is not a safe path, or there are too many files.
     """
     found: list[str] = []
     left_out = ""
@@ -178,13 +183,16 @@ def _names(store: ObjectStore) -> list[str]:
 
 
 def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
-    """What has no manifest, with one made of its files; only those mean something."""
+    """Returns an entry for files without a manifest, with a manifest made of the files.
+
+    Only the `files` of the made manifest have a meaning.
+    """
     files = {name: FileEntry(name=name, size=0, crc32c=0) for name in names}
 
     def look(name: str) -> None:
         status = summed(place.store, place.object(name))
         if status is None or status.crc32c is None:
-            del files[name]  # it went meanwhile
+            del files[name]  # deleted since the listing
         else:
             files[name] = FileEntry(name=name, size=status.size, crc32c=status.crc32c)
 

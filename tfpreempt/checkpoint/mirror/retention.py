@@ -1,10 +1,10 @@
-"""Keeps order in an object store: retention, and what dead uploads left.
+"""Deletes old commits, and the remains of crashed uploads, from an object store.
 
-Only folders whose names are ours are touched, and in a commit only what its manifest
-names; and parts of files whose upload is over. The marker goes first and the manifest
-last, so that a deletion that is cut short leaves what the next one takes for a dead
-upload. A folder without a marker is one only if a newer commit is there: until then
-somebody may still be uploading it.
+Only folders with a name made by tfpreempt are deleted. Of a commit only files named in
+the manifest are deleted, and upload parts only once their upload is over. The marker is
+deleted first and the manifest last, so that an interrupted deletion looks like a
+crashed upload to the next run. A folder without a marker counts as a crashed upload
+only if a newer commit exists: until then a program may be uploading it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Naming(enum.Enum):
 
 
 class Retention:
-    """Deletes what is no longer wanted; used by one thread after the other.
+    """Deletes old commits and remains; used by one thread at a time.
 
     Args:
-        store: the store.
-        max_to_keep: commits to keep; None keeps all.
-        taken: the highest sequence there, as far as is known.
+        store: object store of the mirror.
+        max_to_keep: number of commits to keep; None keeps every commit.
+        taken: highest sequence number in the store, as far as known.
 
     Attributes:
-        highest_sequence: of any folder of ours that was seen.
+        highest_sequence: highest sequence number of any mirror folder seen.
         naming: whether TensorFlow's state file names the newest commit.
     """
 
@@ -53,18 +53,18 @@ class Retention:
         self.highest_sequence = taken
         self._store = store
         self._max_to_keep = max_to_keep
-        self._found: tuple[int, frozenset[str]] | None = None  # before the first copy
-        self._committed: set[str] = set()  # a marker is never taken back but by us
+        self._found: tuple[int, frozenset[str]] | None = None  # before the first upload
+        self._committed: set[str] = set()  # only this object deletes markers
         self._are_parts_logged = False
         self.naming = Naming.DONE
         self._is_naming_logged = False
         self._naming_lock = threading.Lock()  # from the listing to the write
 
     def look(self, timeout: float | None = None) -> list[Entry]:
-        """Finds out what is there; highest sequence first.
+        """Lists the mirror folders in the store, highest sequence first.
 
         Args:
-            timeout: seconds; None: the store's own limit.
+            timeout: seconds; None uses the store's own timeout.
 
         Raises:
             CheckpointError: the store cannot be listed.
@@ -76,7 +76,9 @@ class Retention:
         return folders
 
     def outranks(self, commit: Entry) -> bool:
-        """Whether what was there before the first copy outranks a commit that wasn't.
+        """Returns whether the store began with commits newer than this commit.
+
+        A commit found in the store before the first upload is never outranked.
 
         Raises:
             CheckpointError: the store cannot be listed.
@@ -90,10 +92,10 @@ class Retention:
         return (commit.sequence or 0) < highest and name not in names
 
     def keeps(self, entry: Entry, newest: Entry | None) -> bool:
-        """Returns whether a commit is to stay once the store has all up to the newest.
+        """Returns whether retention keeps a commit once the newest one is uploaded.
 
         Args:
-            entry: a local commit that is still to be copied.
+            entry: a local commit to be uploaded.
             newest: the newest local commit.
         """
         if self._max_to_keep is None or newest is None:
@@ -102,14 +104,15 @@ class Retention:
 
     @property
     def is_naming_due(self) -> bool:
-        """Whether TensorFlow's state file is to be written at once."""
+        """Whether TensorFlow's state file must be written now."""
         return self.naming is Naming.DUE
 
     def try_to_name_newest(self, hold: Callable[[], object]) -> bool:
-        """Names the newest commit in TensorFlow's state file; logs why if that fails.
+        """Writes the newest commit to TensorFlow's state file; logs a failure once.
 
         Args:
-            hold: called before the write; raises if another program holds the lease.
+            hold: function called before the write; raises if another program holds the
+                lease.
 
         Returns:
             Whether the state file was written.
@@ -134,15 +137,15 @@ class Retention:
         return True
 
     def name_newest(self, but: Collection[str] = ()) -> None:
-        """Names the newest commit of the store in TensorFlow's state file; any thread.
+        """Writes the newest commit of the store to TensorFlow's state file. Any thread.
 
         The state file is deleted if TensorFlow cannot load that commit.
 
         Args:
-            but: names of folders that are about to be deleted.
+            but: names of folders about to be deleted.
 
         Raises:
-            CheckpointError: the store.
+            CheckpointError: the store failed.
         """
         with self._naming_lock:
             found = catalog.commits(self._store, lambda problem: None)
@@ -157,10 +160,12 @@ class Retention:
                 self._store.delete(layout.POINTER)
 
     def run(self) -> None:
-        """Deletes, unless TensorFlow's state file may name a commit that is to go.
+        """Deletes old commits and remains, unless the state file is out of date.
+
+        TensorFlow's state file could then name a commit to be deleted.
 
         Raises:
-            CheckpointError: the store.
+            CheckpointError: the store failed.
         """
         if self.naming is not Naming.DONE:
             return  # runs after the next write of the state file
@@ -180,16 +185,17 @@ class Retention:
             delete(each)
 
     def _delete_parts(self, committed: list[Entry]) -> None:
-        """Deletes parts of committed folders, and of older ones; no other upload's.
+        """Deletes upload parts of committed and older folders; keeps newer parts.
 
-        Where the account may not delete, or the bucket keeps all objects for a time,
-        they stay for now, which is logged once: the copies are intact without that.
+        The parts stay if the account may not delete objects, or the bucket retains
+        objects for a time. The failure is logged once: the commits are intact without
+        the deletion.
 
         Args:
-            committed: the folders with a marker.
+            committed: folders with a marker.
 
         Raises:
-            CheckpointError: the store.
+            CheckpointError: the store failed.
         """
         names = {each.name for each in committed}
         newest = catalog.highest_sequence(committed)
@@ -197,7 +203,7 @@ class Retention:
         for name in self._store.list(f"{PARTS}/"):
             folder = name.split("/")[1]
             if catalog.kind_of(folder) is not Kind.REMOTE or paths.why_unsafe(name):
-                continue  # somebody else's
+                continue  # of another program
             sequence = catalog.unread(self._store, folder).sequence or 0
             if folder in names or sequence < newest:
                 unneeded.append(name)
@@ -221,7 +227,7 @@ class Retention:
 
     def _is_committed(self, folder: Entry) -> bool:
         if folder.name not in self._committed:
-            # A marker alone is of an upload that was robbed, late, by a newer run.
+            # A newer run deleted the files of an upload before the marker was written.
             for name in (layout.MARKER, layout.MANIFEST):
                 if self._store.stat(folder.control(name)) is None:
                     return False
@@ -230,10 +236,10 @@ class Retention:
 
 
 def delete(copy: Entry) -> None:
-    """Deletes a folder of ours, committed or half.
+    """Deletes a mirror folder, committed or incomplete.
 
     Raises:
-        CheckpointError: the store.
+        CheckpointError: the store failed.
     """
     store, found = copy.store, catalog.read(copy)
     manifest, marker = copy.control(layout.MANIFEST), copy.control(layout.MARKER)
@@ -242,7 +248,7 @@ def delete(copy: Entry) -> None:
         ours = {copy.object(entry.name) for entry in found.manifest.files}
         names &= ours | {copy.control(layout.METADATA)}
     store.delete(marker)
-    # TensorFlow takes what has an index for a checkpoint.
+    # First the index files: TensorFlow takes files with an index for a checkpoint.
     for name in sorted(names - {manifest, marker}, key=_comes_after_index):
         store.delete(name)
     store.delete(manifest)

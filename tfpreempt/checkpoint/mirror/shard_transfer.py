@@ -1,9 +1,10 @@
-"""Shards of workers that have another disk than the chief, by way of the object store.
+"""Transfers shards of workers without the chief's disk, through the object store.
 
-Where the checkpoint directory is not shared, a worker puts its shard of a save below
-`shards/<attempt>/` before it says that it is done, a manifest of its files last; the
-chief takes them from there into its staging directory, so that the commit holds all of
-them, like one on shared storage. They are small: what differs between workers.
+If the checkpoint directory is not shared, a worker uploads its shard of a save to
+`shards/<attempt>/`, with a manifest of the files last, and then reports the save as
+done. The chief downloads the shards to its staging directory. The commit then holds
+every shard, like a commit on shared storage. Shards are small: they hold only the state
+that differs between workers.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from tfpreempt.storage.interface import ObjectStore
 _log = logging.getLogger(__name__)
 
 FOLDER = "shards"
-# The objects of `ShardExchange`. Other objects in the folder belong to other programs.
+# Objects of `ShardExchange`. Other objects in the folder belong to other programs.
 _OURS = re.compile(
     rf"{FOLDER}/(?P<attempt>[0-9a-f]{{12}}-[A-Za-z0-9_.-]+)/{layout.WORKER}[0-9]{{4,}}"
     r"/[A-Za-z0-9_][^/]*"
 )
 _MAX_MANIFEST_BYTES = 16 << 20
-_SECONDS = 20.0  # for one request, however often it is tried again
+_SECONDS = 20.0  # per request, with its retries
 
 
 class ShardExchange:
-    """One worker's side of it.
+    """Transfers shards, from the view of one worker.
 
     Args:
-        store: the store.
+        store: object store for the transfer.
         worker: index of this worker.
-        apart: the workers that do not see the chief's directory.
-        files: the file operations.
+        apart: indices of the workers without access to the chief's directory.
+        files: file operations on the local directory.
     """
 
     def __init__(
@@ -61,14 +62,16 @@ class ShardExchange:
 
     @property
     def is_apart(self) -> bool:
-        """Whether this worker does not see the chief's directory."""
+        """Whether this worker has no access to the chief's directory."""
         return self._worker in self._apart
 
     def send(self, staged: Staged) -> None:
-        """Moves this worker's shard into the store; does nothing on the others.
+        """Moves this worker's shard to the store, if the worker has a disk of its own.
+
+        The local shard is deleted, also after an error.
 
         Raises:
-            CheckpointError: the store, or the disk. Here nothing is left of it.
+            CheckpointError: the store or the local disk failed.
         """
         if not self.is_apart:
             return
@@ -100,7 +103,7 @@ class ShardExchange:
         self._store.put_if_absent(name, data, timeout=_SECONDS)
 
     def _drop(self, directory: str) -> None:
-        """The chief commits elsewhere, and clears up only there."""
+        """Deletes a local staging directory; the chief deletes only its own."""
         try:
             retention.delete_staging(self._files, directory)
             remove_if_empty(self._files, os.path.dirname(directory))
@@ -118,20 +121,23 @@ class ShardExchange:
         because: str,
         left: Callable[[], float],
     ) -> list[int]:
-        """Takes the others' shards into the staging directory; on the chief.
+        """Downloads the shards of other workers to the staging directory; chief only.
 
         Args:
             staged: the save.
-            workers: those that say that they have staged.
-            because: of the commit.
-            left: seconds until the commit must be made; half of them are for this.
+            workers: indices of the workers that reported the save as done.
+            because: reason for the commit.
+            left: function that returns the seconds until the commit must be made. A
+                shard may take half of them.
 
         Returns:
-            The workers whose shards are there now; what fails is logged.
+            The workers with a shard in the staging directory. A failed transfer is
+            logged.
 
         Raises:
-            SaveError: one is missing, and nobody has to leave: then the last commit,
-                which is whole, is worth more than a newer one without that part.
+            SaveError: a shard is missing, and no machine is being preempted. The last
+                commit, which is intact, is then worth more than a newer commit without
+                the shard.
         """
         missing = []
         present = []
@@ -159,7 +165,7 @@ class ShardExchange:
         return present
 
     def clear(self, attempt: str) -> None:
-        """Deletes the shards of one save, which is over."""
+        """Deletes the shards of a finished save."""
         _delete(self._store, f"{FOLDER}/{attempt}/", lambda found: True)
 
     def _take(self, staged: Staged, worker: int, seconds: float) -> None:
@@ -174,7 +180,7 @@ class ShardExchange:
         try:
             download(shard, folder, timeout=seconds, files=self._files)
         except errors.CheckpointError:
-            retention.delete_staging(self._files, folder)  # half of it is no part
+            retention.delete_staging(self._files, folder)  # incomplete
             raise
 
     @staticmethod
@@ -183,11 +189,11 @@ class ShardExchange:
 
 
 def clear_others(store: ObjectStore, token: str) -> None:
-    """Deletes the shards of earlier starts; objects of other programs stay.
+    """Deletes the shards of earlier starts; keeps objects of other programs.
 
     Args:
-        store: the store.
-        token: of this start, whose saves have names that begin with it.
+        store: object store for the transfer.
+        token: token of this start, the prefix of its saves' names.
     """
     _delete(store, f"{FOLDER}/", lambda found: not found.startswith(f"{token}-"))
 

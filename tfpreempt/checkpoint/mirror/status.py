@@ -1,4 +1,4 @@
-"""MirrorStatus, which shows users how far a mirror is; and the state of its retries."""
+"""MirrorStatus, the progress of a mirror for users; and the state of upload retries."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorStatus:
-    """How far the mirror is, at one moment.
+    """Progress of a mirror at one moment.
 
     Attributes:
-        uri: where commits are copied to.
-        newest: step of the newest local commit; None before the first.
-        mirrored: step of the newest commit that this process knows to be whole there.
-        is_complete: whether that is the newest local one.
-        pending: commits that wait or are under way.
-        uploading: step of the one under way; None while there is none.
-        sent_bytes: of that one.
-        total_bytes: of that one.
-        fault: what went wrong at the last try; None while all is well.
-        faults: how many tries went wrong so far.
-        dropped: commits that went before they were copied.
+        uri: URI of the object store.
+        newest: step of the newest local commit; None before the first commit.
+        mirrored: step of the newest commit known to be complete in the store.
+        is_complete: whether the newest local commit is complete in the store.
+        pending: number of commits queued or being uploaded.
+        uploading: step of the commit being uploaded; None between uploads.
+        sent_bytes: bytes of that commit uploaded so far.
+        total_bytes: size of that commit in bytes.
+        fault: error of the last attempt; None after a success.
+        faults: number of failed attempts so far.
+        dropped: number of commits that were deleted, or found corrupt, before the
+            upload.
     """
 
     uri: str
@@ -43,7 +44,7 @@ class MirrorStatus:
 
     @property
     def progress(self) -> str:
-        """How far the upload that is under way has come, in words."""
+        """Progress of the current upload, as text."""
         if self.uploading is None or not self.total_bytes:
             return "not begun"
         sent, total = self.sent_bytes / (1 << 20), self.total_bytes / (1 << 20)
@@ -51,12 +52,13 @@ class MirrorStatus:
 
 
 def say_waiting(status: MirrorStatus, patience: float, timeout: float | None) -> None:
-    """Logs that a caller waits for the newest commit to be copied.
+    """Logs that a caller waits for the upload of the newest commit.
 
     Args:
-        status: how far the mirror is; nothing is logged if only old copies are deleted.
-        patience: seconds without progress after which the wait ends.
-        timeout: seconds that the wait may take; None without a limit.
+        status: progress of the mirror; nothing is logged if only old commits are
+            deleted.
+        patience: seconds without progress that end the wait.
+        timeout: seconds that the wait may take; None without a timeout.
     """
     if status.is_complete:
         return
@@ -72,11 +74,11 @@ def say_waiting(status: MirrorStatus, patience: float, timeout: float | None) ->
 
 
 def say_finished(status: MirrorStatus, directory: str) -> None:
-    """Logs whether the newest commit was copied before the machine goes away.
+    """Logs whether the newest commit was uploaded before the machine is preempted.
 
     Args:
-        status: how far the mirror is.
-        directory: the checkpoint directory; empty if not known.
+        status: progress of the mirror.
+        directory: the checkpoint directory; "" if unknown.
     """
     if status.newest is None:
         return
@@ -100,34 +102,37 @@ def say_finished(status: MirrorStatus, directory: str) -> None:
     )
 
 
-FIRST_PAUSE = 1.0  # seconds after a fault; doubles
+FIRST_PAUSE = 1.0  # seconds after a failure; doubles
 LONGEST_PAUSE = 60.0
-STALLED = 300.0  # seconds without a byte after which an end without a limit gives up
-REFUSED = 10.0  # likewise, where trying again is of no use
+STALLED = 300.0  # seconds without a byte, after which a wait without a timeout ends
+REFUSED = 10.0  # the same, if a retry cannot succeed
 
 
 class Tries:
-    """What is known of the newest try, and of those before; used under a lock.
+    """State of the upload retries; used under a lock.
 
     Args:
-        clock: for durations.
+        clock: time source that measures durations.
 
     Attributes:
-        is_awaited: whether a caller waits without a limit, so the pause after a fault
-            is to end.
+        is_awaited: whether a caller waits without a timeout. The pause after a failure
+            is then cut short.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.is_awaited = False
         self._pause = FIRST_PAUSE
-        self._is_refused = False  # by what only a person can mend
+        self._is_refused = False  # by an error that only a person can fix
         self._moved_at = clock.monotonic()
-        self._commit: Entry | None = None  # of the newest try
-        self._most_sent = 0  # by any try of that one
+        self._commit: Entry | None = None  # of the newest attempt
+        self._most_sent = 0  # bytes, in the longest attempt for that commit
 
     def sent(self, commit: Entry, count: int) -> None:
-        """So many bytes by now; what an earlier try had sent is no progress."""
+        """Records that an attempt has sent `count` bytes so far.
+
+        Only bytes beyond the longest earlier attempt count as progress.
+        """
         if self._commit is not commit:
             self._commit, self._most_sent = commit, 0
         if count > self._most_sent:
@@ -135,29 +140,32 @@ class Tries:
             self.await_again()
 
     def failed(self, error: Exception) -> None:
-        """It ended by an error."""
+        """Records a failed attempt."""
         self._is_refused = getattr(error, "is_permanent", False)
 
     def succeeded(self) -> None:
-        """The copy is there."""
+        """Records a complete upload."""
         self._pause, self._is_refused = FIRST_PAUSE, False
 
     def next_pause(self) -> float:
-        """Seconds until the next try; longer each time."""
+        """Returns the seconds until the next attempt; longer at every call.
+
+        The pause doubles, up to `LONGEST_PAUSE`.
+        """
         pause = self._pause
         self._pause = min(2 * pause, LONGEST_PAUSE)
         return pause
 
     def await_again(self) -> None:
-        """Patience begins anew: somebody waits, or it moves."""
+        """Restarts the stall timeout: a wait begins, or the upload progresses."""
         self._moved_at = self._clock.monotonic()
 
     @property
     def patience(self) -> float:
-        """Seconds without progress after which a wait without a limit gives up."""
+        """Seconds without progress after which a wait without a timeout gives up."""
         return REFUSED if self._is_refused else STALLED
 
     @property
     def gives_up_at(self) -> float:
-        """When such a wait gives up, if nothing moves."""
+        """Instant at which a wait without a timeout gives up, without progress."""
         return self._moved_at + self.patience

@@ -1,16 +1,16 @@
-"""The directory and the object store of a run, from its arguments and environment.
+"""Chooses the directory and the object store of a run, from arguments and environment.
 
 If `checkpoint_dir` is a URL, the run trains in a scratch directory. The mirror at the
-URL is the truth, and the scratch directory is a cache of the mirror:
+URL is authoritative, and the scratch directory is a cache of the mirror:
 
-- A commit that the mirror lacks is used if the newest commit of the mirror is the one
-  that the scratch directory expects: the process died before the upload was complete.
+- A commit missing from the mirror is used if the newest commit of the mirror is the one
+  expected by the scratch directory: the process died before the upload was complete.
 - Otherwise the scratch directory is emptied: the run was continued on another machine,
   or the user deleted commits from the mirror.
 
-    .tfpreempt-mirror    the commits that the scratch directory expects, noted before
-                         each change of the mirror: the commit that is the newest one
-                         before the change, and the commit that is the newest one after
+    .tfpreempt-mirror    the commits expected by the scratch directory, noted before
+                         each change of the mirror: the newest commit before the
+                         change, and the newest commit after the change
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _EXPECTED = ".tfpreempt-mirror"
 _MAX_BYTES = 1 << 20  # uploads that fail before the marker add a line each
 _JOURNAL = "journal"
 _SCHEMES = ("gs", "s3")
-_KEPT = 1  # commits beside those that are still to be uploaded
+_KEPT = 1  # commits, besides the commits still to be uploaded
 _LEAST_FREE = 16 << 20  # bytes
 
 
 def check_url(url: str) -> str:
-    """Returns a URL that can be a checkpoint directory, without "/" at the end.
+    """Returns a URL usable as a checkpoint directory, without "/" at the end.
 
     Raises:
         ConfigurationError: no object store of tfpreempt serves the URL.
@@ -88,11 +88,11 @@ def check_url(url: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scratch:
-    """The scratch directory of one URL.
+    """The scratch directory of a URL.
 
     Args:
-        url: from `check_url`.
-        directory: of this machine, which exists, and which this user alone can enter.
+        url: URL from `check_url`.
+        directory: existing directory of this machine, accessible to this user only.
     """
 
     url: str
@@ -120,15 +120,15 @@ class Scratch:
         Called by the process that holds the lease of the scratch directory.
 
         Args:
-            copies: all copies in the mirror, from `catalog.copies`.
-            files: the file operations, under that lease.
+            copies: every copy in the mirror, from `catalog.copies`.
+            files: file operations guarded by that lease.
 
         Returns:
             Whether neither the mirror nor the scratch directory has a commit.
 
         Raises:
             CheckpointError: the mirror cannot be read.
-            SaveError: the disk, or the lease is lost.
+            SaveError: the disk failed, or the lease is lost.
         """
         marked = _marked(copies)
         now, expected = newest(marked), self._expected()
@@ -146,15 +146,15 @@ class Scratch:
         return now == NONE and not local
 
     def note_upload(self, commit: Entry) -> None:
-        """Notes that a commit is about to be the newest one of the mirror."""
+        """Notes that a commit is about to become the newest commit of the mirror."""
         self._expect(newest([commit]))
 
     def note_deletion(self, store: ObjectStore, deleted: Iterable[Entry]) -> None:
-        """Notes which commit is the newest one of the mirror after a deletion.
+        """Notes the newest commit of the mirror after a deletion.
 
         Args:
-            store: the mirror.
-            deleted: commits of the mirror that are about to be deleted.
+            store: object store of the mirror.
+            deleted: commits of the mirror about to be deleted.
 
         Raises:
             CheckpointError: the mirror cannot be read.
@@ -164,7 +164,7 @@ class Scratch:
         self._expect(newest(e for e in marked if e.name not in names))
 
     def note_copied(self, commit: Entry) -> None:
-        """Notes that the mirror has a commit: no older commit is the newest one."""
+        """Notes a commit as uploaded: no older commit can be the newest."""
         mine = newest([commit])
         with self._noting:
             expected = self._expected()
@@ -172,14 +172,14 @@ class Scratch:
             self._try_to_note(kept or [mine])
 
     def _expect(self, commit: Parent) -> None:
-        """Notes one more commit that may be the newest one of the mirror."""
+        """Notes a further commit that may be the newest commit of the mirror."""
         with self._noting:
             expected = self._expected()
             if commit not in expected:
                 self._try_to_note([*expected, commit])
 
     def _try_to_note(self, expected: list[Parent]) -> None:
-        """Logs a failure: a commit in the mirror is worth more than the note."""
+        """Writes the note; only logs a failure, since a commit is worth more."""
         try:
             self._note(LocalFiles(self.directory), expected)
         except OSError as error:
@@ -192,13 +192,14 @@ class Scratch:
             )
 
     def check_room(self, bytes_of_state: int) -> None:
-        """Refuses a scratch directory that has no room for two commits.
+        """Refuses a scratch directory without room for two commits.
 
         Args:
-            bytes_of_state: bytes of the state that is to be saved, as far as known.
+            bytes_of_state: bytes of the state to be saved, as far as known.
 
         Raises:
-            ConfigurationError: says how much is missing, and what to do.
+            ConfigurationError: room is missing; the message names the bytes and a
+                remedy.
         """
         found = [e for e in catalog.scan(self.directory) if e.is_committed]
         largest = max([bytes_of_state, *(each.size or 0 for each in found)])
@@ -214,13 +215,13 @@ class Scratch:
             )
 
     def has_room_for(self, path: str, pending: Iterable[Entry], largest: int) -> bool:
-        """Returns whether the disk can keep a commit that is to be uploaded.
+        """Returns whether the disk can keep a commit until its upload.
 
-        Room for two more commits must be free once all older commits are deleted.
+        Room for two more commits must be free after the deletion of older commits.
 
         Args:
-            path: of the commit.
-            pending: commits that are to be uploaded, oldest first.
+            path: path of the commit.
+            pending: commits to be uploaded, oldest first.
             largest: bytes of the largest commit.
         """
         free = shutil.disk_usage(self.directory).free
@@ -228,7 +229,7 @@ class Scratch:
         return free + sum(each.size or 0 for each in older) >= 2 * largest
 
     def _expected(self) -> list[Parent]:
-        """Returns the commits that can be the newest one, unless others change it."""
+        """Returns the commits that may be newest, unless another program writes."""
         try:
             data = reading.read(os.path.join(self.directory, _EXPECTED), _MAX_BYTES)
             return [
@@ -243,11 +244,11 @@ class Scratch:
         files.publish(os.path.join(self.directory, _EXPECTED), data)
 
     def _empty(self, files: Files, lost: list[Entry]) -> None:
-        """Deletes all checkpoints; lease, journal and unfinished downloads stay.
+        """Deletes every checkpoint; keeps the lease, journal and unfinished downloads.
 
         Args:
-            files: the file operations.
-            lost: commits that are nowhere else.
+            files: file operations on the scratch directory.
+            lost: commits that exist only here.
         """
         if lost:
             steps = ", ".join(str(each.step) for each in lost)
@@ -264,7 +265,7 @@ class Scratch:
                 _delete(files, os.path.join(self.directory, name))
 
     def _empty_journal(self, files: Files) -> None:
-        """Deletes what workers have recorded of a run that the user has deleted."""
+        """Deletes the workers' journals of a run that the user has deleted."""
         journal = journal_directory(self.directory)
         for name in reading.names(str(journal)):
             if name.startswith("worker-"):
@@ -272,7 +273,7 @@ class Scratch:
 
 
 def _marked(copies: Iterable[Entry]) -> list[Entry]:
-    """Returns the copies that are commits, not read.
+    """Returns the copies with a marker, without reading the manifests.
 
     Raises:
         CheckpointError: the mirror cannot be read.
@@ -297,13 +298,15 @@ DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a run commits, and where its commits are copied to.
+    """The directory of a run's commits, and the mirror of the directory.
 
     Attributes:
-        directory: of this machine; as the user gave it, or the scratch directory.
-        max_to_keep: number of commits that stay in the directory; None: all.
-        store: the mirror; None where there is none.
-        scratch: None where `checkpoint_dir` is no URL.
+        directory: directory of this machine, as the user passed it; or the scratch
+            directory.
+        max_to_keep: number of commits to keep in the directory; None keeps every
+            commit.
+        store: object store of the mirror; None without a mirror.
+        scratch: the scratch directory; None if `checkpoint_dir` is not a URL.
     """
 
     directory: Any
@@ -315,18 +318,19 @@ class Places:
 def choose_places(
     given: Any, checkpoint_dir: Any, max_to_keep: int | None = None
 ) -> Places:
-    """Returns where a run commits, and where its commits are copied to.
+    """Returns the directory of a run's commits, and the mirror of the directory.
 
     Args:
-        given: `remote_checkpoint_dir`; None asks the environment, where the supervisor
-            names the place of its own checkpoint directory, and of those below it.
-        checkpoint_dir: as the user gave it. A URL becomes the mirror of a scratch
+        given: `remote_checkpoint_dir`; None reads the environment, in which the
+            supervisor names the mirror of its checkpoint directory and of
+            subdirectories.
+        checkpoint_dir: value passed by the user. A URL becomes the mirror of a scratch
             directory.
-        max_to_keep: number of commits that stay in a mirror that a URL is, or in the
-            directory; None: all.
+        max_to_keep: number of commits to keep in the directory, or in the mirror if
+            `checkpoint_dir` is a URL; None keeps every commit.
 
     Raises:
-        ConfigurationError: a place cannot be one.
+        ConfigurationError: an argument cannot be a directory, or a mirror.
     """
     place, directory = given, os.fsdecode(checkpoint_dir or "")
     if given is None and directory and (named := os.environ.get(REMOTE_VARIABLE)):
@@ -376,14 +380,14 @@ def choose_places(
 
 
 def _below(place: str, checkpoint_dir: str) -> str | None:
-    """The place for a directory's copies in the one that the environment names.
+    """Returns the mirror of a directory, below the mirror named in the environment.
 
     Args:
-        place: for the copies of the supervisor's directory.
-        checkpoint_dir: a handler's, the same or below it.
+        place: mirror of the supervisor's directory.
+        checkpoint_dir: a handler's directory: the supervisor's, or a subdirectory.
 
     Returns:
-        None, with a warning, for a directory elsewhere.
+        The mirror; None, with a warning, for a directory outside the supervisor's.
     """
     root = os.environ.get(DIRECTORY_VARIABLE, "")
     if not root or is_url(root):

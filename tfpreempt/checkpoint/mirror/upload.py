@@ -1,19 +1,19 @@
-"""Uploads one commit: its files by parallel threads, the manifest, the marker last.
+"""Uploads one commit: the files in parallel, then the manifest, then the marker.
 
-Every object is compared with the manifest by size and crc32c after it was put, and what
-an earlier upload of the same commit left is used again if it is whole. Whoever dies at
-any request leaves a folder without a marker, which no reader takes for a commit.
+Every uploaded object is compared with the manifest by size and crc32c. Intact objects
+of an earlier upload of the same commit are used again. A process that dies at any
+request leaves behind a folder without a marker, which readers do not take for a commit.
 
-One stream to an object store is slower than the network, and a checkpoint is often one
-large file. If the store can make one object of others, a large file is uploaded in
-parts. They are objects of their own, apart from the commit's folder, and put by as many
-threads as there are:
+A single stream to an object store is slower than the network, and a checkpoint is often
+one large file. If the store can compose an object from other objects, a large file is
+uploaded in parts. Parts are objects outside the commit's folder, uploaded by every
+thread:
 
     parts/<folder>/<file>/<offset>  some bytes of a file of the commit in <folder>
 
-The folder's name stands for the commit's content, so a part that a dead upload has left
-is used again. Once there is a marker, or a newer commit, no upload needs the parts any
-more: then retention deletes them.
+The folder's name identifies the commit's content, so parts of a crashed upload are used
+again. Once the marker or a newer commit exists, no upload needs the parts, and
+retention deletes them.
 """
 
 from __future__ import annotations
@@ -41,36 +41,37 @@ from tfpreempt.storage.interface import (
 )
 
 PARTS = "parts"
-SMALLEST = 64 << 20  # each part is three requests: its begin, its bytes, its deletion
+SMALLEST = 64 << 20  # a part costs three requests: start, bytes, deletion
 THREADS = 8
-PATIENCE_SECONDS = 5.0  # that the threads have to leave after an error
+PATIENCE_SECONDS = 5.0  # for the threads to end after an error
 
 
 class UploadCancelledError(Exception):
-    """Something else is to be uploaded first; not a fault."""
+    """The upload was cancelled to make way for a more urgent job; not a fault."""
 
 
 class CommitGoneError(Exception):
-    """There is nothing (any more) that is to be copied; says why. Not a fault."""
+    """The commit needs no upload now, as explained in the message; not a fault."""
 
 
 class CommitDamagedError(errors.CheckpointDamagedError):
-    """A file that is to be copied is not what its manifest says."""
+    """A file to be uploaded differs from its manifest."""
 
 
 class Upload:
-    """One attempt to upload a commit; `run` on any thread, `cancel` on any other.
+    """An attempt to upload a commit; `run` on any thread, `cancel` on any other.
 
     Args:
-        store: where to.
-        commit: which local commit.
-        threads: how many files, or parts of files, at a time.
-        smallest_part: bytes; no file of up to this size goes up in parts.
-        on_bytes: called with the number of bytes that a thread has just read.
-        before_marker: called with the folder that is about to be marked; may refuse.
+        store: object store that receives the commit.
+        commit: the local commit.
+        threads: number of files, or parts of files, uploaded at a time.
+        smallest_part: bytes; files up to this size are not uploaded in parts.
+        on_bytes: function called with the number of bytes just read by a thread.
+        before_marker: function called with the folder about to be marked; an exception
+            stops the upload.
 
     Attributes:
-        commit: see above.
+        commit: the local commit.
     """
 
     def __init__(
@@ -93,17 +94,17 @@ class Upload:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Ends it at the next piece."""
+        """Stops the upload at the next piece."""
         self._cancelled.set()
 
     def run(self) -> None:
-        """Uploads what is not there yet.
+        """Uploads the objects missing from the store.
 
         Raises:
-            UploadCancelledError: by `cancel`.
-            CommitGoneError: the local files were deleted meanwhile.
-            CommitDamagedError: a local file is not what the manifest says.
-            CheckpointError: the store, whatever is wrong with it.
+            UploadCancelledError: `cancel` was called.
+            CommitGoneError: the local files were deleted in the meantime.
+            CommitDamagedError: a local file differs from the manifest.
+            CheckpointError: the store failed.
         """
         manifest, commit = self.commit.manifest, self.commit
         assert manifest is not None
@@ -123,7 +124,7 @@ class Upload:
         self._put(there, _entry(layout.MARKER, commit.marker), commit.marker)
 
     def _divided(self, there: set[str]) -> dict[FileEntry, list[Range]]:
-        """The parts of each file that goes up in parts."""
+        """Returns the parts of every file to be uploaded in parts."""
         manifest = self.commit.manifest
         if manifest is None or not isinstance(self._store, ComposingStore):
             return {}
@@ -143,7 +144,7 @@ class Upload:
     def _put_files(
         self, there: set[str], divided: dict[FileEntry, list[Range]]
     ) -> None:
-        """All files, or their parts, the largest first."""
+        """Uploads the files and the parts, largest first."""
         manifest = self.commit.manifest
         assert manifest is not None
         if divided:
@@ -172,7 +173,7 @@ class Upload:
         return set(self._store.list(self._folder + "/"))
 
     def _check_names(self, names: list[str]) -> None:
-        """All is there still: somebody may have cleaned up behind an old run."""
+        """Checks that no object was deleted, such as by the cleanup of another run."""
         gone = {os.path.join(self._folder, name) for name in names} - self._names()
         if gone:
             raise errors.SaveError(
@@ -187,7 +188,7 @@ class Upload:
     def _put(
         self, there: set[str], entry: FileEntry, data: bytes | None = None
     ) -> None:
-        """One object: of a file of the commit, or of some bytes."""
+        """Uploads one object: a file of the commit, or bytes."""
         self._check()
         name = os.path.join(self._folder, entry.name)
         if self._is_there(there, name, entry):
@@ -201,7 +202,7 @@ class Upload:
             raise self._broken(name, entry, None if data is not None else path)
 
     def _put_part(self, there: set[str], entry: FileEntry, part: Range) -> None:
-        """One part of a file; what is checked in the end is the object of them all."""
+        """Uploads a part of a file; `_compose` verifies the composed object later."""
         self._check()
         name = part_name(self._folder, entry.name, part)
         with self._opened(self.commit.file(entry.name), part) as source:
@@ -213,7 +214,7 @@ class Upload:
             self._store.put_if_absent(name, source)
 
     def _compose(self, entry: FileEntry, ranges: list[Range]) -> None:
-        """Makes the object of a file of its parts; retention deletes those."""
+        """Composes the object of a file from its parts; retention deletes the parts."""
         assert isinstance(self._store, ComposingStore)
         self._check()
         name = os.path.join(self._folder, entry.name)
@@ -227,12 +228,12 @@ class Upload:
     def _broken(
         self, name: str, entry: FileEntry, path: str | None
     ) -> errors.CheckpointError:
-        """Why an object, which was deleted again, had the wrong bytes.
+        """Returns the error for an object with wrong bytes, already deleted.
 
         Args:
-            name: of the object.
-            entry: what it should be.
-            path: the file that was sent; None if it was none.
+            name: name of the object.
+            entry: expected size and checksum.
+            path: file that was sent; None if bytes were sent.
         """
         expected = (entry.size, entry.crc32c)
         if path is not None and (found := checksum.of_file(path)) != expected:
@@ -256,7 +257,7 @@ class Upload:
     def _is_there(
         self, there: set[str], name: str, expected: FileEntry | checksum.Sum
     ) -> bool:
-        """Whether an earlier upload has put an object; what is broken goes."""
+        """Returns whether the object is uploaded already; deletes a corrupt object."""
         if name not in there:
             return False
         if self._is_whole(name, expected):
@@ -275,17 +276,17 @@ def _entry(name: str, data: bytes) -> FileEntry:
 
 
 def parts_of(size: int, total: int, *, threads: int, smallest: int) -> list[Range]:
-    """The parts of a file; itself alone if it needs none.
+    """Returns the parts of a file; the whole file if parts are not needed.
 
-    A file that is no more than a thread's share of the commit holds nobody up. A larger
-    one is split into more parts than there are threads: they end together, and an
-    upload that dies has lost only the parts that were under way.
+    A file no larger than a thread's share of the commit delays no thread. A larger file
+    is split into more parts than there are threads: the threads then end at about the
+    same time, and a crashed upload loses only the parts being uploaded.
 
     Args:
-        size: of the file.
-        total: of all files of the commit.
-        threads: that upload them.
-        smallest: the least size of a part, but for the last one.
+        size: bytes of the file.
+        total: bytes of the commit.
+        threads: number of upload threads.
+        smallest: bytes of the smallest part, except for the last part.
     """
     if size * threads <= total or size <= smallest:
         return [Range(0, size)]
@@ -296,28 +297,28 @@ def parts_of(size: int, total: int, *, threads: int, smallest: int) -> list[Rang
 
 
 def parts_folder(commit: str) -> str:
-    """What the names of all parts of a commit's files begin with.
+    """Returns the common prefix of the names of a commit's parts.
 
     Args:
-        commit: its folder.
+        commit: folder of the commit.
     """
     return f"{PARTS}/{commit}/"
 
 
 def part_name(commit: str, file: str, part: Range) -> str:
-    """The object that holds a part of a file of a commit."""
+    """Returns the name of the object for a part of a file of a commit."""
     return f"{parts_folder(commit)}{file}/{part.offset:015d}"
 
 
 class _CountedFile(io.FileIO):
-    """A file, or a part of one, that counts what is read and stops when it is told to.
+    """A file, or part of a file, that counts bytes read and stops on request.
 
     Args:
-        path: of the file.
-        part: its bytes that are seen, as if there were no others; None: all.
-        check: called before each read; what it raises ends the upload.
-        on_bytes: called with the number of bytes of each read.
-        root: the directory below which no link is followed.
+        path: path of the file.
+        part: range of bytes to be read as if it were the whole file; None for the file.
+        check: function called before each read; an exception ends the upload.
+        on_bytes: function called with the number of bytes of each read.
+        root: directory below which links are not followed.
     """
 
     def __init__(
@@ -335,7 +336,7 @@ class _CountedFile(io.FileIO):
         self._start, self._end = offset, max(offset, min(offset + length, size))
         self._check = check
         self._on_bytes = on_bytes
-        self._seen = 0  # a store that tries again reads the same bytes twice
+        self._seen = 0  # a retry of the store reads the same bytes twice
         self.seek(0)
 
     def read(self, size: int | None = -1, /) -> Any:
