@@ -1,11 +1,11 @@
-"""Data whose place a commit can hold: for `model.fit` and for custom loops alike.
+"""Input data with a position that a commit can hold, for `model.fit` and custom loops.
 
-distribution   distribute(): what a strategy makes of a dataset, as such an iterator
-host_iterator  a distributed iterator whose place can be saved
-iterators      iterators of any data, and the ordinary ones below them
-pipelines      from_arrays(), from_index(): pipelines whose place is a few numbers
+distribution   distribute(): a strategy's iterator over a dataset, with a position
+host_iterator  a distributed iterator whose position can be saved
+iterators      iterators of any data, and the ordinary tf.data iterators below
+pipelines      from_arrays(), from_index(): pipelines with a position of a few numbers
 read_ahead     global batches that are copied to the devices ahead of the step
-slices         the slices of a global batch that this process's replicas train on
+slices         the slices of a global batch for the replicas of this process
 
 Imported by keras, tfpreempt.
 """

@@ -1,4 +1,4 @@
-"""distribute(): what a strategy makes of a dataset, as an iterator with a place."""
+"""distribute(): a strategy's iterator over a dataset, with a position."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def distribute(
     strategy: tf.distribute.Strategy,
     options: tf.distribute.InputOptions | None = None,
 ) -> Any:
-    """An iterator of what a strategy makes of a dataset; a commit can hold its place.
+    """Returns an iterator over a distributed dataset with a position that can be saved.
 
-    It gives what `iter(strategy.experimental_distribute_dataset(dataset))` gives, each
-    replica the same samples, and is used in the same way: by `next`,
-    `get_next_as_optional`, and a `for` in a tf.function. TensorFlow cannot save that
-    iterator; this one is put into the `tf.train.Checkpoint`:
+    The iterator returns the same elements as
+    `iter(strategy.experimental_distribute_dataset(dataset))`, with the same samples for
+    each replica. Use the iterator in the same way: by `next`, `get_next_as_optional`,
+    and a `for` in a tf.function. TensorFlow cannot save its own iterator. The iterator
+    returned here is put into the `tf.train.Checkpoint`:
 
         batches = tfpreempt.data.distribute(dataset.repeat(), strategy)
         checkpoint = tf.train.Checkpoint(model=model, data=batches)
@@ -34,31 +35,33 @@ def distribute(
         while handler.total_run_calls < STEPS:
             handler.run(step, batches)
 
-    What is saved is the place of training, not of what was read ahead. Where workers
-    share batches and not files (`tfpreempt.data` pipelines, and datasets with
-    `AutoShardPolicy.DATA`) that is the place in the global batches, which is the same
-    for any number of workers.
+    The saved position is the position of training, without batches that were read
+    ahead. If workers share batches instead of files (`tfpreempt.data` pipelines, and
+    datasets with `AutoShardPolicy.DATA`), the position counts global batches, and is
+    the same for any number of workers.
 
-    A step copies its batch to the devices. `options=tf.distribute.InputOptions()` has
-    that made ahead of it, as TensorFlow's iterator does, where workers share batches
-    and the place is a few numbers (`tfpreempt.data` pipelines): worth it where the
-    copy takes long. TensorFlow then logs "Saving symbolic checkpoint" for each batch,
-    unless TF_CPP_MIN_LOG_LEVEL is 1 or more.
+    By default a step copies its batch to the devices. With
+    `options=tf.distribute.InputOptions()` the copy is made ahead of the step, as by
+    TensorFlow's iterator, if workers share batches and the position is a few numbers
+    (`tfpreempt.data` pipelines). Use the option if the copy takes long. TensorFlow then
+    logs "Saving symbolic checkpoint" for each batch, unless TF_CPP_MIN_LOG_LEVEL is 1
+    or more.
 
     Args:
-        dataset: of global batches; or a function that makes one of its own for each
-            worker, as `strategy.distribute_datasets_from_function` takes it.
-        strategy: on one machine or on many.
-        options: as for the strategy's own methods. With `experimental_fetch_to_device`,
-            the default of InputOptions, batches are copied ahead.
+        dataset: dataset of global batches; or a function that makes a dataset for each
+            worker, as for `strategy.distribute_datasets_from_function`.
+        strategy: strategy on one machine or on several machines.
+        options: options as for the strategy's own methods. With
+            `experimental_fetch_to_device`, the default of InputOptions, batches are
+            copied ahead.
 
     Returns:
-        The iterator, which begins at the beginning, and is trackable. It ends where
-        the dataset does: `repeat()` that for several epochs.
+        A trackable iterator at the first element. The iterator ends at the end of the
+        dataset: apply `repeat()` to the dataset for several epochs.
 
     Raises:
-        ConfigurationError: an argument cannot work, or the strategy's data have no
-            place that can be saved.
+        ConfigurationError: an argument is invalid, or the position of the strategy's
+            data cannot be saved.
     """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise errors.ConfigurationError(

@@ -1,14 +1,14 @@
-"""A distributed iterator whose place can be saved.
+"""A distributed iterator whose position can be saved.
 
-TensorFlow's own `DistributedIterator` reads ahead in the background, and nobody can ask
-it how far training has come. This one draws each batch from an ordinary host iterator
-when a step asks for it, in the same order, so that the host iterator's state is the
-place of training; what that reads ahead itself (`prefetch`) is accounted for in its
-state by tf.data. Where slices of global batches are copied to the devices ahead, the
-state comes with the slices (`read_ahead`).
+TensorFlow's own `DistributedIterator` reads ahead in the background, and has no method
+that returns the position of training. The iterator here reads each batch from an
+ordinary host iterator when a step needs the batch, in the same order. So the host
+iterator's state is the position of training; tf.data accounts for the host iterator's
+own read-ahead (`prefetch`) in that state. For slices of global batches that are copied
+to the devices ahead, the state comes with the slices (`read_ahead`).
 
-An iterator is a composite tensor, taken apart and put together by its type spec when a
-tf.function receives it.
+An iterator is a composite tensor: its type spec takes the iterator apart and puts the
+parts together again when a tf.function receives the iterator.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _Trackable: Any = _base.Trackable
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PerReplica:
-    """One worker's host iterator; an element of it is for one replica."""
+    """A worker's host iterator, with one element per replica."""
 
     iterator: Any
-    draws: int  # for one step: the replicas
+    draws: int  # number of elements for a step: the number of replicas
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -48,12 +48,12 @@ class _PerReplica:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _GlobalBatch:
-    """One worker's host iterator of global batches; each replica gets a slice."""
+    """A worker's host iterator of global batches; each replica gets a slice."""
 
     iterator: Any
-    device: str  # of the host
+    device: str  # device of the host
     cut: Cut
-    spec: Any  # of a slice
+    spec: Any  # spec of a slice
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -71,7 +71,7 @@ class _GlobalBatch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _OptionalSlice:
-    """One replica's part of an Optional batch, as `tf.experimental.Optional` has it."""
+    """A replica's part of an Optional batch, with the interface of Optional."""
 
     whole: Any
     number: int
@@ -88,18 +88,18 @@ class _OptionalSlice:
 
 
 class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlow is untyped
-    """A `tf.distribute.DistributedIterator` that a `tf.train.Checkpoint` can hold.
+    """A `tf.distribute.DistributedIterator` that a `tf.train.Checkpoint` can save.
 
-    The type spec makes the iterator. A checkpoint holds the host iterators.
+    The type spec makes the iterator. A checkpoint contains the host iterators.
 
     Args:
         spec: the type spec.
-        workers: the sources of the replicas' batches, one for each worker.
+        workers: the sources of the replicas' batches, in the order of the workers.
 
     Attributes:
         host_iterators: the ordinary iterators whose states are the position.
-        is_shared: whether the position is one in the global batches: the same on all
-            workers, whatever their number.
+        is_shared: whether the position counts global batches: then the position is
+            equal on every worker, for any number of workers.
     """
 
     _type_spec: Any = None
@@ -120,16 +120,17 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
         self.is_shared = isinstance(spec, _GlobalBatchSpec)
         replicas = self._strategy.num_replicas_in_sync
         for number, iterator in enumerate(self.host_iterators):
-            # The name tells the kind of the position: none is taken for another.
+            # The name contains the kind of the position, so a position of another kind
+            # is never restored.
             name = f"part_{number}_for_{replicas}_replicas"
             name = "global_batches" if self.is_shared else name
             self._track_trackable(iterator, name)
 
     def read_locally(self) -> None:
-        """Reads the local part of one global batch and drops it; needs no other worker.
+        """Reads the local part of a global batch and drops it; needs no other worker.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: the data have ended.
         """
         try:
             for worker in self._iterators:
@@ -138,10 +139,10 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
             raise StopIteration from None
 
     def check_shares(self) -> None:
-        """Sees whether the replicas have equal shares of a global batch.
+        """Checks that the replicas have equal shares of a global batch.
 
         Raises:
-            ConfigurationError: they have not, as far as that can be seen.
+            ConfigurationError: the shares differ, as far as the batch size is known.
         """
         size = batch_size(self.host_iterators[0]._dataset)
         if size is not None:
@@ -149,7 +150,7 @@ class HostIterator(_Distributed, _Trackable):  # type: ignore[misc]  # TensorFlo
 
 
 class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """The type spec where each replica draws a batch of its own.
+    """The type spec for replicas that draw their own batches.
 
     The components are the ordinary tf.data iterators, one for each worker.
     """
@@ -177,12 +178,13 @@ class _PerReplicaSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is 
 
 
 class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is untyped
-    """The type spec where each replica gets a slice of a global batch.
+    """The type spec for replicas that get slices of a global batch.
 
-    The components are those of this process, which is one worker.
+    The components belong to this process, which is a single worker.
 
     Attributes:
-        cut: how global batches are cut. TensorFlow derives specs without this.
+        cut: how global batches are cut. TensorFlow derives specs without this
+            attribute.
     """
 
     cut: Cut
@@ -191,7 +193,7 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
         return *super()._serialize(), dataclasses.astuple(self.cut)
 
     def is_subtype_of(self, other: Any) -> bool:
-        is_one = super().is_subtype_of(other)  # of the same class, too
+        is_one = super().is_subtype_of(other)  # also compares the classes
         return bool(is_one and self.cut.general([other.cut]) == other.cut)
 
     def most_specific_common_supertype(self, others: Any) -> Any:
@@ -255,7 +257,7 @@ def host_iterator(dataset: Any) -> HostIterator:
     """Returns an iterator over a distributed dataset.
 
     Args:
-        dataset: the result of `strategy.experimental_distribute_dataset` or
+        dataset: result of `strategy.experimental_distribute_dataset` or
             `distribute_datasets_from_function`.
     """
     shared, workers = global_batches(dataset), dataset._input_workers

@@ -1,4 +1,4 @@
-"""Iterators of data, distributed or not, and the ordinary ones below them."""
+"""Iterators of data, distributed or not, and the ordinary tf.data iterators below."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfpreempt.core import seams
 
 
 def make_iterator(dataset: Any) -> Any:
-    """What `iter(dataset)` gives; of a distributed dataset a `HostIterator`.
+    """Returns `iter(dataset)`; for a distributed dataset a `HostIterator`.
 
     Args:
-        dataset: also what `strategy.experimental_distribute_dataset` or
-            `distribute_datasets_from_function` returned.
+        dataset: a dataset, or the result of `strategy.experimental_distribute_dataset`
+            or `distribute_datasets_from_function`.
     """
     kinds = (
         seams.input_lib.DistributedDataset,
@@ -31,10 +31,13 @@ def make_iterator(dataset: Any) -> Any:
 
 
 def read_locally(iterator: Any) -> None:
-    """Reads the local part of one global batch and drops it; needs no other worker.
+    """Reads the local part of a global batch and drops it; needs no other worker.
+
+    Args:
+        iterator: result of `make_iterator`.
 
     Raises:
-        StopIteration: there is none.
+        StopIteration: the data have ended.
     """
     if hasattr(iterator, "read_locally"):
         iterator.read_locally()
@@ -43,9 +46,9 @@ def read_locally(iterator: Any) -> None:
 
 
 def owned_iterators(iterator: Any) -> Iterator[Any]:
-    """The ordinary tf.data iterators below an iterator, in a fixed order.
+    """Yields the ordinary tf.data iterators below an iterator, in a fixed order.
 
-    Nothing is yielded for an iterator whose position cannot be asked for.
+    Yields nothing for an iterator without a readable position.
     """
     if isinstance(iterator, tf.data.Iterator):
         yield iterator

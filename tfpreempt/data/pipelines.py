@@ -1,24 +1,25 @@
-"""Input pipelines whose position is a few numbers.
+"""Input pipelines with a position of a few numbers.
 
-The state of a `tf.data` iterator is what `PreemptionCallback` saves as the position in
-the data. A pipeline that shuffles with a buffer keeps the buffer in it, or draws it
-again by reading the epoch up to the position. The pipelines here have no buffer: the
-sample at position i of an epoch is computed from i and the epoch's key, by a cipher
-over the indices. So the state is an index, a count of epochs and a seed, it is restored
-in the same time at every batch, and any size of data is shuffled as a whole.
+`PreemptionCallback` saves the state of a `tf.data` iterator as the position in the
+data. A pipeline that shuffles with a buffer saves the buffer in the state, or fills the
+buffer again by reading the epoch up to the position. The pipelines here have no buffer:
+a cipher over the indices computes the sample at position i of an epoch from i and the
+epoch's key. So the state is an index, a count of epochs and a seed. A restore takes the
+same time at every batch, and data of any size are shuffled as a whole.
 
     data = tfpreempt.data.from_arrays((x, y), batch_size=32, seed=7)
     model.fit(data, epochs=5, callbacks=[...])
 
-An epoch is one `iter()` of the dataset or one round of its `repeat()`, and each has a
-new key. Keys come from `seed` alone and not from `tf.random.set_seed`: a program that
-is started again goes on with the same permutations, and all workers of a
-MultiWorkerMirroredStrategy share them. How many keys were drawn is part of the
-iterator's state too, so that later epochs go on as well.
+An epoch is one `iter()` of the dataset or one round of its `repeat()`, and every epoch
+has a new key. Keys depend on `seed` alone, not on `tf.random.set_seed`: a restarted
+program continues with the same permutations, and the workers of a
+MultiWorkerMirroredStrategy share the permutations. The number of drawn keys is also
+part of the iterator's state, so later epochs continue correctly.
 
-What is put behind goes on with the same exactness: `map`, `prefetch`, `repeat`. Do not
-put a `shuffle` there: it adds nothing, and with the symbolic checkpoints that are
-switched on here it takes time in proportion to its buffer for every element.
+Transformations after the pipeline resume with the same exactness: `map`, `prefetch`,
+`repeat`. Do not add a `shuffle` after the pipeline: a second shuffle has no benefit,
+and with the symbolic checkpoints of these pipelines it takes time in proportion to its
+buffer for every element.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ from tfpreempt.checkpoint.tensors.shuffle_seeds import DRAWS_SEEDS
 from tfpreempt.data.slices import with_batch_size
 
 # TensorFlow's default of 4 rounds leaves patterns that are easy to measure (60,000
-# indices: an index next to its neighbour a sixth as often as by chance). From 12 on no
-# difference from NumPy's permutations was found.
+# indices: an index next to its neighbour a sixth as often as by chance). From 12 rounds
+# on, no difference from NumPy's permutations was found.
 _ROUNDS = 16
 
-# The op picks its block from a logarithm in floating point, which is exact up to here.
+# The op computes its block size from a floating-point logarithm, exact up to 2**48.
 _LARGEST = 2**48
 _SIZE = "the number of samples, an int from 1 to 2**48"
 
-# Beside the user's seed, so that no seed means "draw one from the entropy pool".
+# Second seed beside the user's seed: with both seeds 0 the op would draw a seed from
+# the entropy pool.
 _SECOND_SEED = 0x7466707265656D
 
 
@@ -56,24 +58,28 @@ def from_arrays(
     shuffle: bool = True,
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """Batches of arrays that fit into memory.
+    """Returns a dataset of batches of arrays that fit into memory.
 
     Args:
-        arrays: an array, a tensor, or tuples and dicts of them, such as `(x, y)`. All
-            have the same first dimension.
-        batch_size: samples in a batch; under a distribution strategy, in a global one.
-        seed: of the orders. The same in every start of the program and on every worker.
-        shuffle: whether every epoch has a new order; without it no seed is needed.
-        drop_remainder: whether a last batch that is not full is left out.
+        arrays: an array, a tensor, or tuples and dicts of arrays and tensors, such as
+            `(x, y)`, with equal first dimensions.
+        batch_size: number of samples in a batch; under a distribution strategy, in a
+            global batch.
+        seed: seed of the orders; use the same seed in every start of the program and on
+            every worker.
+        shuffle: whether every epoch has a new order; without shuffling no seed is
+            needed.
+        drop_remainder: whether to drop a last batch with fewer samples.
 
     Returns:
-        A dataset of batches in the structure of `arrays`, of known cardinality.
+        A dataset of batches in the structure of `arrays`, with known cardinality.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
     _check_no_list(arrays)
-    # Batches are gathered on the host; with a GPU tensors would go there by default.
+    # Gather batches on the host; with a GPU, tensors would be placed on the GPU by
+    # default.
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(_tensor, arrays)
     size = _common_length(tensors)
@@ -108,24 +114,28 @@ def from_index(
     drop_remainder: bool = False,
     num_parallel_calls: int = tf.data.AUTOTUNE,
 ) -> tf.data.Dataset:
-    """Batches of samples that are loaded, one by one, by their index.
+    """Returns a dataset of batches of samples, each loaded by its index.
 
     Args:
-        load: makes the sample from its index, an int64 scalar; run as by `Dataset.map`.
-            It must depend on the index alone, as what was loaded ahead is loaded again
-            after a restart: TensorFlow ops, or Python in a `tf.numpy_function`.
+        load: function that returns the sample of an index, an int64 scalar; run as by
+            `Dataset.map`, with TensorFlow ops, or Python in a `tf.numpy_function`. The
+            result must depend on the index alone, because samples loaded ahead are
+            loaded again after a restart.
         size: number of samples, up to 2**48.
-        batch_size: samples in a batch; under a distribution strategy, in a global one.
-        seed: of the orders. The same in every start of the program and on every worker.
-        shuffle: whether every epoch has a new order; without it no seed is needed.
-        drop_remainder: whether a last batch that is not full is left out.
-        num_parallel_calls: how many samples are loaded at a time.
+        batch_size: number of samples in a batch; under a distribution strategy, in a
+            global batch.
+        seed: seed of the orders; use the same seed in every start of the program and on
+            every worker.
+        shuffle: whether every epoch has a new order; without shuffling no seed is
+            needed.
+        drop_remainder: whether to drop a last batch with fewer samples.
+        num_parallel_calls: number of samples to load in parallel.
 
     Returns:
-        A dataset of batches of what `load` returns, of known cardinality.
+        A dataset of batches of the results of `load`, with known cardinality.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
     if not callable(load):
         raise errors.ConfigurationError(
@@ -135,7 +145,7 @@ def from_index(
     size = _check_integer("size", size, 1, _LARGEST, _SIZE)
     batch_size, count = _check_batches(size, batch_size, drop_remainder)
 
-    # Compiled here, because AutoGraph does not look two functions deep.
+    # Compile here, because AutoGraph does not convert functions two levels deep.
     compiled = tf.function(load)
     _check_draws_nothing(compiled)
 
@@ -158,11 +168,18 @@ def _finished(
     size: int,
     batch_size: int,
 ) -> tf.data.Dataset:
-    """One epoch, of what `batches` makes of its key; without a seed there is no key.
+    """Returns the dataset of an epoch with the options of these pipelines.
 
-    Whole batches come out of the flat_map, and nobody asks it for more to fill the last
-    one: an iterator that has met its end forgets what it read from, the count of keys
-    too. What is made ahead is made again on restore, rather than saved.
+    The flat_map yields whole batches, and no batch after it reads more elements to fill
+    a last batch: an iterator at its end forgets its inputs, including the count of
+    keys. Elements made ahead are not saved but made again after a restore.
+
+    Args:
+        batches: function that returns the batches of an epoch from the epoch's key.
+        seed: seed of the keys; None calls `batches` without a key.
+        count: number of batches in an epoch.
+        size: number of samples.
+        batch_size: number of samples in a batch.
     """
     if seed is None:
         epoch = batches(None)
@@ -171,19 +188,19 @@ def _finished(
         epoch = _keys(seed).flat_map(batches).apply(known)
     options = tf.data.Options()
     options.experimental_symbolic_checkpoint = True
-    # Samples have numbers, not files; a worker takes its part of each global batch.
+    # Samples have numbers, not files; each worker takes its part of every global batch.
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
     made = epoch.prefetch(tf.data.AUTOTUNE).with_options(options)
-    if tf.executing_eagerly():  # else nothing can be known of the order
+    if tf.executing_eagerly():  # in a graph the order is unknown
         indices = _first_indices(seed, size)
         made = with_permutation(made, [size, batch_size, *indices])
     return with_batch_size(made, batch_size)
 
 
 def _first_indices(seed: int | None, size: int) -> Any:
-    """Returns the indices with which the first epoch begins."""
+    """Returns the indices of the first samples in the first epoch."""
     with tf.device("CPU:0"):
         positions = tf.constant(first_positions(size), tf.int64)
         key = None if seed is None else _keys(seed).get_single_element()
@@ -191,11 +208,11 @@ def _first_indices(seed: int | None, size: int) -> Any:
 
 
 def _keys(seed: int) -> tf.data.Dataset:
-    """One key, three numbers of 32 bits, and another one in every iteration.
+    """Returns a dataset of one key, three 32-bit numbers, new in every iteration.
 
-    tf.data's own generator counts the iterations and keeps the count in the state of
-    its iterators. A variable would be refused as hidden state. `Dataset.random` is this
-    op, but with the global seed mixed in.
+    tf.data's own generator counts the iterations and saves the count in the state of
+    its iterators. TensorFlow would refuse a variable as hidden state. `Dataset.random`
+    uses the same op, but mixes in the global seed.
     """
     numbers = tf.data.experimental.from_variant(
         tf.raw_ops.RandomDatasetV2(
@@ -213,12 +230,13 @@ def _keys(seed: int) -> tf.data.Dataset:
 
 
 def _permuted(index: tf.Tensor, key: tf.Tensor | None, size: int) -> tf.Tensor:
-    """What stands at `index` in the permutation of `size` numbers that `key` means.
+    """Returns the number at `index` in the permutation of `size` numbers for `key`.
 
-    The op is `tf.random.experimental.index_shuffle` with more rounds. It chooses a
-    block one bit short for 4**k + 1 numbers (k from 8 on), and gives one of them twice
-    (seen in TensorFlow 2.21). There one number more is shuffled, and whoever gets the
-    extra one takes what the extra one gets.
+    The op is `tf.random.experimental.index_shuffle` with more rounds. For 4**k + 1
+    numbers (k from 8 on) the op chooses a block that is one bit too short, and returns
+    one number twice (seen in TensorFlow 2.21). For such a size the function shuffles
+    size + 1 numbers. The index that gets the extra number takes the number at the extra
+    index.
     """
     if key is None:
         return index
@@ -246,7 +264,13 @@ def _tensor(value: Any) -> tf.Tensor:
 
 
 def _check_no_list(arrays: Any) -> None:
-    """Is a list an array or a structure? tf.data and Keras disagree."""
+    """Refuses a list, because tf.data and Keras disagree on lists.
+
+    tf.data converts a list to an array; Keras takes a list for a structure of arrays.
+
+    Raises:
+        ConfigurationError: the arrays contain a list.
+    """
     if isinstance(arrays, list):
         raise errors.ConfigurationError(
             f"arrays holds a list of {len(arrays)}; expected a tuple, for several "
@@ -270,12 +294,17 @@ def _common_length(tensors: Any) -> int:
 
 
 def _check_draws_nothing(load: Any) -> None:
-    """Refuses random ops; tf.data itself does not see them inside of a flat_map."""
+    """Refuses random ops, which tf.data does not detect inside of a flat_map.
+
+    Raises:
+        ConfigurationError: the function contains a random op with its own counter.
+    """
     graph = load.get_concrete_function(tf.TensorSpec([], tf.int64)).graph
     parts = graph.as_graph_def()
     bodies = [parts.node, *(each.node_def for each in parts.library.function)]
     nodes = [node for body in bodies for node in body]
-    # Ops with a counter of their own have these attributes, others draw from variables.
+    # Ops with their own counter have the attribute seed2; other random ops draw from
+    # variables.
     drawing = {node.op for node in nodes if "seed2" in node.attr}
     drawing |= {node.op for node in nodes if node.op == "RngReadAndSkip"}
     if drawing:
@@ -288,7 +317,11 @@ def _check_draws_nothing(load: Any) -> None:
 
 
 def _check_batches(size: int, batch_size: Any, drop_remainder: bool) -> tuple[int, int]:
-    """How large batches are, and how many."""
+    """Returns the batch size and the number of batches.
+
+    Raises:
+        ConfigurationError: the batch size is invalid, or there is no full batch.
+    """
     expected = "a number of samples, an int from 1 on"
     number = _check_integer("batch_size", batch_size, 1, _LARGEST, expected)
     if drop_remainder and number > size:

@@ -1,12 +1,13 @@
 """Global batches that are copied to the replicas' devices before a step takes them.
 
-A thread of tf.data reads a global batch from a host iterator, asks that for its state,
-cuts the batch, and copies the slices to their devices, each with the state beside it.
-The step that takes the slices writes the state down. So the place of training is known
-at every moment, however far was read ahead.
+A thread of tf.data reads a global batch from a host iterator, serializes the iterator's
+state, cuts the batch, and copies the slices to their devices, each slice together with
+the state. The step that takes the slices writes the state to a variable. So the
+position of training is known at every moment, for any amount of read-ahead.
 
-TensorFlow's own MultiDeviceIterator does the copying. It keeps an error of the pipeline
-until the step that needs the batch, and knows what a device can hold.
+TensorFlow's own MultiDeviceIterator makes the copies. The MultiDeviceIterator keeps an
+error of the pipeline until the step that needs the batch, and knows which data types a
+device supports.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ _Owned: Any = _iterators.OwnedIterator
 
 
 class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
-    """An iterator of global batches whose state is the place of training.
+    """An iterator of global batches whose state is the position of training.
 
-    To be made on the host's device.
+    The iterator must be created on the host's device.
 
     Args:
-        dataset: of global batches.
-        cut: how they are cut.
-        devices: of this process's replicas.
+        dataset: dataset of global batches.
+        cut: how the global batches are cut.
+        devices: devices of this process's replicas.
 
     Attributes:
-        slices: for each device an iterator that lies there, of slices, each with the
-            place behind its batch.
-        place: the variable that a step writes it to.
+        slices: iterators, one on each device, of pairs: a slice and the position after
+            the slice's batch.
+        place: variable to which a step writes the position.
     """
 
     def __init__(self, dataset: Any, cut: Cut, devices: Sequence[str]) -> None:
@@ -49,7 +50,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self._seeds = seeds_of(dataset)
         setattr(self, SEEDS, self._seeds)
         self._resources = [self._iterator_resource, *self._seeds.resources]
-        # Not a tf.Variable, which would be one for each replica in a strategy's scope.
+        # Not a tf.Variable: in a strategy's scope TensorFlow would make a variable for
+        # each replica.
         self.place = seams.resource_variable_ops.ResourceVariable(
             _serialized(self._resources), trainable=False
         )
@@ -59,7 +61,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self.slices: list[Any] = self._copier._device_iterators
 
     def _new_copier(self) -> Any:
-        """It begins to read when a step asks it for the first batch."""
+        """Returns a copier that begins to read when a step needs the first batch."""
         host = self._iterator_resource.device
         with tf.device(host):
             return seams.multi_device_iterator_ops.OwnedMultiDeviceIterator(
@@ -70,7 +72,9 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         return {"_STATE": self.state()}
 
     def state(self) -> Any:
-        """The position of training, with the seeds that were drawn up to there."""
+        """Returns the position of training, with the seeds drawn before the
+        position.
+        """
         state, *probes = tf.unstack(tf.io.parse_tensor(self.place, tf.string))
         return self._seeds.join(
             tf.io.parse_tensor(state, tf.variant),
@@ -78,7 +82,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         )
 
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> list[Any]:
-        # With a new dataset the thread ends that reads. It is never read itself.
+        # A new dataset ends the reading thread. The new dataset itself is never read.
         resource = self._copier._multi_device_iterator_resource
         with tf.device(resource.device):
             _ops.multi_device_iterator_init(
@@ -88,7 +92,8 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self._seeds.restore(restored_tensors["_STATE"])
         self.place.assign(_serialized(self._resources))
         self._copier = self._new_copier()
-        # What was traced holds the iterators of old, so these go over to the new data.
+        # Traced functions hold the old iterators, so make the old iterators read the
+        # new data.
         for old, new in zip(self.slices, self._copier._device_iterators, strict=True):
             with tf.device(old._iterator_resource.device):
                 _ops.make_iterator(new._dataset._variant_tensor, old._iterator_resource)
@@ -96,11 +101,16 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
 
 
 def state_of(iterator: Any) -> Any:
-    """The state of a tf.data iterator, as `serialize_iterator` gives it; of one whose
-    batches are copied ahead, that of training. What ops keep is left out.
+    """Returns the state of a tf.data iterator, as `serialize_iterator` returns it.
+
+    For an iterator whose batches are copied ahead, the state is the state of training.
+    State kept by ops is excluded.
+
+    Args:
+        iterator: the iterator.
 
     Raises:
-        tf.errors.OpError: it has none.
+        tf.errors.OpError: the iterator has no state.
     """
     if isinstance(iterator, AheadIterator):
         return iterator.state()
@@ -113,19 +123,21 @@ def _state_of(resource: Any) -> Any:
 
 
 def _serialized(resources: Sequence[Any]) -> tf.Tensor:
-    """The states of iterators as one string, which no device but the host holds."""
+    """Returns the states of iterators as one string, stored in host memory only."""
     states = [tf.io.serialize_tensor(_state_of(each)) for each in resources]
     return tf.io.serialize_tensor(tf.stack(states))
 
 
 def _marked_slices(resources: Sequence[Any], spec: Any, cut: Cut) -> tf.data.Dataset:
-    """The slices of all local replicas in turn, each with the place behind its batch.
+    """Returns the slices of the local replicas in turn, each with the next position.
+
+    The position of a slice is the position after the slice's global batch.
 
     Args:
-        resources: that of a host iterator, which has no other reader, and those of the
-            probes of its shuffles.
-        spec: of a global batch.
-        cut: how it is cut.
+        resources: resource of a host iterator without another reader, and the resources
+            of the probes of its shuffles.
+        spec: spec of a global batch.
+        cut: how a global batch is cut.
     """
 
     def read(*resources: tf.Tensor) -> tuple[Any, tf.Tensor]:
@@ -140,7 +152,8 @@ def _marked_slices(resources: Sequence[Any], spec: Any, cut: Cut) -> tf.data.Dat
         ]
         return functools.reduce(tf.data.Dataset.concatenate, each)
 
-    # Not captured: functions are in circles, which would keep the iterator's threads.
+    # Pass the resources instead of capturing them: functions are in reference cycles,
+    # which would keep the iterator's threads alive.
     batches = tf.data.Dataset.from_tensors(tuple(resources)).repeat().map(read)
     batches = batches.take_while(lambda batch, _: batch.has_value())
     return batches.flat_map(slices)
@@ -148,13 +161,13 @@ def _marked_slices(resources: Sequence[Any], spec: Any, cut: Cut) -> tf.data.Dat
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """One worker's slices, which lie on the devices already."""
+    """A worker's slices, already copied to the devices."""
 
     iterator: Any
     slices: Sequence[Any]
-    place: Any  # the variable's handle
+    place: Any  # handle of the variable
     devices: Sequence[str]
-    spec: Any  # of a slice
+    spec: Any  # spec of a slice
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         del name
@@ -183,7 +196,7 @@ class Ahead:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Unmarked:
-    """An Optional slice without its place, as `tf.experimental.Optional` has it."""
+    """An Optional slice without its position, with the interface of Optional."""
 
     marked: Any
     element_spec: Any

@@ -1,11 +1,11 @@
-"""The slices of a global batch that this process's replicas train on.
+"""The slices of a global batch for the replicas of this process.
 
-`strategy.experimental_distribute_dataset` cuts global batches by a dataset of its own,
-below which the place is that of slices: it is another one with another number of
-replicas, and with symbolic checkpoints TensorFlow cannot save it at all (2.21). Here
-global batches are read, and cut into the same slices when a step takes one. So the
-place is that of the global batches, and the same on every worker, however many there
-are.
+`strategy.experimental_distribute_dataset` cuts global batches by its own dataset, below
+which the position counts slices. Such a position depends on the number of replicas, and
+with symbolic checkpoints TensorFlow cannot save the position at all (2.21). Here global
+batches are read, and cut into the same slices when a step takes a batch. So the
+position counts global batches, and is the same on every worker, for any number of
+workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_AHEAD = 2
 """Global batches that are read while a step runs, as many as TensorFlow reads."""
 
 _CUTTABLE = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
-_UNKNOWN = -1  # a batch size that TensorFlow cannot tell
+_UNKNOWN = -1  # returned by TensorFlow for an unknown batch size
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class Cut:
     """How a global batch is cut for this process's replicas.
 
     Attributes:
-        spec: of the global batch.
-        local: the numbers of this process's replicas.
-        replicas: of all processes.
-        is_filled: whether the first replicas get full shares, and the last less, or
-            nothing; else none has more than one sample more than another.
+        spec: spec of the global batch.
+        local: numbers of this process's replicas.
+        replicas: number of replicas of all processes.
+        is_filled: whether the first replicas get full shares, and the last replicas
+            fewer samples or none; if False, shares differ by one sample at most.
         is_ahead: whether the slices are copied to their devices ahead of the step.
     """
 
@@ -47,7 +47,12 @@ class Cut:
     is_ahead: bool
 
     def slice_of(self, number: int, batch: Any) -> Any:
-        """What one of the local replicas gets of a batch."""
+        """Returns the slice of a batch for a local replica.
+
+        Args:
+            number: index of the replica in `local`.
+            batch: the global batch.
+        """
         if self.replicas == 1:
             return batch
         return tf.nest.map_structure(
@@ -55,7 +60,11 @@ class Cut:
         )
 
     def general(self, others: Sequence[Cut]) -> Cut | None:
-        """One for the batches of all; None if they are cut in different ways."""
+        """Returns a cut for the batches of several cuts; None if the cuts differ.
+
+        Args:
+            others: the other cuts.
+        """
         for other in others:
             if dataclasses.replace(other, spec=self.spec) != self:
                 return None
@@ -79,15 +88,16 @@ class Cut:
 
 
 def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
-    """The global batches below a distributed dataset, and how they are cut.
+    """Returns the global batches below a distributed dataset, and how they are cut.
 
     Args:
-        distributed: what `strategy.experimental_distribute_dataset` returned.
+        distributed: result of `strategy.experimental_distribute_dataset`.
 
     Returns:
-        A dataset that reads ahead, and the cut. None where that is not what TensorFlow
-        would give: the workers share the data by files, or each reads all of them, or
-        batches that are not full are joined with what follows.
+        A dataset that reads ahead, and the cut. None if cutting global batches would
+        not give the same slices as TensorFlow: the workers share the data by files, or
+        each worker reads all data, or an incomplete batch is filled from the next
+        batch.
     """
     whole = getattr(distributed, "_original_dataset", None)
     if whole is None:
@@ -95,7 +105,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     replicas = distributed._num_replicas_in_sync or 1
     context = distributed._input_context
     workers = context.num_input_pipelines if context else 1
-    # By batch: each worker takes its part of each batch, and reads all files.
+    # By batch: each worker takes its part of every batch, and reads all files.
     policy = whole.options().experimental_distribute.auto_shard_policy
     is_by_batch = policy == tf.data.experimental.AutoShardPolicy.DATA
     if workers > 1 and not is_by_batch:
@@ -104,13 +114,13 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     if not all(isinstance(part, _CUTTABLE) for part in tf.nest.flatten(spec)):
         return None
     is_filled = True
-    if replicas > 1 and not is_by_batch:  # whoever shares by batch ignores its size
+    if replicas > 1 and not is_by_batch:  # sharing by batch ignores the batch size
         batch = int(seams.data_distribute.compute_batch_size(whole))
         is_filled = batch == _UNKNOWN or not _is_always(batch, spec)
         is_symbolic = whole.options().experimental_symbolic_checkpoint
         if is_filled and batch != _UNKNOWN and not is_symbolic:
             return None
-    # Every so many, as TensorFlow's `shard` after its rebatching.
+    # Every `workers`-th slice, as by TensorFlow's `shard` after its rebatching.
     first = context.input_pipeline_id if context else 0
     local = tuple(range(first, replicas, workers))
     if not _is_read_ahead(whole):
@@ -125,13 +135,18 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
 
 
 def _is_always(batch: int, spec: Any) -> bool:
-    """Whether no batch has fewer samples than others."""
+    """Whether every batch has the same number of samples.
+
+    Args:
+        batch: number of samples in a full batch.
+        spec: spec of a batch.
+    """
     parts = tf.nest.flatten(spec)
     return all(part.shape.rank and part.shape[0] == batch for part in parts)
 
 
 def _is_read_ahead(dataset: Any) -> bool:
-    """Whether a pipeline ends with a `prefetch`, options aside."""
+    """Whether a pipeline ends with a `prefetch`, ignoring options."""
     while type(dataset).__name__ == "_OptionsDataset":
         (dataset,) = dataset._inputs()
     return type(dataset).__name__ == "_PrefetchDataset"
@@ -140,7 +155,7 @@ def _is_read_ahead(dataset: Any) -> bool:
 def _is_copied_ahead(distributed: Any) -> bool:
     """Whether slices are copied to their devices before a step takes them.
 
-    A state is asked for with every batch, so it must be a few numbers.
+    The state is read with every batch, so the state must be a few numbers.
     """
     options, workers = distributed._options, distributed._input_workers
     if options is None or not options.experimental_fetch_to_device:
@@ -158,14 +173,14 @@ def _local(device: str) -> tuple[Any, Any]:
 
 
 def check_shares(size: int, replicas: int) -> None:
-    """Sees whether replicas have equal shares of a global batch.
+    """Checks that replicas have equal shares of a global batch.
 
     Args:
-        size: samples in the batch.
-        replicas: of all workers.
+        size: number of samples in the batch.
+        replicas: number of replicas of all workers.
 
     Raises:
-        ConfigurationError: they have not.
+        ConfigurationError: the shares differ.
     """
     if size % replicas:
         *most, last = [str(n) for n in range(1, size + 1) if size % n == 0]
@@ -185,14 +200,24 @@ _BATCH_SIZE = "_tfpreempt_batch_size"
 
 
 def with_batch_size(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """The dataset, of which `batch_size` knows how many samples its batches have."""
+    """Stores the number of samples per batch on a dataset, for `batch_size`.
+
+    Args:
+        dataset: the dataset.
+        size: number of samples in a batch.
+
+    Returns:
+        The same dataset.
+    """
     setattr(dataset, _BATCH_SIZE, size)
     return dataset
 
 
 def batch_size(dataset: Any) -> int | None:
-    """Samples in a full batch of a dataset, as far as it can be seen without reading
-    any: a read draws from shuffles, and can take minutes."""
+    """Returns the number of samples in a full batch of a dataset; None if unknown.
+
+    The function reads no data: a read draws from shuffles, and can take minutes.
+    """
     first, *_ = tf.nest.flatten(dataset.element_spec)
     if (shape := getattr(first, "shape", None)) and shape[0] is not None:
         return int(shape[0])
@@ -206,7 +231,7 @@ def batch_size(dataset: Any) -> int | None:
 
 
 def _length(part: Any) -> Any:
-    """The number of samples in a part of a batch; an int, where it is known."""
+    """Returns the number of samples in a part of a batch; an int if known."""
     if isinstance(part, tf.RaggedTensor):
         return part.nrows(tf.int64)
     if isinstance(part, tf.SparseTensor):

@@ -1,14 +1,14 @@
 """Callbacks and helpers for `model.fit` of Keras 3 and tf_keras.
 
-The names are loaded on first use, so that importing this imports neither Keras.
+The names are loaded on first use, so an import of the package imports no Keras.
 
-callback      PreemptionCallback: what a user of `model.fit` adds
-interface     a running `model.fit` of either Keras line, as this room sees it
+callback      PreemptionCallback, the callback that a program adds to `model.fit`
+interface     a running `model.fit` of either Keras line, as the package sees a fit
 multi_worker  makes `fit` of Keras 3 work with two workers or more
-record        what a commit holds of a fit besides the Checkpoint, as a State
-callbacks/    the other callbacks of a fit: what they remember, kept and given back
-data/         the place in the data; in public
-fit/          one `model.fit`: its loop, its phases, and what a save takes of it
+record        the values in a commit besides the Checkpoint of a fit, as a State
+callbacks/    the other callbacks of a fit: saves and restores their state
+data/         the position in the training data
+fit/          one `model.fit`: its loop, its phases, and the contents of a save
 
 Imported by cli, keras/callbacks, keras/data, keras/fit, tfpreempt.
 """

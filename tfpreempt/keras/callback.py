@@ -1,7 +1,7 @@
-"""PreemptionCallback: what a user of `model.fit` adds.
+"""PreemptionCallback, the callback that a program adds to `model.fit`.
 
-The class has every hook that Keras 3 and tf_keras call, and inherits from neither, so
-that one class serves both and importing it imports neither.
+The class has every hook that Keras 3 and tf_keras call, and inherits from neither. So
+the same class serves both, and an import of the module imports no Keras.
 """
 
 from __future__ import annotations
@@ -36,45 +36,48 @@ _running: list[Training] = []
 
 
 def new_process() -> None:
-    """For tests: no fit began in this process yet; one that was cut off has died."""
+    """Simulates a new process for tests: forgets earlier fits, abandons an open fit."""
     while _running:
         _running.pop().abandon()
     plan.PASTS.clear()
 
 
 class PreemptionCallback:
-    """Makes `model.fit` safe to interrupt: add it to the callbacks, run again.
+    """Makes `model.fit` safe to preempt: a restarted program resumes the fit.
 
-    On a termination notice all workers commit the same step and leave with the code
-    that makes their platform start them again; the next start goes on at the next
-    batch, bit for bit as if nothing had happened. docs/fit/data.md says what is exact.
+    On a termination notice, the workers commit the same step and exit with the code
+    that makes the platform restart the program. The restarted fit resumes at the next
+    batch, bit for bit as if uninterrupted. docs/fit/data.md describes for which data
+    the restart is exact.
 
-    It may stand anywhere among the callbacks and serve several fits, one after another.
+    The callback may be at any position in the list of callbacks, and may serve several
+    fits in sequence.
 
     Args:
-        checkpoint_dir: a directory of its own, on storage that all workers share; or
-            a URL, "gs://bucket/run" or "s3://bucket/run", which is the mirror of a
+        checkpoint_dir: directory used by this run only, on storage shared by the
+            workers; or a URL, "gs://bucket/run" or "s3://bucket/run", the mirror of a
             scratch directory on each machine.
         save_freq: when to commit without a notice: "epoch" (after each epoch), an int
-            (so many batches), a `datetime.timedelta`, or None (on notices only). The
-            state at the end of `fit` is committed in any case.
-        termination_config: when, with how much grace and how to leave. None: the
-            platform is detected. SIGTERM is watched at once; the metadata server of a
-            cloud is asked in the background, and a line of the log names the platform.
-        restore: False trains from the beginning although there is a checkpoint.
-        save_timeout: seconds that any wait for other workers may take where the notice
-            came without a grace period. A step, an evaluation or a hook of this
-            worker's own has no limit then: the platform ends it, if it must.
-        max_to_keep: commits to keep; None keeps all.
-        remote_checkpoint_dir: gs://bucket/run or s3://bucket/run: commits are copied
-            there in the background, and a start whose directory has nothing newer goes
-            on from there. None: TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
+            (a number of batches), a `datetime.timedelta`, or None (on notices only).
+            The state at the end of `fit` is always committed.
+        termination_config: sources of notices, grace period and exit code. None detects
+            the platform: SIGTERM is watched at once, a cloud's metadata server is
+            queried in the background, and a log line names the platform.
+        restore: False trains from the beginning even if there is a checkpoint.
+        save_timeout: timeout in seconds for any wait for other workers after a notice
+            without a grace period. A step, an evaluation or a hook of this worker has
+            no timeout then; the platform may end the process.
+        max_to_keep: number of commits to keep; None keeps every commit.
+        remote_checkpoint_dir: URL of the mirror, gs://bucket/run or s3://bucket/run.
+            Commits are uploaded in the background. If the mirror has a newer commit
+            than the directory at the start, the fit resumes from the mirror. None: the
+            value of TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
         async_save: whether the saves of `save_freq` are asynchronous: the state is
-            copied in memory, and written while training goes on. False: training waits
-            for them, and no memory is taken.
+            copied in memory and written while training continues. False: training waits
+            for the save, and no memory is needed for a copy.
 
     Raises:
-        ConfigurationError: an argument cannot work.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(
@@ -115,28 +118,28 @@ class PreemptionCallback:
             remote_checkpoint_dir=remote_checkpoint_dir,
             async_save=async_save,
         )
-        # Keras may start readers before the fit begins.
+        # Keras may start processes that read data before the fit begins.
         resolve_config(termination_config).guard_children()
         self._training: Training | None = None
         self._files: Encoded | None = None
-        self._names = contextlib.ExitStack()  # resolved for the newest fit
+        self._names = contextlib.ExitStack()  # file names resolved for the newest fit
         self._directory: str | None = None  # of the newest fit
-        self._last: MirrorStatus | None = None  # at the end of the newest fit
+        self._last: MirrorStatus | None = None  # status at the end of the newest fit
         self.model: Any = None
 
     @property
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest commit in the directory, or None. Reads the directory."""
+        """Returns the newest commit in the directory, or None; reads the directory."""
         directory = self._directory or self._options.checkpoint_dir
         return handle.latest(paths.absolute(local_directory(directory)))
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """How far the copying to `remote_checkpoint_dir` is; any thread.
+        """Returns the state of the mirror `remote_checkpoint_dir`; for any thread.
 
-        None without one, before the first fit, and on workers other than the chief. A
-        fit's end waits for the copy of its last commit; after it this tells how far
-        that came.
+        Returns None without a mirror, before the first fit, and on workers other than
+        the chief. The end of a fit waits for the upload of the last commit. After a
+        fit, the status tells how much of that commit was uploaded.
         """
         training = self._training
         if training is None:
@@ -144,21 +147,21 @@ class PreemptionCallback:
         return training.run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
+        """Waits until `remote_checkpoint_dir` has every commit; for any thread.
 
-        An asynchronous save that has begun is one of them.
-        After a fit nothing is copied any more, and this only says how it ended.
+        The wait includes an asynchronous save that has begun. After a fit nothing is
+        uploaded; the method then returns the result of the uploads of that fit.
 
         Args:
-            timeout: seconds; None waits as long as the upload gets on, and gives up
-                after five minutes in which it didn't.
+            timeout: seconds to wait. None waits while the upload makes progress, and
+                stops after five minutes without progress.
 
         Returns:
-            Whether the newest commit is there; True without a `remote_checkpoint_dir`,
-            and on workers other than the chief.
+            True if the mirror has the newest commit; also True without a mirror, and on
+            workers other than the chief.
 
         Raises:
-            ConfigurationError: the timeout is no number of seconds.
+            ConfigurationError: the timeout is not a number of seconds.
         """
         check_timeout(timeout)
         training = self._training
@@ -169,7 +172,7 @@ class PreemptionCallback:
     # --- what Keras calls ------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
-        """Takes the model, at the start of a fit.
+        """Stores the model at the start of a fit.
 
         Raises:
             ConfigurationError: Keras 3 runs on another backend than TensorFlow.
@@ -185,15 +188,19 @@ class PreemptionCallback:
                 )
         self.model = model
         callbacks = callbacks_of(model)
-        self._names.close()  # of a fit that died
+        self._names.close()  # from a fit that an error ended
         loggers = [each for each in callbacks if known.kind(each) == files.KIND]
         if loggers:
             self._names.enter_context(files.resolved(loggers))
-        # A logger may empty its file.
+        # A logger may truncate its file, so the text is read before.
         self._files = capture_files(loggers) if loggers else None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """A fit begins: agrees with all workers on a checkpoint, finds its place."""
+        """Agrees with the other workers on a checkpoint, and plans the fit.
+
+        Raises:
+            UsageError: another PreemptionCallback is in this fit or in an outer fit.
+        """
         if any(is_running(other.fit) for other in _running):
             raise errors.UsageError(
                 "two PreemptionCallbacks are in one fit, or in a fit inside a fit; a "
@@ -206,35 +213,35 @@ class PreemptionCallback:
         _running.append(self._training)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """An epoch begins."""
+        """Prepares the counters of the epoch."""
         if self._training is not None:
             self._training.epoch_begins(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """An epoch ends; the next step commits it, when all callbacks are through."""
+        """Completes the epoch, after the other callbacks; the next step commits."""
         if self._training is not None:
             self._training.epoch_ends(logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The validation of a fit begins, or an `evaluate` of the user's."""
+        """Begins the validation of a fit; ignores an `evaluate` call of the program."""
         if self._training is not None and is_validation(self.model):
             self._training.validation_begins()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """A step of it."""
+        """Handles a pending preemption before a validation step."""
         if self._training is not None:
             self._training.validation_step()
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Its end."""
+        """Ends the validation of a fit."""
         if self._training is not None:
             self._training.validation_ends()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """A fit ends: commits its final state with all workers.
+        """Commits the final state of a fit, together with the other workers.
 
         Raises:
-            SaveError: it could not be committed.
+            SaveError: the final state could not be committed.
         """
         training = self._training
         if training is not None:
@@ -249,7 +256,7 @@ class PreemptionCallback:
     # --- hooks without work ----------------------------------------------------------
 
     def _not_used(self, *_: Any, **__: Any) -> None:
-        """Nothing: the train function is the boundary."""
+        """Does nothing: the step boundary is in the train function."""
 
     _not_used._is_default = True  # type: ignore[attr-defined]  # as Keras marks its own
     set_params = on_batch_begin = on_batch_end = _not_used

@@ -1,7 +1,7 @@
-"""A running `model.fit` of either Keras line, as this room sees it.
+"""Defines `Fit`, a running `model.fit` of either Keras line.
 
-Everything that differs between Keras 3 and tf_keras is behind `Fit`; `fit/keras3.py`
-and `fit/tf_keras.py` implement it, and `fit/lookup.py` finds the one that runs.
+Every difference between Keras 3 and tf_keras is behind `Fit`. `fit/keras3.py` and
+`fit/tf_keras.py` implement the protocol, and `fit/lookup.py` finds the running fit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """A loader of other people that a fit trains on, and that knows its place.
+    """A third-party data loader with a position, as the training data of a fit.
 
     Attributes:
-        open: gives the iterator that its batches are read from, for each iterator of
-            the fit; `states.loaders.place_of` knows it.
-        taken: gives the batches that Keras has taken of it before training.
-        standardize: makes of a batch what Keras makes of it.
+        open: returns the iterator over the batches, once for each iterator of the fit;
+            `states.loaders.place_of` supports the iterator.
+        taken: returns the batches that Keras took from the loader before training.
+        standardize: converts a batch in the same way as Keras.
     """
 
     open: Callable[[], Any]
@@ -37,12 +37,12 @@ class Loader:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceData:
-    """A PyDataset or Sequence that a fit trains on.
+    """A PyDataset or Sequence, as the training data of a fit.
 
     Attributes:
         data: the PyDataset or Sequence.
-        shuffles: whether Keras shuffles its batches in each epoch.
-        workers: threads that read it.
+        shuffles: whether Keras shuffles the batches in each epoch.
+        workers: number of threads that read the data.
     """
 
     data: Any
@@ -51,31 +51,35 @@ class SequenceData:
 
 
 class Fit(Protocol):
-    """One running fit. Main thread.
+    """A running fit. Main thread only.
 
-    What a line has nothing to do for it leaves out.
+    Methods with a body here are optional: a Keras line without a need for the method
+    omits the method.
 
     Attributes:
         model: the model.
-        optimizer: its optimizer when the fit begins; None without one.
-        frame: of the call of `fit`; None when it came to its end, or was given up
-            after an error: where the next fit begins.
-        line: "keras" or "tf_keras".
-        loop: the local variable of `fit` that holds its data.
-        dataset_name: its attribute with the dataset that it makes its iterators of.
+        optimizer: the model's optimizer at the start of the fit; None without an
+            optimizer.
+        frame: stack frame of the call of `fit`. None after the end of the fit; the next
+            fit sets None for a fit that an error ended.
+        line: Keras line, "keras" or "tf_keras".
+        loop: the local variable of `fit` that holds the data.
+        dataset_name: name of the attribute of `loop` with the dataset from which `loop`
+            makes iterators.
         adapter: Keras' own data adapter.
-        callbacks: the CallbackList.
-        arguments: the arguments of `fit` by name, as they are when training begins: x
-            and y are without the part that validates.
-        steps_per_execution: batches that a whole call of the train function trains in
-            this epoch.
-        cuts_last_step: whether the last step of an epoch trains on fewer batches, where
-            fewer are left.
-        keeps_iterator: whether one iterator serves several epochs.
-        first_iterator: the number, from 1, of the iterator that a fresh fit trains with
-            first.
-        sequence: the PyDataset or Sequence that is trained on; None for other data.
-        loader: that is trained on, if its place can be had; None for other data.
+        callbacks: the CallbackList of the fit.
+        arguments: arguments of `fit` by name, with the values at the start of training:
+            x and y exclude the part used for validation.
+        steps_per_execution: number of batches that a full call of the train function
+            trains in this epoch.
+        cuts_last_step: whether the last step of an epoch trains on fewer batches if
+            fewer remain.
+        keeps_iterator: whether the same iterator serves several epochs.
+        first_iterator: number, from 1, of the iterator used first for training by a fit
+            that does not resume.
+        sequence: the PyDataset or Sequence used for training; None for other data.
+        loader: the loader used for training, if its position is readable; None for
+            other data.
     """
 
     model: Any
@@ -96,45 +100,48 @@ class Fit(Protocol):
 
     @property
     def steps(self) -> int | None:
-        """Batches in an epoch; None while unknown."""
+        """Returns the number of batches in an epoch; None while unknown."""
 
     @property
     def array_batch(self) -> int | None:
-        """Samples in a global batch of arrays; None: other data."""
+        """Returns the samples in a global batch of arrays; None for other data."""
 
     @property
     def array_way(self) -> str | None:
-        """How to go on in arrays, which Keras itself makes a dataset of.
+        """Returns how to resume in arrays, from which Keras itself makes a dataset.
 
-        "iterator": by the iterator's state; "index": by `distribute_arrays`; "replay":
-        by reading again. None: other data.
+        "iterator" restores the iterator's state, "index" calls `distribute_arrays`, and
+        "replay" reads the batches again. None: other data than arrays.
         """
 
     @property
     def sequence_length(self) -> int | None:
-        """Batches of the sequence, which may change it; None for ever."""
+        """Returns the current number of batches of the sequence; None if endless.
+
+        The sequence may change the number.
+        """
 
     def validation_calls(self) -> list[tuple[Any, str]]:
         """Returns owners and names of the functions that the next validation calls.
 
-        They are `evaluate` of the model, and where the model has no iterator over the
-        validation data yet, the function or class that makes the iterator.
+        The first is `evaluate` of the model. If the model has no iterator over the
+        validation data yet, the function or class that makes the iterator follows.
         """
 
     def settle(self) -> None:
-        """Waits until callbacks that Keras runs in the background are through."""
+        """Waits until the callbacks that Keras runs in the background have returned."""
         return
 
     def shuffle_state(self) -> Any:
         """Returns the state from which Keras shuffles the next pass over the sequence.
 
         Returns:
-            A state of Python's global generator, or an int that seeds a new one.
+            A state of Python's global generator, or an int that seeds a new generator.
         """
         return random.getstate()
 
     def note_order(self, note: Callable[[int], None]) -> None:
-        """Calls a function with each index into the sequence that Keras asks for.
+        """Calls a function with each index into the sequence requested by Keras.
 
         Args:
             note: called in the order of the batches, in a thread that reads ahead.
@@ -152,75 +159,95 @@ class Fit(Protocol):
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
     ) -> Any:
-        """A dataset of batches like those of a sequence or loader, as `fit` makes it.
+        """Returns a dataset of a sequence's or loader's batches, as `fit` makes it.
 
         Args:
-            batches: gives them.
-            ahead: as many are read ahead.
+            batches: function that returns an iterator over the batches.
+            ahead: number of batches to prefetch.
         """
 
     def read_one_pass(self) -> Any:
         """Returns a dataset of one pass over the sequence, read by Keras' workers.
 
-        None where Keras reads without workers. The readers of Keras are bound to
-        epochs: they draw an order when an epoch begins, before the state of a restart
-        is restored (Keras 3), or begin another pass on their own (tf_keras).
+        Without workers returns None. The readers of Keras are bound to epochs. The
+        readers draw an order when an epoch begins, before the state of a restart is
+        restored (Keras 3), or begin another pass on their own (tf_keras).
         """
         return None
 
     def distribute_arrays(self, batches: int) -> Any:
-        """The dataset of arrays without its first batches, as `fit` would make it."""
-        return None  # where `array_way` is "index" only
+        """Returns the dataset of the arrays without the first batches.
+
+        The dataset is otherwise equal to the dataset made by `fit`.
+
+        Args:
+            batches: number of batches to skip.
+        """
+        return None  # reached only if `array_way` is "index"
 
     def loop_state(self) -> dict[str, Any]:
-        """What the loop has learned of its data; JSON."""
+        """Returns the facts about the data collected by the loop, as JSON values."""
 
     def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
-        """Makes the fit begin there; called in `on_train_begin`."""
+        """Makes the fit begin at an epoch and a batch; called in `on_train_begin`.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            batch: number of batches of the epoch that are trained already.
+            loop_state: result of `loop_state` in the commit; empty without a commit.
+        """
 
     def epoch_begins(self) -> None:
-        """Called in `on_epoch_begin`, after all other callbacks."""
+        """Prepares an epoch, in `on_epoch_begin` after the hooks of other callbacks."""
         return
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        """No step is left in an epoch whose steps returned these logs.
+        """Makes Keras end an epoch without another step, with earlier logs.
+
+        Args:
+            logs: logs of the steps of the epoch, returned before the restart.
 
         Returns:
-            Whether Keras can end the epoch so; otherwise a step must return them.
+            Whether Keras can end the epoch without a step; if False, a step must return
+            the logs.
         """
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
-        """The epoch's last step returns these logs, and its metrics are not known."""
+        """Makes Keras end the epoch with given logs, without reading the metrics.
+
+        Args:
+            logs: logs of the epoch's last step, whose metrics are not restored yet.
+        """
 
     def forget_answer(self) -> None:
-        """A step beyond the data was answered, and must not count as one of theirs."""
+        """Subtracts a step past the end of the data from the count of steps."""
         return
 
     def ends(self) -> None:
-        """Takes back what `start_at` left on the model; also after a failure."""
+        """Removes the changes made on the model by `start_at`; also after a failure."""
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        """Returns TensorFlow's function in a train function, to make the variables by.
+        """Returns TensorFlow's function inside a train function, to trace in `build`.
 
         Args:
-            train_function: made by Keras, or by the program.
+            train_function: train function made by Keras or by the program.
             trains: whether steps follow in this fit.
 
         Returns:
-            The function that is traced for an iterator; None where `build` makes the
-            variables, such as for steps that run eagerly.
+            The function that is traced for an iterator; the trace makes the variables.
+            None if `build` makes the variables instead, as for steps that run eagerly.
         """
 
     def build(self, iterator: Any, train_function: Any) -> None:
         """Makes every variable that training uses, without a trace for the steps.
 
         Args:
-            iterator: of the training data; is not read.
-            train_function: made by Keras.
+            iterator: iterator over the training data; not read.
+            train_function: train function made by Keras.
         """
 
     def trace(self, step: Any, iterator: Any) -> None:
-        """Makes what a step of one batch makes; reads no data."""
+        """Traces a step of one batch to make the step's variables; reads no data."""
 
         def traced(data: Any) -> Any:
             return self.model.distribute_strategy.run(step, args=(data,))
@@ -228,7 +255,7 @@ class Fit(Protocol):
         tf.function(traced).get_concrete_function(iterator.element_spec)
 
     def build_test(self, iterator: Any) -> None:
-        """Makes what only a test step makes, such as metrics; reads no data."""
+        """Makes the variables used only in test steps, as of metrics; reads no data."""
         try:
             self.trace(self.model.test_step, iterator)
         except Exception as error:  # noqa: BLE001 - what is missing will be named
@@ -238,15 +265,15 @@ class Fit(Protocol):
 def instead_once(
     owner: Any, name: str, instead: Callable[..., Any]
 ) -> Callable[[], None]:
-    """Puts a function in place of a method or a module's function, until it is called.
+    """Replaces a method or a module's function until the first call of the replacement.
 
     Args:
-        owner: object or module that has the function.
-        name: of the function.
-        instead: is called in its place, when it may call the function again.
+        owner: object or module with the function.
+        name: name of the function.
+        instead: called instead of the function, and may call the function.
 
     Returns:
-        A function that takes the replacement back; without effect after the call.
+        A function that removes the replacement; without effect after the first call.
     """
     is_own, own = name in vars(owner), getattr(owner, name, None)
 
@@ -260,7 +287,7 @@ def instead_once(
         if is_own:
             setattr(owner, name, own)
         else:
-            delattr(owner, name)  # uncovers the class's own
+            delattr(owner, name)  # uncovers the function of the class
 
     setattr(owner, name, called)
     return take_back
@@ -270,10 +297,10 @@ def after_each(owner: Any, name: str, then: Callable[..., Any]) -> None:
     """Calls a function after each call of a method, until `uncover`.
 
     Args:
-        owner: whose method it is.
-        name: of the method.
-        then: is called with the name, the result and the arguments; returns the
-            result.
+        owner: object with the method.
+        name: name of the method.
+        then: called with the name, the result and the arguments; returns the result for
+            the caller.
     """
     method = getattr(owner, name)
 
@@ -285,5 +312,5 @@ def after_each(owner: Any, name: str, then: Callable[..., Any]) -> None:
 
 
 def uncover(owner: Any, name: str) -> None:
-    """Takes back `after_each`."""
+    """Removes the wrapper of `after_each`."""
     owner.__dict__.pop(name, None)

@@ -1,20 +1,20 @@
 """Makes `fit`, `evaluate` and `predict` of Keras 3 work with two workers or more.
 
-Keras 3 fails under a MultiWorkerMirroredStrategy (keras#20585) in three places, all in
+Keras 3 fails under a MultiWorkerMirroredStrategy (keras#20585) in three functions of
 `keras.src.backend.tensorflow.trainer`:
 
 - `TensorFlowTrainer._maybe_symbolic_build` asks the strategy for the mean of a batch,
   to learn shapes and dtypes; such a batch cannot be reduced outside of a `tf.function`.
-  The data's `element_spec` says the same, and nothing has to be read.
-- `reduce_per_replica` asks for the mean of what the replicas returned along axis 0,
-  which scalars do not have. The mean over replicas is `axis=None`.
+  The data's `element_spec` has the same shapes and dtypes, without a read.
+- `reduce_per_replica` asks for the mean of the replicas' results along axis 0, which
+  scalars do not have. The mean over replicas is `axis=None`.
 - `TensorFlowTrainer._make_function` calls, for `steps_per_execution` above 1, a
-  `tf.function` inside of a loop. TensorFlow passes the keys of collectives on to
+  `tf.function` inside of a loop. TensorFlow passes the keys of collectives to
   functions, not to control flow: "You must feed a value for placeholder tensor". The
   same loop without the inner `tf.function` works. (MirroredStrategy fails here too.)
 
-They are replaced for such a strategy and nothing else: one worker, MirroredStrategy and
-no strategy go through the functions that were there before.
+The three functions are replaced for such a strategy only. A single worker,
+MirroredStrategy and no strategy still use the original functions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ _Function = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Replacement:
-    """One function of Keras: where it is looked up, and what was and is there."""
+    """A replaced function of Keras: where Keras looks for it, and both functions.
+
+    Attributes:
+        owner: class or module with the function.
+        name: name of the function.
+        previous: the function before the replacement.
+        ours: the replacement.
+    """
 
     owner: Any
     name: str
@@ -44,24 +51,24 @@ class _Replacement:
     ours: _Function
 
 
-# Keras is patched for the whole process, so this is as global as what it records.
+# Keras is patched for the whole process, so the list of replacements is global, too.
 _in_force: list[_Replacement] = []
 
 
 class MultiWorkerPatch:
-    """Takes the patch back; made by `enable_multi_worker`."""
+    """Handle that removes the patch of Keras; returned by `enable_multi_worker`."""
 
     @property
     def is_active(self) -> bool:
-        """Whether Keras is patched now, by whichever call."""
+        """Whether Keras is patched now, by any call of `enable_multi_worker`."""
         return bool(_in_force)
 
     def remove(self) -> None:
-        """Puts back what the first `enable_multi_worker` found; twice is once.
+        """Restores the functions from before the first `enable_multi_worker`.
 
-        Steps that a model has compiled stay as they are. Where someone else has patched
-        Keras since, their function stays, ours does nothing inside of it, and a warning
-        says so.
+        A second call has no effect. Steps that a model has already compiled do not
+        change. If other code has patched Keras since, the other patch remains, our
+        function inside of the patch does nothing, and a warning is logged.
         """
         while _in_force:
             was = _in_force.pop()
@@ -79,33 +86,35 @@ class MultiWorkerPatch:
 
 
 def enable_multi_worker() -> MultiWorkerPatch:
-    """Lets Keras 3 train under MultiWorkerMirroredStrategy with two workers or more.
+    """Patches Keras 3 to train under MultiWorkerMirroredStrategy on several workers.
 
-    Call it on every worker before `fit`, `evaluate`, `predict` or their `_on_batch`
-    forms. A second call changes nothing. tf_keras (`TF_USE_LEGACY_KERAS=1`) works
-    without it and is not touched. Set the same seed on every worker if `fit` shuffles
-    arrays: each worker takes its part of its own permutation.
+    Call the function on every worker before `fit`, `evaluate`, `predict` or their
+    `_on_batch` forms. A second call changes nothing. tf_keras (`TF_USE_LEGACY_KERAS=1`)
+    needs no patch and is not changed. Set the same seed on every worker if `fit`
+    shuffles arrays: each worker takes a part of its own permutation.
 
-    The model is built, with its metrics, loss and optimizer, before the first step.
-    Shapes and dtypes come from the data's `element_spec`; only where that leaves a
-    dimension open besides the first, one batch is read and thrown away, as Keras does.
+    The model, its metrics, loss and optimizer are built before the first step. Shapes
+    and dtypes come from the data's `element_spec`. If the spec has an open dimension
+    besides the first, a batch is read and discarded, as Keras does.
 
-    `predict` returns, on every worker, the outputs for the data of all. Data that are
-    sharded by batches (arrays are, and datasets with `AutoShardPolicy.DATA`) keep their
-    order. Sharded by files, each step has the rows of worker 0, then those of worker 1,
-    and so on; not sharded (`OFF`), all rows of every worker.
+    `predict` returns the outputs for the data of every worker, on every worker. Data
+    sharded by batches (arrays, and datasets with `AutoShardPolicy.DATA`) keep their
+    order. For data sharded by files, each step has the rows of worker 0, then the rows
+    of worker 1, and so on. Without sharding (`OFF`), the result has every row of every
+    worker.
 
-    What fails in Keras under a MirroredStrategy fails here as well: `jit_compile=True`,
-    and optimizers with `use_ema` or `gradient_accumulation_steps`.
+    Settings that Keras does not support under a MirroredStrategy fail here too:
+    `jit_compile=True`, and optimizers with `use_ema` or `gradient_accumulation_steps`.
 
     Returns:
-        What takes the patch back. To keep it for the whole program, ignore it.
+        A handle that removes the patch. Ignore the handle to keep the patch until the
+        program ends.
 
     Raises:
-        UnsupportedVersionError: this Keras has not got what would be replaced.
+        UnsupportedVersionError: this version of Keras lacks a function to replace.
         ConfigurationError: Keras does not run on TensorFlow. `fit` and `evaluate` raise
-            it for a metric that was made outside of `strategy.scope()`: each worker
-            would count its own rows only.
+            the same error for a metric made outside of `strategy.scope()`, because each
+            worker would count its own rows only.
     """
     import keras
 
@@ -133,7 +142,13 @@ def enable_multi_worker() -> MultiWorkerPatch:
 
 
 def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> None:
-    """Puts a function that wraps the present one in its place, and records it."""
+    """Replaces a function by a wrapper of the function, and records the replacement.
+
+    Args:
+        owner: class or module with the function.
+        name: name of the function.
+        make: returns the wrapper of a function.
+    """
     previous = getattr(owner, name)
     ours = functools.wraps(previous)(make(previous))
     setattr(owner, name, ours)
@@ -141,7 +156,7 @@ def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> N
 
 
 def _has_workers(strategy: Any) -> bool:
-    """Whether the patch is for this strategy, by Keras' own test; None is none."""
+    """Whether the patch applies to a strategy, by Keras' own test; False for None."""
     return bool(_in_force) and bool(
         seams.keras_trainer._collective_all_reduce_multi_worker(strategy)
     )
@@ -175,9 +190,9 @@ def _building(previous: _Function) -> _Function:
         if iterator is None:
             previous(self, data_batch=data_batch)
         else:
-            # Keras reads a batch here where a strategy has one worker. Draws what that
-            # read draws for the order of the data, so the epochs have the same orders
-            # with any number of workers.
+            # With a strategy of a single worker, Keras reads a batch here. Make the
+            # random draws of that read for the order of the data, so that the epochs
+            # have the same orders with any number of workers.
             from tfpreempt.keras.data import pipeline
 
             adapter = iterator.data_adapter
@@ -191,7 +206,8 @@ def _building(previous: _Function) -> _Function:
             with strategy.scope():
                 self._symbolic_build(iterator=_example(iterator, strategy))
         for variable in self.metrics_variables:
-            # An EarlyStopping that ends one worker leaves the others waiting for it.
+            # With metrics per worker, an EarlyStopping could end a single worker, and
+            # the other workers would wait for that worker.
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise errors.ConfigurationError(
                     f"the metric variable {variable.path!r} was made outside of "
@@ -203,21 +219,23 @@ def _building(previous: _Function) -> _Function:
 
 
 def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]]]:
-    """One replica's batch in shape and dtype, in the form of Keras' iterators.
+    """Yields a replica's batch in shape and dtype, in the form of Keras' iterators.
 
-    `Trainer._symbolic_build` only iterates over it if anything is left to build. All
-    workers come here, or none, and all have the same specs.
+    `Trainer._symbolic_build` iterates only if the model has unbuilt parts. Either every
+    worker reaches this function or no worker does, and the specs are equal on every
+    worker.
 
     Args:
         iterator: Keras' `TFEpochIterator` over the data.
-        strategy: the strategy that distributes them.
+        strategy: strategy that distributes the data.
     """
     import keras
 
     specs = iterator._distributed_dataset.element_spec
     batch = keras.tree.map_structure(of_one_replica, specs)
-    # An open dimension may be what a layer is built with, or what tells sparse labels
-    # from one-hot ones. Open rows are no loss: the steps are traced with them open.
+    # A layer may be built with an open dimension, or the dimension may distinguish
+    # sparse labels from one-hot labels. Open rows are fine: the steps are traced with
+    # open rows.
     shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch)]
     if any(s is None or s.rank is None or None in s.as_list()[1:] for s in shapes):
         _, _, batches = next(iter(iterator))
@@ -228,7 +246,7 @@ def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]
 
 
 def of_one_replica(spec: Any) -> Any:
-    """A replica's part of a `PerReplicaSpec`; another spec as it is."""
+    """Returns a replica's spec of a `PerReplicaSpec`; any other spec unchanged."""
     return getattr(spec, "_value_specs", (spec,))[0]
 
 
@@ -260,7 +278,7 @@ def _stepping(previous: _Function) -> _Function:
 
 
 def _several_steps(model: Any, step_function: _Function) -> _Function:
-    """`steps_per_execution` steps, or as many as there are data for."""
+    """Returns a function of `steps_per_execution` steps, or fewer at the data's end."""
     import tensorflow as tf
 
     def one_step(data: Any) -> Any:
@@ -281,8 +299,8 @@ def _several_steps(model: Any, step_function: _Function) -> _Function:
             following = tf.cond(is_last, lambda: batch, iterator.get_next_as_optional)
             return done + 1, following, outputs
 
-        # The first step stands before the loop: it says what the outputs are, and it
-        # raises the OutOfRangeError that ends an epoch.
+        # The first step is before the loop: its outputs give the loop its structure,
+        # and its read raises the OutOfRangeError that ends an epoch.
         outputs = one_step(iterator.get_next())
         start = (tf.constant(1), iterator.get_next_as_optional(), outputs)
         return tf.while_loop(goes_on, body, start, parallel_iterations=1)[-1]

@@ -1,4 +1,4 @@
-"""What a commit holds of a fit besides the Checkpoint: named values in a State."""
+"""Named values in a commit besides the Checkpoint of a fit, saved as a State."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from tfpreempt.checkpoint.state.encoding import (
 from tfpreempt.checkpoint.state.state import State
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)  # without slots, for `digest`
+# Without slots, because of the cached `digest`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A value of plain Python and NumPy as it was when it was taken.
+    """A value of plain Python and NumPy types, in encoded form.
 
-    Bytes are not copied on the way: those of a pipeline can be as large as memory.
+    Later changes of the original value do not change the encoded form. Bytes are not
+    copied during encoding: the bytes of a pipeline can be as large as the memory.
 
     Attributes:
-        header: JSON.
-        arrays: the bytes of its arrays, and its bytes; the header says what they are.
+        header: JSON description of the value.
+        arrays: bytes of the arrays in the value, and bytes objects in the value;
+            described by the header.
     """
 
     header: Any
@@ -36,14 +39,14 @@ class Encoded:
 
     @staticmethod
     def of(value: Any, path: str = "the value") -> Encoded:
-        """Takes it, type for type.
+        """Encodes a value, type for type.
 
         Args:
-            value: what `checkpoint.encoding` knows.
-            path: names it in an error.
+            value: value of the types that `checkpoint.encoding` supports.
+            path: name of the value in an error.
 
         Raises:
-            SaveError: a part of it is of a kind that cannot be kept.
+            SaveError: a part of the value has a type that cannot be saved.
         """
         arrays: list[bytes] = []
         header = encode(value, path, arrays, takes_bytes=True)
@@ -51,7 +54,7 @@ class Encoded:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Equal where the values are, bit for bit."""
+        """Returns bytes that are equal for two values equal bit for bit."""
         text = repr(self.header).encode()
         if not self.arrays:
             return text
@@ -61,25 +64,26 @@ class Encoded:
         return found.digest()
 
     def value(self) -> Any:
-        """What was taken; lists, dicts and arrays are new.
+        """Returns the encoded value; lists, dicts and arrays are new objects.
 
         Raises:
-            CheckpointDamagedError: it was not made by `of`.
+            CheckpointDamagedError: the header and arrays were not made by `of`.
         """
         with readable("a fit"):
             return decode(self.header, self.arrays)
 
 
 class Record(State):
-    """Saves what `take` gives, keeps what was loaded.
+    """Saves the values returned by `take`; keeps the values loaded from a checkpoint.
 
     Args:
-        name: of the State.
-        take: called on the main thread when a save is staged.
-        per_worker: see `State`.
+        name: name of the State.
+        take: function that returns the values by name; called on the main thread when a
+            save is staged.
+        per_worker: whether each worker saves its own values; see `State`.
 
     Attributes:
-        loaded: of the restored checkpoint; None without one.
+        loaded: values of the restored checkpoint; None if no checkpoint was restored.
     """
 
     _is_reserved = True
@@ -106,11 +110,11 @@ class Record(State):
 
     @staticmethod
     def read(fileobj: IO[bytes]) -> dict[str, Encoded]:
-        """What one file holds.
+        """Returns the values in a file written by `save`.
 
         Raises:
-            CheckpointDamagedError: it is something else.
-            CheckpointMismatchError: it is of an earlier version.
+            CheckpointDamagedError: the file is corrupt.
+            CheckpointMismatchError: the file was written by an earlier version.
         """
         header, parts = read_parts(fileobj)
         if not isinstance(header, dict) or "record" not in header:

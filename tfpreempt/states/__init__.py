@@ -1,14 +1,15 @@
-"""Named States: saving and loading them from programs, and the ready-made ones.
+"""Named States: ready-made classes, and functions that save and load States.
 
-The names are loaded on first use, so that a program without TensorFlow stays without.
+The names are loaded on first use, so a program without TensorFlow does not import
+TensorFlow.
 
 alone              commits of named States without a handler, and without TensorFlow
-copies             what a program without a handler has in an object store: it looks
+copies             the mirror of a program without a handler: lookup, download, upload
 generators         ready-made States for the random generators of Python and NumPy
-loaders            a ready-made State for loaders that know their place, such as Grain's
+loaders            a ready-made State for loaders with a position, such as Grain's
 registered         save_all_states(), save_state() and load_state()
 tensorflow_states  ready-made States for TensorFlow's random generators and dataset
-values             ready-made States for plain values: a step, anything JSON-able
+values             ready-made States for plain values: a step, JSON values, arrays
 
 Imported by keras, tfpreempt.
 """

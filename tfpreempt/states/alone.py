@@ -31,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 class StatesAlone:
-    """The named States in one directory; main thread.
+    """Saves and loads the named States in a directory; main thread only.
 
-    All workers sync them, the chief writes them: nobody waits for anybody, so nothing
-    that differs between workers can be in a commit.
+    Every worker calls `sync()`, and the chief writes the commit. No worker waits for
+    another worker, so a commit contains no values that differ between workers.
 
     Args:
-        places: the checkpoint directory, which the first save makes if need be, and
-            where commits are copied to, and looked for.
-        cluster: who the workers are.
+        places: the checkpoint directory, created by the first save if missing; and the
+            mirror of the commits.
+        cluster: the workers of the run.
     """
 
     def __init__(self, places: Places, cluster: Cluster) -> None:
@@ -47,7 +47,7 @@ class StatesAlone:
         self._directory = directory = paths.absolute(self._named)
         self._cluster = cluster
         self._loader = StateLoader(directory, cluster)
-        self._lease = Lease()  # the chief's alone is ever taken
+        self._lease = Lease()  # acquired on the chief only
         self._copies: Copies | None = None
         self._max_to_keep = places.max_to_keep
         if places.store is not None:
@@ -59,16 +59,19 @@ class StatesAlone:
                 self._files(),
                 places.scratch,
             )
-        self._opened: Directory | None = None  # from the first save on
-        self._has_directory = False  # from the first save of all States on
-        self._has_held = False  # from the first save on, of all States or of one
+        self._opened: Directory | None = None  # set by the first save
+        self._has_directory = False  # set by the first save of the registered States
+        self._has_held = False  # from the first save of any kind on
         self._is_warned = False
 
     def load(self, state: State) -> bool:
-        """Loads a State from the newest whole commit; whether there was something.
+        """Loads a State from the newest intact commit; False if no saved value exists.
+
+        Args:
+            state: State to load.
 
         Raises:
-            CheckpointError: see `load_state`.
+            CheckpointError: the State cannot be loaded; see `load_state`.
         """
         if self._copies is not None:
             self._copies.begin(self._take)
@@ -79,17 +82,18 @@ class StatesAlone:
         return self._loader.load(state)
 
     def save(self) -> str:
-        """Commits the States; every worker calls it at the same place.
+        """Commits the States; every worker calls the method at the same program point.
 
         Returns:
-            The commit's directory on the chief; elsewhere the checkpoint directory.
+            The commit's directory on the chief, the checkpoint directory on other
+            workers.
 
         Raises:
-            SaveError: nothing was committed, and nothing older was touched.
-            DirectoryInUseError: another program is at work in the directory.
-            ConfigurationError: the directory cannot work; or there are several workers,
-                and a State of each.
-            UsageError: there is no State.
+            SaveError: the commit failed; earlier commits are intact.
+            DirectoryInUseError: another program uses the directory.
+            ConfigurationError: the directory is unusable; or there are several workers,
+                and a State saved per worker.
+            UsageError: no State is registered.
         """
         states = REGISTRY.in_order()
         if not states:
@@ -106,7 +110,8 @@ class StatesAlone:
                 "or use States with per_worker=False."
             )
         if not self._has_directory:
-            failure.check_directory(self._named)  # later saves must find the same one
+            # Later saves must find the same directory.
+            failure.check_directory(self._named)
             self._has_directory = True
         if not self._cluster.is_chief:
             sync_states(states)
@@ -133,27 +138,28 @@ class StatesAlone:
                 lease=self._lease,
             )
             opened.start()
-        opened.mirror = mirror  # a new one after a handler that had the directory
+        # After a handler, which closes the mirror, there is a new mirror.
+        opened.mirror = mirror
         save = Save(opened, self._step(states), f"states-{uuid.uuid4().hex[:12]}")
         save.capture()
         save.write()
         commit = save.publish("save", range(self._cluster.world))
-        assert commit is not None  # there is no save_fn that could say so
+        assert commit is not None  # None is possible with a save_fn only
         return commit.path
 
     def hold(self) -> Files:
-        """The chief holds the directory's lease from now on, until the process ends.
+        """Takes the directory's lease on the chief, until the process ends.
 
         Other workers take no lease and check nothing: a commit that appeared after they
-        loaded their States is their own chief's.
+        loaded their States was made by their own chief.
 
         Returns:
             The file operations in the directory; they fail once the lease is lost.
 
         Raises:
-            DirectoryInUseError: another program is at work in the directory, or has
-                committed there since this one loaded its States.
-            SaveError: the disk.
+            DirectoryInUseError: another program uses the directory, or has committed in
+                the directory since this program loaded its States.
+            SaveError: a disk error.
         """
         self._take()
         if self._cluster.is_chief and not self._has_held:
@@ -171,7 +177,7 @@ class StatesAlone:
         Loading takes no lease, so another program can commit between load and save.
         """
         if current_session.current():
-            self._lease.head = Head()  # the handler knows on which commits it stands
+            self._lease.head = Head()  # the handler checks for foreign commits
         if not self._lease.head.has_moved(self._commits()):
             return
         self._lease.release()
@@ -183,7 +189,7 @@ class StatesAlone:
         )
 
     def _warn_if_chief_committed(self) -> None:
-        """Warns once of a commit between two loads of a worker that never saved."""
+        """Warns once of a commit between two loads, on a worker that never saved."""
         if not self._is_warned and self._lease.head.has_moved(self._commits()):
             self._is_warned = True
             _log.warning(

@@ -1,7 +1,8 @@
-"""What a program without a handler has in an object store: it looks, fetches, copies.
+"""The mirror of a program without a handler: finds, downloads and uploads commits.
 
-The same as a handler does at its start and at its end, by `checkpoint/mirror`, except
-that nobody agrees with anybody: each worker looks for itself, by the same rule.
+The steps are the steps of a handler at its start and at its end, by
+`checkpoint/mirror`, except for the agreement: each worker looks for a newer commit on
+its own, by the same rule.
 """
 
 from __future__ import annotations
@@ -34,27 +35,29 @@ from tfpreempt.storage.interface import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-_FETCH_SECONDS = 3600.0  # that another worker may take to fetch a commit
-_END_SECONDS = 60.0  # that the end of the program waits for the last copy
-MAX_TO_KEEP = 2  # commits, in the directory and in the store
+_FETCH_SECONDS = 3600.0  # time limit for another worker's fetch of a commit
+_END_SECONDS = 60.0  # timeout of the last upload at the end of the program
+MAX_TO_KEEP = 2  # number of commits in the directory and in the store
 
 
 @dataclasses.dataclass(eq=False)
 class Copies:
-    """One worker's part; main thread.
+    """The mirror on one worker; main thread only.
 
     Args:
-        store: where commits are copied to.
+        store: object store of the mirror.
         directory: the checkpoint directory, which exists.
-        cluster: who the workers are.
-        newest: finds the newest commit in the directory that is whole.
-        files: the file operations; on the chief, by its lease of the directory.
-        scratch: where the directory is the scratch directory of a URL.
-        seconds: how long the end of the program may wait for the last copy; of a URL as
-            long as the upload gets on.
+        cluster: the workers of the run.
+        newest: returns the newest intact commit in the directory.
+        files: file operations in the directory; on the chief, by its lease of the
+            directory.
+        scratch: the scratch directory of a URL, if the directory is a scratch
+            directory.
+        seconds: timeout of the last upload at the end of the program. For a URL the
+            wait lasts while the upload makes progress.
 
     Attributes:
-        mirror: the mirror of the directory, once `begin` was called.
+        mirror: mirror of the directory; the chief opens the mirror in `begin`.
     """
 
     store: ObjectStore
@@ -65,28 +68,29 @@ class Copies:
     scratch: Scratch | None = None
     seconds: float = _END_SECONDS
     _has_looked: bool = False
-    _process: int = 0  # the one whose end waits; not that of a forked child
+    _process: int = 0  # process ID; a forked child does not wait at its end
 
     def __post_init__(self) -> None:
         lease = Lease() if self.cluster.is_chief else None
         self.mirror = self._make_mirror(lease)
 
     def begin(self, hold: Callable[[], None] = lambda: None) -> None:
-        """Before anything is loaded or saved: once, the newest commit is brought here.
+        """Fetches the newest commit of the mirror, once, before any load or save.
 
-        On the chief copying begins, with what the last run did not finish. After a
-        handler, which takes copying over as long as it is open, it begins again.
+        On the chief, uploads begin, first of the commits that the last run did not
+        upload. A handler takes over the uploads while open; after the handler, uploads
+        begin again.
 
         Args:
             hold: on the chief, takes the lease of the directory. No other worker looks
-                meanwhile: a worker that finds the lease taken knows that the chief has
-                settled the scratch directory.
+                for commits meanwhile: a worker that finds the lease taken can assume
+                that the chief has settled the scratch directory.
 
         Raises:
-            CheckpointDamagedError: no commit in the store is whole, and there is no
-                local one.
+            CheckpointDamagedError: no commit in the store is intact, and there is no
+                local commit.
             CheckpointError: the store cannot be read, and there is no local commit.
-            SaveError: the disk.
+            SaveError: a disk error.
         """
         with contextlib.nullcontext() if self._has_looked else self._locked():
             hold()
@@ -97,7 +101,7 @@ class Copies:
             taken = self.mirror.highest_sequence
             self.mirror = self._make_mirror(self.mirror.lease, taken)
             self.mirror.begin(self.directory, self.newest(), self._record)
-            none = uuid.uuid4().hex  # there are no shards under way here
+            none = uuid.uuid4().hex  # matches no run: no shards are in use here
             self.mirror.task(functools.partial(clear_others, self.store, none))
             if self._process != os.getpid():
                 self._process = os.getpid()
@@ -142,10 +146,10 @@ class Copies:
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[Files | None]:
-        """Yields the file operations to settle with; None where the worker only reads.
+        """Yields the file operations to settle with; None if the worker must only read.
 
-        A worker without the chief on its machine takes the lease for that moment. If
-        the lease is taken, the chief commits in the directory.
+        A worker on a machine without the chief takes the lease for the duration of the
+        settling. If the lease is taken, the chief commits in the directory.
         """
         if self.cluster.is_chief or self.scratch is None:
             yield self.files
@@ -161,7 +165,10 @@ class Copies:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Of workers that share the directory one fetches; the others find it there."""
+        """Holds a file lock, so that only one worker of a shared directory fetches.
+
+        The other workers wait, and find the fetched commit in the directory.
+        """
         path = os.path.join(self.directory, layout.FETCH_LOCK)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         with failure.translated("lock a file", self.directory):
@@ -172,12 +179,12 @@ class Copies:
             os.close(descriptor)
 
     def _record(self, fault: Fault) -> None:
-        """Nothing: the mirror logs it, and there is no journal without a handler."""
+        """Does nothing: the mirror logs errors, and the program has no journal."""
 
     def _end(self) -> None:
-        """The program is over: the copy of its last commit gets some time."""
+        """Waits for the upload of the last commit when the program ends."""
         if self._process != os.getpid() or not self.mirror.is_open:
             return
         if not self.mirror.wait(None if self.scratch else self.seconds):
-            self.mirror.finish(0.0)  # says what is not there
+            self.mirror.finish(0.0)  # logs the missing commits
         self.mirror.close()

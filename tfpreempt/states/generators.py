@@ -21,13 +21,14 @@ from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 
 
 class PythonRandomState(State):
-    """A generator of Python's `random`.
+    """The state of a generator of Python's `random` module.
 
     Args:
-        name: unique among the living States.
-        generator: a `random.Random`; None: the one behind `random.random()`.
-        per_worker: False: all workers take over the chief's.
-        registry: where to register; None keeps it to the caller.
+        name: name of the State, unique among the existing States.
+        generator: a `random.Random`; None: the generator behind `random.random()`.
+        per_worker: whether each worker saves its own state; False: the chief's state is
+            restored on every worker.
+        registry: registry of States; None does not register the State.
     """
 
     def __init__(
@@ -49,23 +50,24 @@ class PythonRandomState(State):
             self._generator.setstate(decode(json.loads(fileobj.read())))
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """A new worker's generator is derived from the chief's."""
+        """Derives a new worker's generator from the chief's generator."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             self._generator.seed(seed)
 
 
 class NumpyRandomState(State):
-    """A generator of NumPy.
+    """The state of a NumPy generator.
 
-    What `Generator.spawn` has handed out is not part of a generator's state: give each
-    spawned generator a State of its own.
+    The state of a generator excludes generators made by `Generator.spawn`: give each
+    spawned generator its own State.
 
     Args:
-        name: unique among the living States.
-        generator: a `numpy.random.Generator` or `RandomState`; None: the one behind
-            `numpy.random.random()`.
-        per_worker: False: all workers take over the chief's.
-        registry: where to register; None keeps it to the caller.
+        name: name of the State, unique among the existing States.
+        generator: a `numpy.random.Generator` or `RandomState`; None: the generator
+            behind `numpy.random.random()`.
+        per_worker: whether each worker saves its own state; False: the chief's state is
+            restored on every worker.
+        registry: registry of States; None does not register the State.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class NumpyRandomState(State):
             )
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """A new worker's generator is derived from the chief's."""
+        """Derives a new worker's generator from the chief's generator."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if isinstance(self._generator, np.random.Generator):
                 self._set(type(self._generator.bit_generator)(seed).state)

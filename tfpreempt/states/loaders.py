@@ -1,8 +1,9 @@
-"""A ready-made State for loaders that know their place, such as Grain's.
+"""A ready-made State for loaders with a position, such as Grain's.
 
-A loader is anything with `get_state()` and `set_state(state)`, as Grain's iterators
-have, or with `state_dict()` and `load_state_dict(state)`, as torchdata's loaders have.
-What it has read ahead is its own affair: the state is the place of what it handed out.
+A loader is an object with `get_state()` and `set_state(state)`, like Grain's iterators,
+or with `state_dict()` and `load_state_dict(state)`, like torchdata's loaders. The
+loader handles its own read-ahead: the state is the position after the elements that the
+program received.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ _KIND = "loader"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """How a loader tells its place and is put there.
+    """The two methods that read and set the position of a loader.
 
     Attributes:
-        get: gives the state.
-        set: takes it over; raises whatever the loader likes.
+        get: returns the state of the loader.
+        set: sets the state of the loader; may raise any exception.
     """
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
 
     def restore(self, state: Any, loader: str) -> None:
-        """Takes over a state that was saved.
+        """Sets a saved state.
 
         Args:
-            state: see above.
-            loader: names the loader.
+            state: saved result of `get`.
+            loader: name of the loader in an error.
 
         Raises:
-            CheckpointMismatchError: the loader refuses it.
+            CheckpointMismatchError: the loader does not accept the state.
         """
         try:
             self.set(state)
@@ -59,7 +60,7 @@ class Place:
 
 
 def place_of(loader: Any) -> Place | None:
-    """The two methods of a loader; None if it lacks one of each pair."""
+    """Returns the two methods of a loader; None if the loader has neither pair."""
     if isinstance(loader, type):
         return None
     for names in _PAIRS:
@@ -70,23 +71,24 @@ def place_of(loader: Any) -> Place | None:
 
 
 class LoaderState(State):
-    """The place of a loader that knows it, such as an iterator of Grain.
+    """The position of a loader with its own state, such as an iterator of Grain.
 
-    Loading works before the first element is taken and after, as far as the loader
-    itself allows it. The loader must be built as the one that was saved: most loaders
-    keep little more than a number, and don't see that the data below are others.
+    The State can be loaded before the first element is read and after, if the loader
+    itself supports both. The loader must be built like the saved loader: most loaders
+    save little more than a number, and do not detect other data.
 
     Args:
-        name: unique among the living States.
+        name: name of the State, unique among the existing States.
         loader: an object with `get_state()` and `set_state(state)`, or `state_dict()`
-            and `load_state_dict(state)`. Of Grain, the iterator: `iter(dataset)`.
-        per_worker: False: all workers take over the chief's.
-        registry: where to register; None keeps it to the caller.
+            and `load_state_dict(state)`. For Grain, the iterator: `iter(dataset)`.
+        per_worker: whether each worker saves its own position; False: the chief's
+            position is restored on every worker.
+        registry: registry of States; None does not register the State.
 
     Attributes:
-        loader: the loader; assign the new one after each `iter(dataset)`. Its state may
-            be None, bools, numbers, strings, bytes, NumPy arrays, and lists, tuples and
-            dicts of these.
+        loader: the loader; assign the new iterator after each `iter(dataset)`. The
+            loader's state may be None, bools, numbers, strings, bytes, NumPy arrays,
+            and lists, tuples and dicts of such values.
 
     Raises:
         ConfigurationError: the loader has neither pair of methods.
@@ -133,10 +135,14 @@ class LoaderState(State):
 
 
 def _check(loader: Any, what: str) -> Place:
-    """The methods of a loader.
+    """Returns the two methods of a loader.
+
+    Args:
+        loader: the loader.
+        what: description of the State in an error.
 
     Raises:
-        ConfigurationError: it has neither pair.
+        ConfigurationError: the loader has neither pair of methods.
     """
     if (place := place_of(loader)) is not None:
         return place

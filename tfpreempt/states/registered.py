@@ -1,7 +1,8 @@
-"""save_all_states(), save_state() and load_state(): what a program calls.
+"""save_all_states(), save_state() and load_state(), the functions for programs.
 
-With an open handler they are its saves and its restored commit; without one they work
-on the directory that TFPREEMPT_CHECKPOINT_DIR names, and need no TensorFlow.
+With an open handler, the functions use the handler's saves and its restored commit.
+Without a handler, the functions use the directory named by TFPREEMPT_CHECKPOINT_DIR,
+and need no TensorFlow.
 """
 
 from __future__ import annotations
@@ -35,29 +36,33 @@ _alone: dict[tuple[str, Cluster], StatesAlone] = {}  # by directory and cluster
 
 
 def save_all_states() -> str | None:
-    """Commits all registered States, now; every worker calls it at the same place.
+    """Commits the registered States now; every worker calls it at the same point.
 
-    `sync()` is called on all workers, in name order. With an open handler this is its
-    `save()`: one commit holds the States and the TensorFlow checkpoint. (With several,
-    each commits.) Without one the States alone are committed, in the directory that
-    TFPREEMPT_CHECKPOINT_DIR names, by the chief; the workers are those of TF_CONFIG,
-    and States with per_worker=True need a handler where there are several. Where
-    TFPREEMPT_REMOTE_CHECKPOINT_DIR is set, each commit is copied there in the
-    background; the first call of a process looks there for a newer one. Without a
-    handler and without a directory nothing is saved: `sync()` alone is called, and one
-    warning of the process says so.
+    `sync()` is called on every worker, in name order. With an open handler the function
+    is the handler's `save()`: the same commit holds the States and the TensorFlow
+    checkpoint. (With several handlers, each handler commits.)
+
+    Without a handler, the chief commits the States alone, in the directory named by
+    TFPREEMPT_CHECKPOINT_DIR. The workers are the workers of TF_CONFIG; with several
+    workers, States with per_worker=True need a handler. If
+    TFPREEMPT_REMOTE_CHECKPOINT_DIR is set, each commit is uploaded to that mirror in
+    the background, and the first call of a process looks in the mirror for a newer
+    commit.
+
+    Without a handler and without a directory nothing is saved: the function only calls
+    `sync()`, and logs one warning per process.
 
     Returns:
-        The commit's directory, on the chief. On the other workers, where it may not be
-        complete yet, and where a CheckpointManager keeps its files flat: the checkpoint
-        directory. None if there is no directory.
+        The commit's directory on the chief. The checkpoint directory on the other
+        workers, where the commit may be incomplete yet, and for the flat files of a
+        CheckpointManager. None if there is no directory.
 
     Raises:
-        SaveError: nothing was committed, and nothing older was touched; or a worker
-            didn't come.
-        CheckpointError: the object store cannot be read, and no commit is here.
-        ConfigurationError: the directory cannot work.
-        UsageError: there is no State and no handler; or inside `run()`.
+        SaveError: the commit failed, and earlier commits are intact; or a worker did
+            not take part.
+        CheckpointError: the object store cannot be read, and there is no local commit.
+        ConfigurationError: the directory is unusable.
+        UsageError: there is no State and no handler; or the call is inside `run()`.
     """
     if (current := current_session.current()) and current.runs:
         return [current.save(run) for run in current.runs][-1]
@@ -72,27 +77,30 @@ def save_all_states() -> str | None:
 def save_state(
     state: State, checkpoint_dir: str | os.PathLike[str] | None, sync: bool = True
 ) -> None:
-    """Saves one State in a file of its own, outside of any commit; every worker.
+    """Saves a State in its own file, outside of any commit; call it on every worker.
 
-    The file is replaced as a whole, and durably: `states/<name>.state` in the
-    directory, written by the chief alone, or `worker-<i>/<name>.state`. The chief holds
-    the directory from then on, as after `save_all_states`: `load_state` might take the
-    file of another run for a newer one of this.
+    The file is replaced atomically and durably. The chief alone writes
+    `states/<name>.state` in the directory; for a State per worker, each worker writes
+    `worker-<i>/<name>.state`. Afterwards the chief holds the lease of the directory, as
+    after `save_all_states`. Otherwise `load_state` might take the file of another run
+    for a newer file of this run.
 
     Args:
-        state: need not be registered.
-        checkpoint_dir: made if need be; None saves nothing, only `sync()` is called.
+        state: State to save; need not be registered.
+        checkpoint_dir: directory of the file, created if missing; None saves nothing
+            and only calls `sync()`.
         sync: whether to call the State's `sync()`, on every worker.
 
     Raises:
-        SaveError: the disk; the old file stands.
-        DirectoryInUseError: another program is at work in the directory.
-        ConfigurationError: the directory cannot work, or the State is none.
+        SaveError: a disk error; the old file is intact.
+        DirectoryInUseError: another program uses the directory.
+        ConfigurationError: the directory is unusable, or `state` is not a State.
     """
     check_state(state, "save_state(state, checkpoint_dir)")
     cluster = _cluster()
     if (current := current_session.current()) is not None:
-        current.wait_for_save()  # what it commits is older than this
+        # An asynchronous commit under way is older than this save.
+        current.wait_for_save()
     if sync:
         sync_states([state])
     if checkpoint_dir is None or not (state.per_worker or cluster.is_chief):
@@ -104,26 +112,27 @@ def save_state(
 
 
 def load_state(state: State) -> bool:
-    """Loads one State from wherever it was saved last; every worker.
+    """Loads the newest saved value of a State; call it on every worker.
 
-    With an open handler: from the commit that all workers restored, or the newest one
-    since. Without one: from the newest whole commit in the directory that
-    TFPREEMPT_CHECKPOINT_DIR names. A file of `save_state` in the same directory is
-    taken instead if it is newer, or if the commit lacks the State. The first call of a
-    process without a handler fetches the newest commit of the object store that
-    TFPREEMPT_REMOTE_CHECKPOINT_DIR names, if it is newer than the directory's.
+    With an open handler, the value comes from the commit restored by the workers, or
+    the newest commit since. Without a handler, the value comes from the newest intact
+    commit in the directory named by TFPREEMPT_CHECKPOINT_DIR. A file of `save_state` in
+    the same directory is loaded instead if the file is newer, or if the commit lacks
+    the State. Without a handler, the first call of a process fetches the newest commit
+    from the mirror named by TFPREEMPT_REMOTE_CHECKPOINT_DIR, if that commit is newer
+    than the directory's commits.
 
     Args:
-        state: need not be registered.
+        state: State to load; need not be registered.
 
     Returns:
-        Whether there was something; if not, the State stays as it is.
+        Whether a saved value was found; if not, the State does not change.
 
     Raises:
-        CheckpointDamagedError: something was saved, and none of it is whole.
-        CheckpointError: the directory cannot be read; or the object store, and no
-            commit is here.
-        ConfigurationError: the State is none.
+        CheckpointDamagedError: no saved value is intact.
+        CheckpointError: the directory cannot be read; or the object store cannot be
+            read, and there is no local commit.
+        ConfigurationError: `state` is not a State.
     """
     check_state(state, "load_state(state)")
     if (current := current_session.current()) and current.runs:
@@ -134,7 +143,8 @@ def load_state(state: State) -> bool:
     if not directory:
         return False
     if os.environ.get(REMOTE_VARIABLE) and not is_url(directory):
-        directory = failure.check_directory(directory)  # what is fetched needs it
+        # A fetched commit needs an existing directory.
+        directory = failure.check_directory(directory)
     return _alone_in(directory).load(state)
 
 
@@ -150,10 +160,10 @@ def _warn_of_no_directory() -> None:
 
 
 def _alone_in(directory: str) -> StatesAlone:
-    """Returns what a process has once for a directory.
+    """Returns the `StatesAlone` of a directory; a process has one per directory.
 
     Args:
-        directory: as the user named it.
+        directory: directory as named by the user.
     """
     named = os.environ.get(_VARIABLE, "").strip()
     is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
@@ -167,11 +177,14 @@ def _alone_in(directory: str) -> StatesAlone:
 
 
 def _files_of(directory: str) -> Files:
-    """The file operations in a directory that this process holds from now on.
+    """Takes the lease of a directory, and returns the file operations in the directory.
+
+    Args:
+        directory: the checkpoint directory.
 
     Raises:
-        DirectoryInUseError: another program is at work in it.
-        SaveError: the disk.
+        DirectoryInUseError: another program uses the directory.
+        SaveError: a disk error.
     """
     current = current_session.current()
     for run in current.runs if current else ():
@@ -182,6 +195,6 @@ def _files_of(directory: str) -> Files:
 
 
 def _cluster() -> Cluster:
-    """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
+    """Returns the cluster of the handlers, if any existed; else TF_CONFIG's cluster."""
     current = current_session.current()
     return current.cluster if current else cluster_from_environment(os.environ)

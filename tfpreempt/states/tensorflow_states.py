@@ -27,17 +27,18 @@ from tfpreempt.core import seams
 
 
 class TensorFlowRandomState(State):
-    """A `tf.random.Generator`, or what eager ops without one draw from.
+    """The state of a `tf.random.Generator`, or of the eager ops without a generator.
 
-    Random ops with a seed of their own, and those inside a tf.function, keep their
-    state in kernels where nobody can read it: use a generator there.
+    Random ops with their own seed, and random ops inside a tf.function, have their
+    state in kernels, where the state cannot be read: use a generator for such ops.
 
     Args:
-        name: unique among the living States.
-        generator: a `tf.random.Generator`; None: the global one, if the program made
-            one, and the seed that `tf.random.set_seed` set.
-        per_worker: False: all workers take over the chief's.
-        registry: where to register; None keeps it to the caller.
+        name: name of the State, unique among the existing States.
+        generator: a `tf.random.Generator`; None: the global generator, if the program
+            made one, and the seed set by `tf.random.set_seed`.
+        per_worker: whether each worker saves its own state; False: the chief's state is
+            restored on every worker.
+        registry: registry of States; None does not register the State.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TensorFlowRandomState(State):
             )
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """A new worker's generator is derived from the chief's."""
+        """Derives a new worker's generator from the chief's generator."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if self._generator is None:
                 program_values.reseed(seed)
@@ -82,24 +83,25 @@ class TensorFlowRandomState(State):
 
 
 class DatasetIteratorState(State):
-    """The position of a `tf.data` iterator, shuffle buffers included.
+    """The position of a `tf.data` iterator, including shuffle buffers.
 
-    Loading works before the first element is taken and after. The pipeline must be the
-    same as the one that was saved. An iterator that is made of the same dataset later
-    has the order that it would have had without the restart.
+    The State can be loaded before the first element is read and after. The pipeline
+    must be equal to the saved pipeline. An iterator made later of the same dataset has
+    the same order as without the restart.
 
     Args:
-        name: unique among the living States.
-        iterator: `iter(dataset)`.
-        per_worker: False: all workers take over the chief's.
-        registry: where to register; None keeps it to the caller.
+        name: name of the State, unique among the existing States.
+        iterator: the iterator, `iter(dataset)`.
+        per_worker: whether each worker saves its own position; False: the chief's
+            position is restored on every worker.
+        registry: registry of States; None does not register the State.
 
     Attributes:
-        iterator: the iterator; assign the new one after each `iter(dataset)`.
+        iterator: the iterator; assign the new iterator after each `iter(dataset)`.
 
     Raises:
-        ConfigurationError: it isn't an iterator of tf.data, or it has no position that
-            can be saved.
+        ConfigurationError: the object is not an iterator of tf.data, or its position
+            cannot be saved.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Ready-made States for plain values: a step, anything JSON-able, NumPy arrays."""
+"""Ready-made States for plain values: a step, JSON values, NumPy arrays."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from tfpreempt.checkpoint.state.encoding import (
 )
 from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
 
-_MAX_DEPTH = 500  # json's own limit depends on how deep the caller stands
+_MAX_DEPTH = 500  # json's own limit depends on the stack depth of the caller
 _MAX_STEP = 1 << 63
 
 
 class JsonState(State):
-    """One value that JSON can hold, such as a dict of settings or a list of losses.
+    """A value supported by JSON, such as a dict of settings or a list of losses.
 
     Args:
-        name: unique among the living States.
-        value: what it holds until something is loaded.
-        per_worker: each worker saves its own; otherwise the chief's is the truth.
-        registry: where to register; None keeps it to the caller.
+        name: name of the State, unique among the existing States.
+        value: value until a saved value is loaded.
+        per_worker: whether each worker saves its own value; by default the chief's
+            value is saved, and restored on every worker.
+        registry: registry of States; None does not register the State.
 
     Attributes:
-        value: the value; assign to it, or change it in place. Dictionaries with strings
-            as keys, lists, strings, numbers, booleans and None come back as they were;
-            what would come back as something else, such as a tuple, is refused.
+        value: the value; assign a new value, or change the value in place. Dictionaries
+            with strings as keys, lists, strings, numbers, booleans and None are
+            restored exactly. A value that JSON would change, such as a tuple, is
+            refused.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class JsonState(State):
         problem = _why_not_json(self.value, "value", _MAX_DEPTH)
         try:
             data = b"" if problem else json.dumps(self.value).encode()
-        except ValueError as error:  # an int of thousands of digits
+        except ValueError as error:  # for example an int of thousands of digits
             problem = f"value cannot be written: {error}"
         if problem:
             raise errors.SaveError(
@@ -70,12 +72,12 @@ class JsonState(State):
 
 
 def _why_not_json(value: Any, path: str, depth: int) -> str | None:
-    """Why a value would not come back as it is; None if it would."""
+    """Returns why JSON would change a value; None if JSON restores it exactly."""
     if depth == 0:
         return f"{path[:60]}... is nested too deep, or contains itself"
     if value is None or isinstance(value, bool | int | float | str):
         return None
-    if type(value) is dict:  # a defaultdict would come back without its default
+    if type(value) is dict:  # JSON would restore a defaultdict without its default
         for key, item in value.items():
             if not isinstance(key, str):
                 return f"{path} has the key {key!r}, a {type(key).__name__}"
@@ -100,13 +102,14 @@ def _read_json(fileobj: IO[bytes], state: State) -> Any:
 
 
 class StepCounter(State):
-    """The number of steps done. Without a handler its value names the commits.
+    """The number of completed steps; without a handler the value names the commits.
 
     Args:
-        name: unique among the living States.
-        value: where it starts, unless something is loaded.
-        per_worker: each worker saves its own; otherwise the chief's is the truth.
-        registry: where to register; None keeps it to the caller.
+        name: name of the State, unique among the existing States.
+        value: value until a saved value is loaded.
+        per_worker: whether each worker saves its own value; by default the chief's
+            value is saved, and restored on every worker.
+        registry: registry of States; None does not register the State.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class StepCounter(State):
 
     @property
     def value(self) -> int:
-        """Steps done; a whole number, 0 or more."""
+        """Returns the number of completed steps, an integer from 0."""
         return self._value
 
     @value.setter
@@ -130,10 +133,10 @@ class StepCounter(State):
         self._value = _check_step(value)
 
     def increment(self, by: int = 1) -> int:
-        """Counts on.
+        """Adds steps to the counter.
 
         Args:
-            by: how many steps.
+            by: number of steps.
 
         Returns:
             The new value.
@@ -172,19 +175,21 @@ def _check_step(value: object) -> int:
 
 
 class ArrayDictState(State):
-    """NumPy arrays by name; dtype, shape and bytes come back exactly.
+    """NumPy arrays by name, saved with exact dtype, shape and bytes.
 
     Args:
-        name: unique among the living States.
-        arrays: what it holds until something is loaded; taken over, not copied.
-        per_worker: each worker saves its own; otherwise the chief's is the truth.
-        registry: where to register; None keeps it to the caller.
+        name: name of the State, unique among the existing States.
+        arrays: arrays until saved arrays are loaded; the dictionary is used directly,
+            not copied.
+        per_worker: whether each worker saves its own arrays; by default the chief's
+            arrays are saved, and restored on every worker.
+        registry: registry of States; None does not register the State.
 
     Attributes:
-        arrays: the arrays by name. Loading replaces the dictionary's content; the
-            loaded arrays are new ones and can be written to. Structured dtypes are
-            fine; objects, masked arrays and dtypes of other packages (bfloat16) are
-            refused, because they would not come back as they were.
+        arrays: the arrays by name. A load replaces the dictionary's contents; the
+            loaded arrays are new and writable. Structured dtypes are supported.
+            Objects, masked arrays and dtypes of other packages (bfloat16) are refused,
+            because they would not be restored exactly.
     """
 
     def __init__(
@@ -203,7 +208,8 @@ class ArrayDictState(State):
         for name, array in self.arrays.items():
             if problem := _why_not_exact(name, array):
                 raise errors.SaveError(f"{self!r} cannot be saved: {problem}.")
-            # Fortran order stays, since it decides what e.g. sums give in the last bit.
+            # Keep Fortran order, because the order decides the last bit of, for
+            # example, sums.
             is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
             header.append(
                 {
@@ -234,7 +240,7 @@ class ArrayDictState(State):
 
 
 def _why_not_exact(name: object, array: object) -> str | None:
-    """Why an array would not come back as it is; None if it would."""
+    """Returns why an array cannot be restored exactly; None if it can."""
     if not isinstance(name, str):
         return f"the name {name!r} is a {type(name).__name__}; expected a string"
     if type(array) not in (np.ndarray, np.memmap):
@@ -265,8 +271,11 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
-    """Raises one of `UNREADABLE` where the entry lies; allocates no more than it has
-    bytes for."""
+    """Returns the array of a header entry and the entry's bytes.
+
+    Allocates no more memory than there are bytes. Raises one of `UNREADABLE` if the
+    entry does not match the bytes.
+    """
     dtype, shape = _dtype(entry["dtype"]), tuple(entry["shape"])
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"the shape {str(shape)[:80]}")
@@ -274,7 +283,7 @@ def _array(entry: Any, part: bytes) -> np.ndarray[Any, Any]:
         raise ValueError(f"{len(part)} bytes for {dtype} of shape {str(shape)[:80]}")
     if entry["order"] not in ("C", "F"):
         raise ValueError(f"the order {str(entry['order'])[:20]!r}")
-    # A bytearray, since an array on bytes could not be written to.
+    # Use a bytearray, because an array on bytes would not be writable.
     array: np.ndarray[Any, Any] = np.ndarray(
         shape, dtype, bytearray(part), order=entry["order"]
     )
