@@ -1,17 +1,17 @@
 """The command `tfpreempt`: a group that imports a subcommand only when it is used.
 
 demo/      `tfpreempt demo`: a small model survives real preemptions
-doctor/    `tfpreempt doctor`: would a preemption lose work here?
+doctor/    `tfpreempt doctor`: checks that this machine is ready for preemptions
 inspect/   `tfpreempt inspect` and `verify`: which checkpoints are intact?
 journals/  reads the journals of a run, for the commands that show runs
-notify/    `tfpreempt notify`: fakes a notice for a running job
-report/    `tfpreempt report`: what happened to a run, by its journals
+notify/    `tfpreempt notify`: simulates a preemption of a running job
+report/    `tfpreempt report`: what happened to a run, from its journals
 run/       `tfpreempt run`: training under supervision, through preemptions
-status/    `tfpreempt status`: the present state of a running job
-signals    signals that are waited for instead of handled
-sizes      sizes and seconds: as people read them, and write them in an option
-tables     a rich console whose texts cannot steer the terminal
-terminal   printing: no text that a command prints can steer a terminal
+status/    `tfpreempt status`: the live status of a job
+signals    signals received by waiting instead of by a handler
+sizes      formats sizes and durations, and parses them in options
+tables     a rich console that escapes terminal control characters
+terminal   printing with terminal control characters escaped
 
 Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/notify, cli/report,
 cli/run, cli/status, tfpreempt.
@@ -27,22 +27,22 @@ import click
 import tfpreempt
 from tfpreempt.cli.terminal import LogHandler, plain_lines
 
-# Command -> (folder with a click command of that name, line in `tfpreempt --help`).
-# The line is repeated here so that the help imports no command.
+# Command -> (folder with the click command, line in `tfpreempt --help`). The lines are
+# repeated here so that `tfpreempt --help` imports no command.
 _COMMANDS = {
     "run": ("run", "Run training under supervision, through preemptions."),
-    "status": ("status", "Show what a running job is at, from anywhere."),
+    "status": ("status", "Show the live status of a job."),
     "demo": ("demo", "Watch a small model survive real preemptions."),
-    "doctor": ("doctor", "Look whether a preemption would lose work here."),
+    "doctor": ("doctor", "Check that this machine is ready for preemptions."),
     "inspect": ("inspect", "List the checkpoints in a directory or a bucket."),
-    "verify": ("inspect", "Read every byte of the checkpoints, and compare."),
-    "report": ("report", "Report on a run: where the time went."),
-    "notify": ("notify", "Fake a notice for a running job, to rehearse one."),
+    "verify": ("inspect", "Verify the checksums of the checkpoints."),
+    "report": ("report", "Summarize a run: interruptions, lost work, goodput."),
+    "notify": ("notify", "Simulate a preemption of a running job."),
 }
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported by name."""
+    """A group of commands that imports the module of a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -56,7 +56,7 @@ class _LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Runs a command; errors and log records are printed as all output is."""
+        """Runs a command, with errors and log records escaped like all other output."""
         log, handler = logging.getLogger("tfpreempt"), LogHandler(logging.WARNING)
         log.addHandler(handler)
         try:
@@ -78,4 +78,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup)
 @click.version_option(tfpreempt.__version__, prog_name="tfpreempt")
 def main() -> None:
-    """Keep TensorFlow training safe on machines that can be taken away."""
+    """Keep TensorFlow training safe on preemptible machines."""

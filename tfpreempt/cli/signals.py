@@ -1,6 +1,7 @@
-"""Signals that are waited for instead of handled.
+"""Signals received by waiting instead of by a handler.
 
-None can come between two lines, and a wait that a handler ends could miss it.
+A waiting thread receives a signal at one place only, never between two arbitrary lines.
+A wait that relied on a handler could miss a signal just before the wait begins.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from tfpreempt.notice.signals import WATCHABLE
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 NOTICES = frozenset(WATCHABLE.values()) - {signal.SIGCONT}
-"""Signals that a platform config may watch, and that would end this process.
+"""Signals that a platform config may watch and that terminate a process by default.
 
-A platform may send its notice to all processes of a job. SIGCONT ends no process, and a
-shell sends it after Ctrl-Z.
+A platform may send its notice to all processes of a job, the supervisor included.
+SIGCONT is left out: SIGCONT ends no process, and a shell sends SIGCONT after Ctrl-Z.
 """
 
 Wait = Callable[[float | None], signal.Signals | None]
-"""Waits so many seconds (None: without limit); returns the signal that has ended it."""
+"""Waits at most so many seconds (None: without limit); returns the signal received."""
 
 
 @contextlib.contextmanager
 def held_signals(*numbers: signal.Signals) -> Iterator[Wait]:
-    """Blocks signals, for the wait that it yields.
+    """Blocks signals, and yields the function that waits for the blocked signals.
 
-    A signal that the caller ignores (SIGHUP under nohup, SIGINT in a background job)
-    stays ignored, except SIGTERM: a shell with `trap "" TERM` passes that on to every
-    program that it starts, and platforms stop a job by SIGTERM. Main thread only;
-    threads and processes that are started within block the signals too. Signals that
-    were not waited for at the end are dropped.
+    A signal ignored by the caller (SIGHUP under nohup, SIGINT in a background job)
+    stays ignored, except SIGTERM: a shell with `trap "" TERM` makes every program that
+    it starts ignore SIGTERM, and platforms stop a job by SIGTERM. Main thread only.
+    Threads and processes started in the context block the signals too. Signals still
+    pending at the end are dropped.
     """
     ignored = {each for each in numbers if signal.getsignal(each) == signal.SIG_IGN}
     held = {*numbers} - ignored | {*numbers} & {signal.SIGTERM}

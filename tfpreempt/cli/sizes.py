@@ -1,4 +1,4 @@
-"""Sizes and seconds: as people read them, and as they write them in an option."""
+"""Formats sizes and durations for people, and parses both in command-line options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?B)?|B)?")
 
 
 def size_text(count: float) -> str:
-    """A number of bytes for people."""
+    """Returns a number of bytes as text, such as "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if count >= 10 else f"{count:.3g} {unit}"
@@ -22,7 +22,7 @@ def size_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for people."""
+    """Returns a duration as text, such as "34.2 s" or "2 h 05 min"."""
     if seconds < 0.0995:
         return f"{1000 * seconds:.2g} ms"
     if seconds < 99.5:
@@ -37,7 +37,10 @@ def seconds_text(seconds: float) -> str:
 
 
 class Size(click.ParamType[int]):
-    """A number of bytes, such as 1GiB; a letter alone is as in `du -h`: G is GiB."""
+    """An option type for a number of bytes, such as 1GiB.
+
+    A unit of one letter means the same as in `du -h`: G is GiB.
+    """
 
     name = "size"
 
@@ -56,10 +59,10 @@ class Size(click.ParamType[int]):
 
 
 class Seconds(click.FloatRange):
-    """A finite number of seconds, 0 or more: a range alone lets NaN through.
+    """An option type for a finite number of seconds; a plain range would accept NaN.
 
     Args:
-        least: so many or more.
+        least: smallest accepted number of seconds.
     """
 
     name = "seconds"

@@ -1,4 +1,4 @@
-"""A rich console whose texts cannot steer the terminal; see `terminal`."""
+"""A rich console that escapes terminal control characters; see `terminal`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Console(rich.console.Console):
     """Prints to stdout with unprintable characters escaped, except line breaks.
 
     Args:
-        width: columns; None: those of the terminal.
+        width: number of columns; None: the width of the terminal.
     """
 
     def __init__(self, *, width: int | None = None) -> None:
@@ -23,7 +23,7 @@ class Console(rich.console.Console):
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for segment in super().render(*args, **kwargs):
-            if segment.control:  # of rich itself
+            if segment.control:  # control codes made by rich itself
                 yield segment
             else:
                 yield Segment(plain_lines(segment.text), segment.style)

@@ -1,8 +1,8 @@
-"""Printing: no text that a command prints can steer a terminal.
+"""Printing with terminal control characters escaped.
 
-Names of directories, journals and errors of others are printed as they come, so the
-escaping is done here, where the output is written, and no command prints otherwise.
-Tables are printed by `tables.Console`, which escapes too.
+Directory names, journals and error messages may contain any bytes, written by other
+programs. The text is escaped here, where output is written; no command prints in any
+other way. Tables are printed by `tables.Console`, which escapes too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import click
 
 
 def plain(text: str) -> str:
-    """Text as one line in which unprintable characters are escaped, as repr does.
+    """Returns the text as one line with unprintable characters escaped as in repr().
 
-    A tab stays: log lines have tabs, and a tab steers nothing.
+    A tab stays, because log lines have tabs and a tab cannot control the terminal.
     """
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
 
 def plain_lines(text: str) -> str:
-    """Text whose line breaks stay; other unprintable characters are escaped."""
+    """Returns the text with unprintable characters escaped, except line breaks."""
     return "\n".join(map(plain, text.split("\n")))
 
 
@@ -29,14 +29,14 @@ def echo(text: str, *, err: bool = False) -> None:
     """Prints text and a line break.
 
     Args:
-        text: printed with unprintable characters escaped, except line breaks.
-        err: print to stderr rather than stdout.
+        text: text to print; unprintable characters are escaped, except line breaks.
+        err: whether to print to stderr rather than stdout.
     """
     click.echo(plain_lines(text), err=err)
 
 
 class LogHandler(logging.Handler):
-    """Prints log records of the package to stderr. Any thread."""
+    """Prints the log records of the package to stderr. Any thread."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -2,8 +2,8 @@
 
 command  the options, the two jobs one after the other, and the table at the end
 job      a training job: `tfpreempt run` of the program, preempted as planned
-result   what was trained and committed, counted and compared
-worker   the program that the demo trains with: a loop of one's own, or `model.fit`
+result   the outcome of the two jobs, counted and compared
+worker   the program that the demo trains with: a custom loop, or `model.fit`
 
 Imported by no other package.
 """

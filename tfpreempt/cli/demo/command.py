@@ -33,31 +33,32 @@ from tfpreempt.errors import (
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default="demo-out",
     show_default=True,
-    help="Directory for logs, journals, checkpoints and weights; each call makes a "
-    "folder of its own in it.",
+    help="Directory for logs, journals, checkpoints and weights. Every call makes a "
+    "new folder there.",
 )  # fmt: skip
 @click.option(
     "--workers", type=click.IntRange(1, 16), default=2, show_default=True,
-    help="Worker processes.",
+    help="Number of worker processes.",
 )  # fmt: skip
 @click.option(
     "--preemptions", type=click.IntRange(0), default=3, show_default=True,
-    help="Preemptions, at random steps, of a random worker or of all.",
+    help="Number of preemptions, at random steps, of a random worker or all workers.",
 )  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0), default=lambda: random.randrange(2**31),
-    help="Draws the first weights, and which worker is preempted at which step; a "
-    "new one each time if not given.",
+    help="Seed of the initial weights, the preempted workers and the steps of the "
+    "preemptions (default: a random seed).",
 )  # fmt: skip
 @click.option(
     "--steps", type=click.IntRange(1), default=1_000, show_default=True,
-    help="Training steps.",
+    help="Number of training steps.",
 )  # fmt: skip
 @click.option(
     "--keras", is_flag=True,
-    help="Train by model.fit with the callback; otherwise a loop of one's own.",
+    help="Train by model.fit with PreemptionCallback (default: a custom loop with the "
+    "handler).",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def demo(
     out: Path,
     workers: int,
@@ -67,13 +68,15 @@ def demo(
     keras: bool,
     as_json: bool,
 ) -> None:
-    """Train on handwritten digits through real preemptions, and compare.
+    """Train on handwritten digits through real preemptions, and compare the weights.
 
     A small convolutional network trains with MultiWorkerMirroredStrategy on local
-    worker processes. Real SIGTERMs hit them at random steps; each time all workers
-    agree on a step, commit it, exit and are started again. Then the same model is
-    trained once without interruption, and the final weights are compared byte for
-    byte. Exit status 1 if anything was lost or differs.
+    worker processes. SIGTERM is sent to the workers at random steps; at every
+    preemption all workers agree on a step, commit it, exit and are restarted. Then the
+    same model is trained once without interruption, and the final weights are compared
+    byte for byte.
+
+    Exit status 1 if a step was lost or the weights differ.
     """
     began, way = time.monotonic(), "fit" if keras else "loop"
     if keras and steps % EPOCH_STEPS:
@@ -84,7 +87,7 @@ def demo(
     try:
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
         directory = _fresh_directory(out)
-        # These end the demo as Ctrl-C does, with its supervisor and workers.
+        # These signals end the demo as Ctrl-C does, with its supervisor and workers.
         for number in ENDS:
             if signal.getsignal(number) is signal.SIG_DFL:  # not ignored, as by nohup
                 signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -113,10 +116,14 @@ def demo(
 
 
 def _fresh_directory(out: Path) -> Path:
-    """A new folder in `out`: a demo neither resumes nor deletes an earlier one.
+    """Makes a new folder in `out`: a demo neither resumes nor deletes an earlier demo.
+
+    Returns:
+        The path of the folder.
 
     Raises:
-        ConfigurationError: none can be made, or there is nothing to train on.
+        ConfigurationError: no folder can be made, or TensorFlow or scikit-learn is
+            missing.
     """
     if not loading.has_tensorflow():
         raise TensorFlowMissingError(f"The demo {loading.WANTED}")
@@ -137,7 +144,7 @@ def _fresh_directory(out: Path) -> Path:
 
 
 def _table(result: Result) -> Table:
-    """The closing table."""
+    """Returns the table printed at the end of the demo."""
     table = Table("", "", title="What the preemptions cost", show_header=False)
     for number, seconds in enumerate(result.notice_to_commit_seconds, start=1):
         table.add_row(f"preemption {number}: notice to commit", f"{seconds:.3f} s")

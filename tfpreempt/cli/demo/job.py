@@ -21,22 +21,22 @@ from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 
 EPOCH_STEPS = 50  # of `model.fit`
-_GAP = 20  # steps between two preemptions: who is started again trains before the next
-_LAST = 0.8  # share of the steps after which nobody is preempted: a notice needs time
+_GAP = 20  # steps between preemptions, so that restarted workers train before the next
+_LAST = 0.8  # share of the steps with preemptions: a notice takes time
 _SHOWN_STEPS = 100
 _STALL_SECONDS = 120.0  # importing TensorFlow on a busy machine takes tens of seconds
 STEP = re.compile(r"step (\d+), restart (\d+), loss (\S+)$", re.MULTILINE)
 
 
 class DemoFailedError(TfpreemptError, RuntimeError):
-    """A job of the demo did not come to its end."""
+    """A job of the demo failed or made no progress."""
 
 
 def print_step(step: int, restart: int, loss: float) -> None:
-    """Prints a step that was trained, as `STEP` finds it again.
+    """Prints a trained step in the format matched by `STEP`.
 
-    In one write: `print` of an unbuffered Python makes two, and what another thread
-    writes into the same pipe may come in between.
+    The line is written in one call: `print` in an unbuffered Python makes two writes,
+    and text of another thread could come between them in the same pipe.
     """
     sys.stdout.write(f"step {step}, restart {restart}, loss {loss:.4g}\n")
     sys.stdout.flush()
@@ -44,7 +44,7 @@ def print_step(step: int, restart: int, loss: float) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """SIGTERM goes to these workers as soon as this step is trained."""
+    """A planned preemption: SIGTERM to some workers as soon as a step is trained."""
 
     step: int
     workers: tuple[int, ...]
@@ -53,10 +53,19 @@ class Preemption:
 def draw_preemptions(
     count: int, *, workers: int, steps: int, seed: int
 ) -> tuple[Preemption, ...]:
-    """Draws the steps of the preemptions, in order, and their workers.
+    """Draws the steps and the workers of the preemptions.
+
+    Args:
+        count: number of preemptions.
+        workers: number of workers.
+        steps: number of training steps.
+        seed: seed of the random numbers.
+
+    Returns:
+        The preemptions in order of their steps.
 
     Raises:
-        ConfigurationError: so many do not fit into the steps.
+        ConfigurationError: the preemptions do not fit into the steps.
     """
     last = int(steps * _LAST)
     slots = range(_GAP, last, _GAP)
@@ -77,7 +86,14 @@ def draw_preemptions(
 def supervised(
     directory: Path, workers: int, max_preemptions: int, *arguments: object
 ) -> list[str]:
-    """The demo's program with its arguments, supervised; no failure is forgiven."""
+    """Returns the `tfpreempt run` command of the demo's program; no failure is retried.
+
+    Args:
+        directory: directory of the job.
+        workers: number of workers.
+        max_preemptions: number of preemptions after which the workers are restarted.
+        arguments: further arguments of the program.
+    """
     return [
         *(sys.executable, "-m", "tfpreempt", "run", f"--workers={workers}"),
         *(f"--checkpoint-dir={directory}/checkpoints", f"--log-dir={directory}/logs"),
@@ -90,23 +106,25 @@ def supervised(
 def train(
     directory: Path, command: Sequence[str], planned: Sequence[Preemption]
 ) -> None:
-    """Runs a job to its end, preempts each of its incarnations as planned.
+    """Runs a job to its end, and preempts its incarnations as planned.
 
     Args:
-        directory: of the job.
-        command: starts the supervisor, see `supervised`; it prints what worker 0 does.
-        planned: one preemption for each incarnation but the last.
+        directory: directory of the job.
+        command: command that starts the supervisor, see `supervised`; it prints the
+            output of worker 0.
+        planned: preemptions, one for every incarnation except the last.
 
     Raises:
         DemoFailedError: the supervisor failed, or no step was trained for too long.
-        NothingRunsError: a worker has ended before it could be preempted.
+        NothingRunsError: a worker ended before SIGTERM could be sent.
     """
     left = list(planned)
     with _supervisor(command) as output:
         for step, restart in _steps(output, directory / "logs"):
             if step % _SHOWN_STEPS == 0:
                 echo(f"[{directory.name}] step {step}", err=True)
-            # Whose restart trains has a handler, and the others trained the step too.
+            # Worker 0 has trained a step since the restart: its handler exists, and
+            # the other workers have trained the step too.
             if left and step >= left[0].step and restart == len(planned) - len(left):
                 told = left.pop(0).workers
                 names = ", ".join(map(str, told))
@@ -117,9 +135,13 @@ def train(
 
 
 def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
-    """Each step as it is trained, and after how many restarts.
+    """Yields every trained step with the number of restarts before it.
 
-    Nothing else ends a job that hangs: a supervisor does not know how long a step is.
+    A stalled job ends here by a timeout: the supervisor does not know how long a step
+    may take.
+
+    Raises:
+        DemoFailedError: no step was trained for `_STALL_SECONDS`.
     """
     limit = time.monotonic() + _STALL_SECONDS
     while select.select([output], [], [], max(0.0, limit - time.monotonic()))[0]:
@@ -136,21 +158,25 @@ def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
-    """Runs it; yields what it prints. Whoever does not read to the end, ends it."""
+    """Runs the supervisor, and yields its output; an error in the context stops it.
+
+    Raises:
+        DemoFailedError: the supervisor exits with another code than 0.
+    """
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
-        bufsize=0,  # what a buffer holds, no select would see
+        bufsize=0,  # select does not see bytes in a buffer
         # The workers share one machine, so they train on its CPU.
         env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        # Ctrl-C reaches the demo alone, which then ends the supervisor.
+        # Ctrl-C reaches only the demo, and the demo then ends the supervisor.
         start_new_session=True,
     ) as process:
         try:
             assert process.stdout is not None
             yield process.stdout
         except BaseException:
-            process.terminate()  # it ends its workers, within its --grace
+            process.terminate()  # the supervisor ends its workers within --grace
             process.wait()
             raise
     if process.returncode != 0:

@@ -1,4 +1,4 @@
-"""What the demo's two jobs left behind, counted and compared."""
+"""The outcome of the demo's two jobs, counted and compared."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tfpreempt.core.journal import journal_directory
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The outcome of the demo, by the names of its JSON.
+    """The outcome of the demo; the attributes are the keys of its JSON.
 
     Attributes:
-        preemptions: those that ended in a commit.
-        steps_lost: steps that some worker trained more than once, or never.
+        preemptions: number of preemptions that ended in a commit.
+        steps_lost: number of steps that some worker trained more than once, or never.
         bit_identical: whether the final weights of all workers of both jobs are equal,
             byte for byte.
-        notice_to_commit_seconds: of each preemption.
-        final_accuracy: of the interrupted job, on images never trained on.
-        restarts: times that all workers were started again.
-        steps: steps that the model was to be trained for.
+        notice_to_commit_seconds: seconds from the notice to the commit, per preemption.
+        final_accuracy: accuracy of the interrupted job on images never trained on.
+        restarts: number of restarts of the workers.
+        steps: number of steps the model was to be trained for.
     """
 
     preemptions: int
@@ -38,7 +38,11 @@ class Result:
     steps: int
 
     def faults(self, asked: int) -> list[str]:
-        """What was promised and did not happen; empty if all is well."""
+        """Returns a sentence for every broken promise; empty if the demo succeeded.
+
+        Args:
+            asked: number of preemptions the user asked for.
+        """
         found = []
         if self.preemptions != asked:
             found.append(
@@ -52,12 +56,12 @@ class Result:
 
 
 def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
-    """Compares what the jobs left in their directories.
+    """Compares the files left by the two jobs in their directories.
 
     Args:
-        folders: of the job with preemptions, and of the other one.
-        workers: of each.
-        steps: that were to be trained.
+        folders: directories of the job with preemptions and of the uninterrupted job.
+        workers: number of workers of every job.
+        steps: number of steps to train.
     """
     first, indexes = folders[0], range(workers)
     files = [job / f"weights-{i}.bin" for job in folders for i in indexes]
@@ -65,7 +69,7 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
     texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
     trained = [[int(step) for step, *_ in STEP.findall(text)] for text in texts]
     journals = JournalTailer(journal_directory(first / "checkpoints"), keeps_all=True)
-    with contextlib.suppress(FileNotFoundError):  # the job has made no checkpoint
+    with contextlib.suppress(FileNotFoundError):  # the job has no checkpoint
         journals.read_on(SystemClock.wall())
     commits = [each["notice_to_commit_seconds"] for each in journals.records("commit")]
     seconds = tuple(round(each, 4) for each in commits if each is not None)
@@ -82,11 +86,11 @@ def assess(folders: Sequence[Path], workers: int, steps: int) -> Result:
 
 
 def count_lost(trained: Iterable[Iterable[int]], steps: int) -> int:
-    """Number of steps that some worker did not train exactly once.
+    """Returns the number of steps that some worker did not train exactly once.
 
     Args:
-        trained: for each worker the steps that it has trained.
-        steps: those to train.
+        trained: steps trained by every worker.
+        steps: number of steps to train.
     """
     lost: set[int] = set()
     for each in trained:

@@ -1,9 +1,9 @@
 """The program that the demo trains with, made preemptible: a loop, or `model.fit`.
 
 Every worker process runs this file under `tfpreempt run`, which sets TF_CONFIG and
-starts it again after each preemption. What tfpreempt asks of it is marked by numbers;
-everything else is what any MultiWorkerMirroredStrategy program has. This is the only
-part of the demo that imports TensorFlow.
+restarts the file after every preemption. Numbered comments mark the lines needed by
+tfpreempt; the rest is found in any MultiWorkerMirroredStrategy program. No other module
+of the demo imports TensorFlow.
 
 Usage: worker.py OUT loop|fit STEPS SEED
 """
@@ -25,17 +25,19 @@ import tensorflow as tf
 import tfpreempt
 from tfpreempt.cli.demo.job import EPOCH_STEPS, print_step
 
-BATCH = 32  # of each worker
-CHECKPOINTS = os.environ["TFPREEMPT_CHECKPOINT_DIR"]  # `tfpreempt run` hands it on
-TRAIN_IMAGES = 1437  # of 1797; the rest is for the final accuracy
+BATCH = 32  # images per worker
+CHECKPOINTS = os.environ["TFPREEMPT_CHECKPOINT_DIR"]  # set by `tfpreempt run`
+TRAIN_IMAGES = 1437  # of 1797; the rest measures the final accuracy
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]
-Tell = Callable[[int, float], None]  # a step that was trained, and its loss
+Tell = Callable[[int, float], None]  # gets a trained step and its loss
 
 
 def load_digits() -> tuple[Pair, Pair]:
-    """Images of shape (n, 8, 8, 1) with values from 0 to 1 and their labels, in two
-    parts: to train on, and to test with."""
+    """Returns images and labels for training, and images and labels for testing.
+
+    Images have the shape (n, 8, 8, 1) and values from 0 to 1.
+    """
     raw = sklearn.datasets.load_digits()
     images = (raw.images[..., np.newaxis] / 16.0).astype(np.float32)
     labels = raw.target.astype(np.int32)
@@ -45,7 +47,7 @@ def load_digits() -> tuple[Pair, Pair]:
 
 
 def build_model() -> keras.Model:
-    """A small convolutional network for 8x8 grey images, ready to train."""
+    """Returns a small convolutional network for 8x8 grey images, ready to train."""
     model = keras.Sequential(
         [
             keras.layers.Input((8, 8, 1)),
@@ -66,7 +68,14 @@ def build_model() -> keras.Model:
 def train_by_loop(
     strategy: tf.distribute.Strategy, steps: int, seed: int, tell: Tell
 ) -> keras.Model:
-    """Trains to the last step, however often it is interrupted."""
+    """Trains to the last step in a custom loop, however often training is interrupted.
+
+    Args:
+        strategy: distribution strategy of the worker.
+        steps: number of training steps over all restarts.
+        seed: seed of the batches.
+        tell: function called with every trained step and its loss.
+    """
     (images, labels), _ = load_digits()
     resolver = strategy.cluster_resolver
     worker, workers = resolver.task_id or 0, strategy.num_replicas_in_sync
@@ -91,8 +100,8 @@ def train_by_loop(
     with handler:
         # 2. The handler knows how many steps are done, over all restarts.
         for step in range(handler.total_run_calls, steps):
-            # 3. Each step goes through `run()`; the batch is fetched inside, from the
-            #    step alone, so that the place in the data can't be lost.
+            # 3. Every step goes through `run()`. The batch is drawn inside, from the
+            #    step alone, so the position in the data needs no saving.
             tell(step, handler.run(step_function, step))
     return model
 
@@ -100,7 +109,14 @@ def train_by_loop(
 def train_by_fit(
     strategy: tf.distribute.Strategy, steps: int, seed: int, tell: Tell
 ) -> keras.Model:
-    """Trains to the last epoch, however often it is interrupted."""
+    """Trains to the last epoch with `model.fit`, however often training is interrupted.
+
+    Args:
+        strategy: distribution strategy of the worker.
+        steps: number of training steps over all restarts.
+        seed: seed of the order of the images.
+        tell: function called with every trained step and its loss.
+    """
     train, test = load_digits()
     batch_size = BATCH * strategy.num_replicas_in_sync
     with strategy.scope():
@@ -112,7 +128,7 @@ def train_by_fit(
             int(model.optimizer.iterations.numpy()) - 1, logs["loss"]
         )
     )
-    # 1. The callback restores the newest commit, commits on a notice and leaves.
+    # 1. The callback restores the newest commit; on a notice it commits and exits.
     preemption = tfpreempt.keras.PreemptionCallback(CHECKPOINTS)
     model.fit(
         images.batch(batch_size),
@@ -137,7 +153,7 @@ def save_result(out: Path, worker: int, model: keras.Model) -> None:
 
 
 def make_repeatable(seed: int) -> None:
-    """Makes two runs equal, byte for byte."""
+    """Makes two runs with the same seed equal, byte for byte."""
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -145,10 +161,10 @@ def make_repeatable(seed: int) -> None:
 
 
 def main(out: Path, way: str, steps: int, seed: int) -> None:
-    """Trains, and prints each step."""
+    """Trains the model, prints every step, and saves the result."""
     make_repeatable(seed)
     if way == "fit":
-        tfpreempt.keras.enable_multi_worker()  # Keras 3 fails with many by itself
+        tfpreempt.keras.enable_multi_worker()  # needed by Keras 3 for several workers
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id or 0
     restart = tfpreempt.num_restarts()

@@ -1,10 +1,10 @@
-"""`tfpreempt doctor`: would a preemption lose work here?
+"""`tfpreempt doctor`: checks the readiness of a machine for preemptions.
 
-command  the options, all that is found out, and how the verdict looks
-slurm    asks scontrol whether Slurm would start this job again
-sources  asks each source of a config once whether it works here
-storage  tries a save in a directory: down to the disk, timed, and removed again
-verdict  what follows from what has been found out; no I/O of its own
+command  the options, the checks, and the output
+slurm    asks scontrol whether Slurm would requeue the job
+sources  probes every notice source of a config once
+storage  tries a save in a directory: synced to the disk, timed, and removed again
+verdict  derives the findings from the measured facts; no I/O of its own
 
 Imported by cli/run.
 """

@@ -1,4 +1,4 @@
-"""`tfpreempt doctor`: would a preemption lose work here?"""
+"""`tfpreempt doctor`: checks the readiness of a machine for preemptions."""
 
 from __future__ import annotations
 
@@ -35,31 +35,33 @@ _STYLES = {Level.OK: "green", Level.ADVICE: "yellow", Level.PROBLEM: "red"}
 @click.argument("directory", required=False)
 @click.option(
     "--size", type=Size(), default="256MiB", show_default=True,
-    help="Size of the save to try: about that of one of your checkpoints, such as 2G "
-    "(GiB) or 1.5GB.",
+    help="Size of the trial save: about the size of your checkpoints, such as 2G (GiB) "
+    "or 1.5GB.",
 )  # fmt: skip
 @click.option(
     "--platform", "name", type=click.Choice(sorted(VARIANTS)), metavar="NAME",
-    help=f"Look at this platform instead of the one that is detected; as {VARIABLE}: "
-    f"{', '.join(VARIANTS)}.",
+    help="Platform to check instead of the detected platform; same values as "
+    f"{VARIABLE}: {', '.join(VARIANTS)}.",
 )  # fmt: skip
 @click.option(
     "--grace", type=Seconds(),
-    help="Seconds that a notice leaves, as grace_period= of the config.",
+    help="Grace period in seconds, as grace_period= of the config.",
 )  # fmt: skip
 @click.option(
     "--requeue", type=click.Choice(["exit", "scontrol"]),
-    help="On Slurm: how the job is requeued, as requeue= of the config (exit).",
+    help="On Slurm: how the job is requeued, as requeue= of the config (default exit).",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
 def doctor(as_json: bool, **given: Any) -> None:
-    """Look whether a preemption would lose work here.
+    """Check that this machine is ready for preemptions.
 
-    Prints which platform this is and why, which notices can be seen here and how long
-    each leaves, whether Slurm starts the job again, and how long a save takes in
-    DIRECTORY, where a file of --size is written down to the disk and removed again. Run
-    it where the training will run, in the same container. Exit status 1 if a preemption
-    would lose work or end the job.
+    Prints the detected platform and the evidence for it, the notice sources that work
+    here and their grace periods, whether Slurm would requeue the job, and how long a
+    save takes in DIRECTORY. The trial save writes a file of --size to the disk and
+    removes it again. Run the command where the training will run, in the same
+    container.
+
+    Exit status 1 if a preemption would lose work or end the job.
     """
     try:
         facts = _gather(**given)
@@ -110,16 +112,16 @@ def _gather(
 
 
 def _step_seconds(directory: str) -> float | None:
-    """Returns the mean step time of the newest run in a directory, by its journal."""
+    """Returns the mean step time of the newest run in a directory, from its journal."""
     journals = JournalTailer(journal_directory(directory), keeps_all=True)
-    with contextlib.suppress(OSError):  # there is none, or no directory
+    with contextlib.suppress(OSError):  # no journal, or no directory
         journals.read_on(SystemClock.wall())
     known = [each["step_seconds"] for each in journals.records("commit")]
     return next((seconds for seconds in reversed(known) if seconds), None)
 
 
 def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
-    """Prints what was detected and why, and the findings."""
+    """Prints the platform, the evidence for it, and the findings."""
     platform = facts.platform
     console.print(f"platform: [bold]{platform.name}[/bold]")
     for evidence in platform.evidence:
@@ -141,11 +143,11 @@ def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
     for finding in findings:
         if finding.code:
             console.print(f"\nfor {finding.about}:", markup=False)
-            console.out(finding.code)  # as it is, also where narrow
+            console.out(finding.code)  # unwrapped, also on a narrow terminal
 
 
 def _to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same as values that JSON has."""
+    """Returns the facts and findings as values for JSON."""
     platform, storage, slurm = facts.platform, facts.storage, facts.slurm
     directory = storage and {
         **dataclasses.asdict(storage),

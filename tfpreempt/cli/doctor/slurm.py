@@ -1,4 +1,4 @@
-"""Asks scontrol whether Slurm would start this job again."""
+"""Asks scontrol whether Slurm would requeue the job."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from tfpreempt.platforms.slurm import run_scontrol
 ANSWER_SECONDS = 5.0
 
 Requeue = Literal["exit", "scontrol"]
-"""As `SlurmTerminationConfig(requeue=)`."""
+"""The values of `SlurmTerminationConfig(requeue=)`."""
 
 RunCommand = Callable[[list[str], float], str]
-"""Runs a command with a time limit; returns what it prints. Raises OSError or
+"""Runs a command with a timeout in seconds; returns its output. Raises OSError or
 subprocess.SubprocessError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmState:
-    """Whether Slurm starts the job again.
+    """Facts that decide whether Slurm requeues the job.
 
     Attributes:
-        requeue: how the config means to be requeued.
-        requeued_codes: exit codes on which the controller requeues (RequeueExit).
-        held_codes: those on which it does and then holds the job (RequeueExitHold).
-        may_requeue: whether `scontrol requeue` and a node that fails requeue this job
-            (sbatch's --requeue), or by default any job; None where nobody says.
-        is_batch: whether this job is sbatch's; None where no job was asked for.
-        fault: why the controller could not be asked; "" if it was.
+        requeue: way of requeueing set in the config.
+        requeued_codes: exit codes listed by RequeueExit: the controller requeues the
+            job.
+        held_codes: exit codes listed by RequeueExitHold: the controller requeues the
+            job and then holds it.
+        may_requeue: whether `scontrol requeue` and a failed node requeue the job
+            (sbatch's --requeue); without a job, the default of the cluster; None if
+            unknown.
+        is_batch: whether the job was submitted by sbatch; None outside a job.
+        fault: reason why the controller could not be asked; "" after a success.
     """
 
     requeue: Requeue
@@ -45,12 +48,13 @@ class SlurmState:
 def ask_slurm(
     environment: Mapping[str, str], requeue: Requeue, run: RunCommand = run_scontrol
 ) -> SlurmState:
-    """What the controller says of requeues, and of this job.
+    """Asks the Slurm controller about its requeue settings and the current job.
 
     Args:
-        environment: Slurm's variables; without SLURM_JOB_ID no job is asked for.
-        requeue: as the config has it.
-        run: runs scontrol, twice at most.
+        environment: variables set by Slurm; without SLURM_JOB_ID only the settings are
+            read.
+        requeue: way of requeueing set in the config.
+        run: function that runs scontrol, at most twice.
     """
     job = environment.get("SLURM_JOB_ID", "").strip()
     try:
@@ -72,7 +76,7 @@ def ask_slurm(
 
 
 def parse_codes(text: str) -> tuple[int, ...]:
-    """The exit codes of a line such as "1,142-150"; none of what is no number."""
+    """Returns the exit codes of a line such as "1,142-150"; skips other entries."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
@@ -87,5 +91,5 @@ def _fields(text: str, separator: str) -> dict[str, str]:
 
 
 def _flag(text: str) -> bool | None:
-    """A number that is 0 or not; None where nobody says."""
+    """Returns whether a number is other than 0; None if the text is not a number."""
     return text.strip("0") != "" if text.isascii() and text.isdecimal() else None

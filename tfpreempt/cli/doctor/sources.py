@@ -1,4 +1,4 @@
-"""Asks each source of a config once whether it works here."""
+"""Probes every notice source of a config once."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ ANSWER_SECONDS = 8.0
 
 
 class Liveness(StrEnum):
-    """What asking a source has shown."""
+    """Result of probing a source."""
 
     LIVE = "live"
-    NOTICE = "notice"  # it says now that this machine goes
+    NOTICE = "notice"  # announces a preemption of this machine now
     DEAD = "dead"
     SLOW = "slow"  # no answer yet; may be normal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceState:
-    """One source of notices.
+    """State of a source of notices.
 
     Attributes:
-        name: the source's.
-        grace_seconds: what its notice leaves; None where nobody knows.
-        state: whether it works here.
-        detail: why, for people.
+        name: name of the source.
+        grace_seconds: grace period of its notices; None if unknown.
+        state: whether the source works here.
+        detail: explanation for people.
     """
 
     name: str
@@ -61,12 +61,12 @@ def probe_sources(
     watches: Mapping[str, WatchMaker] = WATCHES,
     limit_seconds: float = ANSWER_SECONDS,
 ) -> tuple[SourceState, ...]:
-    """The state of each source; none of them is started.
+    """Returns the state of every source; starts none of the sources.
 
     Args:
-        sources: as a config names them.
-        watches: for each cloud, what asks its metadata server for topics.
-        limit_seconds: for each cloud.
+        sources: sources of a config.
+        watches: for every cloud, the class that polls topics of its metadata server.
+        limit_seconds: timeout per cloud.
     """
     watched = [(each.source.name, each.grace_seconds) for each in sources]
     verdicts: dict[str, Verdict] = {}
@@ -87,7 +87,7 @@ def probe_sources(
 
 
 def _signal(name: str) -> Verdict:
-    """A signal that is blocked here is blocked in what is started from here."""
+    """Returns the verdict on a signal; child processes inherit blocked signals."""
     if signal.Signals[name] in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         why = f"{name} is blocked in this shell; a thread of the job receives it"
         return Liveness.LIVE, why
@@ -105,15 +105,15 @@ def _file(path: Path) -> Verdict:
 def _cloud(
     kind: str, topics: list[str], make: WatchMaker, limit: float
 ) -> dict[str, Verdict]:
-    """Asks one metadata server for all its topics."""
+    """Asks a metadata server for topics; returns the verdicts by source name."""
     levels: dict[str, Told | None] = {}
-    state, why = Liveness.DEAD, ""  # of what it said nothing of
+    state, why = Liveness.DEAD, ""  # the verdict on topics without an answer
     try:
         with contextlib.closing(make(topics).poller()) as poller:
             call_within(limit, lambda: poller.poll(levels.__setitem__))
     except OutOfTimeError:
         state, why = Liveness.SLOW, f"no answer within {limit:g} s"
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+    except Exception as error:  # noqa: BLE001 - any error is the verdict
         why = str(error)
 
     def verdict(topic: str) -> Verdict:

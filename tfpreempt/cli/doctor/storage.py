@@ -1,4 +1,4 @@
-"""Tries a save in a directory: down to the disk, timed, and removed again."""
+"""Tries a save in a directory: synced to the disk, timed, and removed again."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOUNTS = Path("/proc/self/mounts")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """The checkpoint directory.
+    """The checkpoint directory and the result of a trial save.
 
     Attributes:
-        path: absolute.
-        filesystem: its type, such as "ext4"; "" if unknown.
-        mount: where that file system is mounted; None if unknown.
-        missing: the uppermost part of the path that was not there; None: all is.
-        free_bytes: what this user may still write there.
-        save_bytes: the size of the save that was tried.
-        save_seconds: how long it took, down to the disk; None: it failed.
-        fault: why it failed.
+        path: absolute path of the directory.
+        filesystem: type of the file system, such as "ext4"; "" if unknown.
+        mount: mount point of the file system; None if unknown.
+        missing: uppermost missing part of the path; None if the path existed.
+        free_bytes: bytes available to this user.
+        save_bytes: size of the trial save.
+        save_seconds: duration of the trial save with its sync; None after a failure.
+        fault: reason of the failure.
     """
 
     path: Path
@@ -47,20 +47,20 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A file system: where it is mounted, and its type, such as "ext4"."""
+    """A mounted file system: the mount point, and the type, such as "ext4"."""
 
     point: Path
     kind: str
 
 
 def try_save(directory: Path, size: int) -> Storage:
-    """Writes a file of a size, syncs it, and removes it.
+    """Writes a file of the given size, syncs the file, and removes it.
 
-    A directory that is not there is made and removed again.
+    A missing directory is made and removed again.
 
     Args:
-        directory: where a checkpoint would be saved.
-        size: bytes to write.
+        directory: directory where a checkpoint would be saved.
+        size: number of bytes to write.
     """
     path = directory.absolute()
     mount, free, seconds, fault = None, 0, None, ""
@@ -92,17 +92,17 @@ def try_save(directory: Path, size: int) -> Storage:
 
 
 def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
-    """The file system that a path lies on; None if it can't be told.
+    """Returns the file system of a path, or None if unknown.
 
     Args:
-        path: must exist.
-        mounts: the system's table, in the format of proc(5).
+        path: existing path.
+        mounts: mount table of the system, in the format of proc(5).
     """
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    kinds = {}  # the later one covers an earlier one at the same place
+    kinds = {}  # a later mount hides an earlier mount on the same directory
     for line in lines:
         _, escaped, kind, *_ = line.split()
         text = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), escaped)
@@ -114,7 +114,7 @@ def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
 
 def _time_save(directory: Path, size: int) -> float:
     path = directory / f".tfpreempt-doctor-{secrets.token_hex(8)}"
-    # Random: what is all zeros costs nothing on storage that compresses.
+    # Random bytes: zeros cost nothing on storage with compression.
     block = os.urandom(min(size, _BLOCK_BYTES))
     try:
         began = time.monotonic()
@@ -131,10 +131,10 @@ def _time_save(directory: Path, size: int) -> float:
 
 @contextmanager
 def _made(directory: Path) -> Iterator[Path | None]:
-    """Makes the directory; gone again afterwards if it was not there before.
+    """Makes the directory, and removes a newly made directory at the end.
 
     Yields:
-        The uppermost part of the path that was not there; None: all was.
+        The uppermost missing part of the path, or None if the path existed.
     """
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
@@ -145,4 +145,4 @@ def _made(directory: Path) -> Iterator[Path | None]:
             try:
                 each.rmdir()
             except OSError:
-                break  # it could not be made, or somebody else uses it by now
+                break  # the directory was not made, or is in use by now

@@ -1,4 +1,4 @@
-"""What follows from what `tfpreempt doctor` has found out; no I/O."""
+"""Derives the findings of `tfpreempt doctor` from the measured facts; no I/O."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.python import StrEnum
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
-WAIT_SECONDS = 30.0  # the handler's save_timeout, where nobody knows the grace
-# What lies there goes with the machine, or with the container.
+WAIT_SECONDS = 30.0  # the handler's save_timeout, for an unknown grace period
+# Files on these file systems are lost with the machine, or with the container.
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
-# Their machines are a cloud's, but that cloud's notices do not reach the jobs.
+# Platforms on machines of a cloud, whose notices do not reach the jobs.
 MANAGED = frozenset({"vertex-ai", "sagemaker"})
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     ADVICE = "advice"  # could be better
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
-_SAID = {  # of one that is alive the detail says all
+_SAID = {  # no text for a live source: its detail says enough
     Liveness.LIVE: (Level.OK, ""),
     Liveness.NOTICE: (Level.PROBLEM, "says now that this machine goes away"),
     Liveness.DEAD: (Level.PROBLEM, "does not work here; nobody would see its notices"),
@@ -40,14 +40,14 @@ _SAID = {  # of one that is alive the detail says all
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All of it.
+    """The measured facts.
 
     Attributes:
-        platform: where this is.
-        sources: of the platform's config.
-        storage: None where no directory was given.
-        slurm: None where this is no Slurm.
-        step_seconds: how long a step of the run in the directory took; None: unknown.
+        platform: platform of this machine.
+        sources: states of the sources of the platform's config.
+        storage: result of the trial save; None without a directory.
+        slurm: settings of Slurm; None on another platform.
+        step_seconds: mean step time of the run in the directory; None if unknown.
     """
 
     platform: Platform
@@ -58,21 +58,21 @@ class Facts:
 
     @property
     def shortest_grace(self) -> float | None:
-        """The least that a notice leaves; None where no source says."""
+        """The shortest known grace period in seconds; None if unknown."""
         known = [s.grace_seconds for s in self.sources if s.grace_seconds is not None]
         return min(known, default=None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the verdict; of a source with what its notice leaves.
+    """A line of the verdict; about a source, with the grace period of its notices.
 
     Attributes:
-        level: how bad it is.
-        about: what was looked at.
-        text: what was found, and what to do.
-        grace_seconds: of a source, what its notice leaves.
-        code: Python that mends it; "" where none does.
+        level: severity.
+        about: subject of the finding.
+        text: result of the check, and advice.
+        grace_seconds: grace period of a source's notices; None for other subjects.
+        code: Python code that solves the problem; "" without such code.
     """
 
     level: Level
@@ -83,7 +83,7 @@ class Finding:
 
 
 def assess(facts: Facts) -> tuple[Finding, ...]:
-    """What is fine, what could be better, and what would lose work."""
+    """Returns the findings: passed checks, advice, and causes of lost work."""
     found = [*_assess_sources(facts), *_assess_cloud(facts), _assess_grace(facts)]
     if facts.slurm is not None:
         level, text = _assess_requeue(facts.slurm, facts.platform.variant.exit_code)
@@ -110,7 +110,7 @@ def _assess_sources(facts: Facts) -> Iterator[Finding]:
 
 
 def _assess_cloud(facts: Facts) -> Iterator[Finding]:
-    """A scheduler on a cloud's machines, whose own notices nobody watches."""
+    """Yields advice for a scheduler on cloud machines whose notices are not watched."""
     platform, cloud = facts.platform, facts.platform.cloud
     is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
     if cloud is None or is_watched or platform.name in MANAGED:
@@ -151,7 +151,7 @@ def _assess_grace(facts: Facts) -> Finding:
 
 
 def _assess_steps(seconds: float, save: float | None, grace: float | None) -> Finding:
-    """Whether the step that runs, and the save after it, fit into a notice."""
+    """Returns whether the running step and its save fit into the grace period."""
     text = f"a step of the run in the directory took {seconds:.2f} s"
     if grace is None:
         return Finding(Level.OK, "steps", text)
@@ -174,7 +174,7 @@ def _assess_steps(seconds: float, save: float | None, grace: float | None) -> Fi
 
 
 def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
-    """Whether Slurm starts a job again that leaves with this code."""
+    """Returns whether Slurm requeues a job after an exit with the given code."""
     by_scontrol = slurm.requeue == "scontrol"
     if slurm.fault:
         text = f"could not be checked, scontrol does not answer here: {slurm.fault}"
@@ -191,7 +191,7 @@ def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
         how = "submit it with `sbatch --requeue`"
         if by_scontrol:
             return Level.PROBLEM, f"{text}: scontrol refuses to requeue it; {how}"
-        # RequeueExit counts all the same; tests/cli/test_doctor_slurm.py asks a Slurm.
+        # RequeueExit still applies; tests/cli/test_doctor_slurm.py asks a real Slurm.
         return Level.ADVICE, f"{text}: only exit code {code} requeues it; {how}"
     if by_scontrol:
         return Level.OK, "scontrol answers, and may requeue the job"
@@ -211,7 +211,7 @@ def _not_listed(slurm: SlurmState, code: int) -> str:
 
 
 def _assess_missing(storage: Storage, missing: Path) -> Finding:
-    """A directory that is to be made: a mistyped mount point looks just like that."""
+    """Returns a finding about a missing directory, perhaps a mistyped mount point."""
     where = f"{storage.mount} ({storage.filesystem or 'of unknown type'})"
     text = f"{storage.path} is not there yet; it would be made on {where}"
     is_at_root = storage.mount == Path("/") == missing.parent

@@ -1,8 +1,8 @@
-"""`tfpreempt inspect` and `verify`: which checkpoints lie here, and are they whole?
+"""`tfpreempt inspect` and `verify`: which checkpoints are intact?
 
 command  the two commands
-rows     reads and checks what lies at a place, and in its mirror
-view     how checkpoints look: a table for people, objects for programs
+rows     reads and checks the checkpoints of a directory or URI, and of its mirror
+view     formats checkpoints: a table for people, objects for programs
 
 Imported by no other package.
 """

@@ -22,7 +22,7 @@ from tfpreempt.storage.opening import SCHEMES
 def _checked(
     ctx: click.Context, param: click.Parameter, place: str | None
 ) -> str | None:
-    """Refuses what no command line can open."""
+    """Returns the path or URI of an argument; rejects values that cannot be opened."""
     try:
         paths.check_no_user_info(place or "")
     except ConfigurationError as error:
@@ -47,33 +47,34 @@ _json = click.option(
 @_place
 @click.option(
     "--remote", metavar="URI", callback=_checked,
-    help="Show for each commit of DIR whether this mirror has it too.",
+    help="Show for every commit of DIR whether the mirror at URI has a copy.",
 )  # fmt: skip
-@click.option("--states", is_flag=True, help="List the named States of each commit.")
+@click.option("--states", is_flag=True, help="List the named States of every commit.")
 @click.option(
     "--verify", "every_byte", is_flag=True,
-    help="Read every byte, as `tfpreempt verify` does; otherwise sizes only.",
+    help="Read every byte, as `tfpreempt verify` does (default: check sizes only).",
 )  # fmt: skip
 @_json
 def inspect(
     place: str, remote: str | None, states: bool, every_byte: bool, as_json: bool
 ) -> None:
-    """List the checkpoints in a run's directory or mirror, whole or not.
+    """List the checkpoints of a run, intact or not.
 
-    Name the directory or URI of a run, or one checkpoint: run/5, run/ckpt-5,
-    gs://bucket/run/5.3-1a2b3c4d. Newest first, as a restart would try them; a restart
-    takes the first one that is committed and whole, or not ours and complete. Nothing
-    is changed.
+    Name the directory or mirror URI of a run, or a single checkpoint: run/5,
+    run/ckpt-5, gs://bucket/run/5.3-1a2b3c4d. The newest checkpoint comes first. A
+    restart tries the checkpoints in the same order, and takes the first that is
+    committed and intact, or not ours and complete. Nothing is changed.
 
     \b
-    state    committed      has a marker, and a manifest that agrees with it
-             not committed  a save or upload that is under way, or died; why is said
-             damaged        something is missing or wrong; what is said
+    state    committed      has a marker, and a manifest that agrees with the files
+             not committed  a save or upload that is running or was interrupted; see
+                            the note below the table
+             damaged        a file is missing or corrupt; see below the table
              not ours       written without tfpreempt, so without checksums
     checked  sizes, every byte, "index and lengths" (not ours), or nothing
 
-    Exit status 0 also where something is damaged (`tfpreempt verify` is for that), 2 if
-    DIR or URI cannot be read or is none.
+    Exit status 0 also if a checkpoint is damaged (`tfpreempt verify` reports damage by
+    its exit status), 2 if DIR or URI cannot be read or does not exist.
 
     --json: a list, newest first, of objects with name, state, checked, where ("local",
     "remote", "both"), path, uri, form, step, sequence, token, saved_at (ISO 8601, UTC),
@@ -96,22 +97,22 @@ def inspect(
 @_place
 @click.option(
     "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True,
-    help="How many read at the same time.",
+    help="Number of threads that read at the same time.",
 )  # fmt: skip
 @_json
 def verify(place: str, threads: int, as_json: bool) -> None:
-    """Read every byte of the checkpoints and compare the checksums.
+    """Verify the checksums of the checkpoints by reading every byte.
 
-    Name the directory or URI of a run, or one checkpoint: run/5, run/ckpt-5,
-    gs://bucket/run/5.3-1a2b3c4d. What lies in a bucket is read and dropped, nothing is
-    stored. Checkpoints that were written without tfpreempt have no checksums: of those
-    only index and lengths are checked.
+    Name the directory or mirror URI of a run, or a single checkpoint: run/5,
+    run/ckpt-5, gs://bucket/run/5.3-1a2b3c4d. Objects of a bucket are read without
+    storing a copy. Checkpoints written without tfpreempt have no checksums: only their
+    index and lengths are checked.
 
     \b
     Exit status:
-      0    all committed checkpoints are whole
-      1    something is damaged, or nothing is committed there
-      2    DIR or URI cannot be read, or is none
+      0    all committed checkpoints are intact
+      1    a checkpoint is damaged, or there is no commit
+      2    DIR or URI cannot be read, or does not exist
       130  interrupted
 
     --json: the list of `tfpreempt inspect --json`.

@@ -1,4 +1,4 @@
-"""Reads and checks what lies at a place, and in its mirror."""
+"""Reads and checks the checkpoints of a directory or URI, and of its mirror."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tfpreempt.storage.local import LocalStore
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A checkpoint here, in the mirror, or in both.
+    """A checkpoint in the inspected directory, in the mirror, or in both.
 
     Attributes:
-        entry: the one that stands for both, with what is to be said of either.
-        where: "local", "remote" or "both"; an upload without marker doesn't count.
-        path: of the one here.
-        uri: of the one in the mirror.
+        entry: merged entry, with the problems and remarks of both copies.
+        where: "local", "remote" or "both"; an upload without a marker does not count.
+        path: path of the local copy.
+        uri: URI of the copy in the mirror.
     """
 
     entry: Entry
@@ -36,7 +36,7 @@ class Row:
 
 
 class _Unreadable(click.ClickException):
-    """The place cannot be listed or reached: not the same as damage."""
+    """The directory or URI cannot be listed or reached; not a sign of damage."""
 
     exit_code = 2
 
@@ -48,17 +48,17 @@ def look(
     every_byte: bool,
     threads: int = THREADS,
 ) -> list[Row]:
-    """What lies at a place, and in its mirror, checked; newest first.
+    """Returns the checked checkpoints of a run and its mirror, newest first.
 
     Args:
-        place: see `inspection.at`.
-        mirror: likewise.
-        every_byte: see `inspection.check`.
-        threads: likewise.
+        place: path or URI, see `inspection.at`.
+        mirror: path or URI of the mirror, or None.
+        every_byte: whether to read every byte, see `inspection.check`.
+        threads: number of reading threads, see `inspection.check`.
 
     Raises:
-        ClickException: there is nothing, or it cannot be read; exit status 2.
-        SystemExit: interrupted.
+        ClickException: the path or URI is missing or cannot be read; exit status 2.
+        SystemExit: the user interrupted the check.
     """
     with _translated("--remote: "):
         copies = [] if mirror is None else inspection.at(mirror)
@@ -79,7 +79,7 @@ def look(
 
 
 def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
-    """What is here and what is in the mirror, matched by token, newest first."""
+    """Returns rows of local and mirror entries matched by token, newest first."""
     twins = {each.token: each for each in mirror if each.token}
     rows = [
         _row(None, each)
@@ -94,7 +94,7 @@ def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
 
 
 def _row(local: Entry | None, remote: Entry | None) -> Row:
-    """Damaged if either is."""
+    """Merges the entries of a checkpoint; damage of either copy counts as damage."""
     both = [each for each in (local, remote) if each is not None]
     shown, *other = both
     is_there = remote is not None and remote.condition is not Condition.NOT_COMMITTED
@@ -118,8 +118,8 @@ def _translated(where: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        # 128 and the number of SIGINT, as a shell says it. Threads that are in the
-        # middle of a request are not waited for.
+        # 128 + the number of SIGINT, as in a shell. Threads in the middle of a request
+        # are not joined.
         raise SystemExit(130) from None
     except ConfigurationError as error:
         raise click.UsageError(f"{where}{error}") from error

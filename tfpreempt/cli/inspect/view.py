@@ -1,4 +1,4 @@
-"""How checkpoints look: a table for people, objects for programs."""
+"""Formats checkpoints: a table for people, objects for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
 
 
 def show_table(console: Console, found: Sequence[Row], place: str) -> None:
-    """Prints a line for each, and below what is to be said of them."""
+    """Prints a line for every checkpoint, and problems and remarks below the table."""
     if not found:
         below = hint(place)
         told = f"no checkpoints in {place!r}{'.' if below else ''}{below}"
@@ -69,7 +69,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
 
 
 def show_states(console: Console, found: Sequence[Row]) -> None:
-    """Prints the named States of each checkpoint that has a manifest."""
+    """Prints the named States of every checkpoint with a manifest."""
     for row in found:
         shown = row.entry
         if shown.manifest is None:
@@ -88,7 +88,7 @@ def show_states(console: Console, found: Sequence[Row]) -> None:
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """A row as values that JSON has; the keys are always the same."""
+    """Returns a row as values for JSON; the keys are always the same."""
     shown = row.entry
     manifest, time = shown.manifest, _saved(shown)
     utc = time and time.astimezone(datetime.timezone.utc)
@@ -115,7 +115,7 @@ def to_json(row: Row) -> dict[str, Any]:
 
 
 def _saved(entry: Entry) -> datetime.datetime | None:
-    """When it was saved, as it says itself; else when it was written. Local time."""
+    """Returns the local time recorded by the save, or else the time of the files."""
     seconds = entry.time if entry.saved_at is None else entry.saved_at
     if seconds is None:
         return None
@@ -123,7 +123,7 @@ def _saved(entry: Entry) -> datetime.datetime | None:
 
 
 def _states(entry: Entry) -> list[dict[str, Any]]:
-    """The named States in it, those of all workers first."""
+    """Returns the named States of a checkpoint; States of all workers come first."""
     inside = f"{entry.holder}/" if entry.kind is Kind.FLAT else ""
     found = []
     for file in entry.manifest.files if entry.manifest else ():

@@ -1,4 +1,4 @@
-"""Finds the journal of a run that somebody names: here, or copied to a store."""
+"""Finds the journal of a run named by the user: on this machine, or in a mirror."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.storage.opening import SCHEMES, local_path, open_store
 
-_SHOWN = 5  # of other runs
+_SHOWN = 5  # number of other runs to suggest
 
 
 def find_journal(place: str) -> Path:
-    """Where the journal lies that somebody names, by itself or by its run.
+    """Returns the directory of a journal named by the user, directly or by its run.
 
     Args:
-        place: the checkpoint directory of a run, its URI, or a journal's own directory.
+        place: checkpoint directory of a run, its URI, or the directory of a journal.
 
     Raises:
-        ConfigurationError: it can be neither a path nor a URI.
+        ConfigurationError: the text is neither a path nor a URI.
     """
     path = local_path(place)
     if path is None:
@@ -34,14 +34,15 @@ def find_journal(place: str) -> Path:
 
 
 def has_journal(directory: Path) -> bool:
-    """Whether it is a journal's directory."""
+    """Returns whether a directory contains journal files."""
     return any(directory.glob("*.jsonl"))
 
 
 def commits_in(directory: str | Path) -> list[Entry]:
     """Returns the commits in a checkpoint directory, newest first.
 
-    A program with States alone commits, and keeps no journal.
+    Useful for a program that saves States without a handler: such a program makes
+    commits, but keeps no journal.
     """
     with contextlib.suppress(OSError):
         return [each for each in catalog.scan(str(directory)) if each.is_committed]
@@ -64,7 +65,7 @@ def hint(place: str) -> str:
     """Returns advice for a user who has named a directory without a journal.
 
     Returns:
-        A sentence with a space before it; empty if nothing better is known.
+        A sentence with a leading space; empty without any advice.
     """
     path = local_path(place)
     if path is None:
@@ -86,15 +87,18 @@ def hint(place: str) -> str:
 
 @contextlib.contextmanager
 def fetched_journal(place: str, local: Path | None = None) -> Iterator[Path]:
-    """A context with a copy of the journals that a mirror has; it may be empty.
+    """A context with a temporary copy of a mirror's journals; the copy may be empty.
 
     Args:
-        place: of the mirror, a path or a URI; with others the copy is empty.
-        local: a journal of this machine, to be put together with the copy.
+        place: path or URI of the mirror; the copy is empty for an unknown scheme.
+        local: journal of this machine, to be merged into the copy.
+
+    Yields:
+        The directory of the copy.
 
     Raises:
-        TfpreemptError: the place cannot be one, or does not answer.
-        OSError: there is no room for the copy.
+        TfpreemptError: the path or URI is invalid, or the storage does not answer.
+        OSError: the disk has no space for the copy.
     """
     with tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as directory:
         if local_path(place) is not None or place.partition("://")[0] in SCHEMES:

@@ -1,9 +1,10 @@
-"""Trainings of workers and starts by supervisors, made of the records of a run.
+"""Trainings of workers and starts by supervisors, built from the records of a run.
 
-A journal file is read line by line. The file of a worker is a row of trainings, one or
-several for each process; the file of a supervisor is a row of starts of all its
-workers. A reader that shows the present only keeps the newest of them, in memory that
-does not grow with the run. Nothing here reads a file or a clock.
+A journal file is read line by line. The file of a worker contains a sequence of
+trainings, one or several per process. The file of a supervisor contains a sequence of
+starts of its workers. A reader that shows only the present state keeps only the newest
+of them, so its memory does not grow with the run. This module reads no file and no
+clock.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from tfpreempt.cli.journals.records import (
 from tfpreempt.cli.run.policy import Cause
 from tfpreempt.core.events import Outcome
 
-_CAUSES = {"lost", *(cause.value for cause in Cause)}  # all others are one: "other"
-_NEWEST = 4  # trainings, or starts: records of those before may come late
+_CAUSES = {"lost", *(cause.value for cause in Cause)}  # any other counts as "other"
+_NEWEST = 4  # kept trainings or starts: late records may belong to an earlier training
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Records:
-    """Records that belong together, oldest first, and the name of their file."""
+    """Records of a training or a start, oldest first, and the name of their file."""
 
     file: str
     records: list[Record]
@@ -39,17 +40,17 @@ class Records:
         return [each for each in self.records if each.event in events]
 
     def newest(self, *events: str) -> Record | None:
-        """Returns the newest record of some events; None if there is none."""
+        """Returns the newest record of some events, or None."""
         return next(reversed(self.of(*events)), None)
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Training(Records):
-    """One training of a worker: a process may have several, one after another.
+    """A training of a worker: a process may have several, one after another.
 
     Attributes:
         worker: index of the worker.
-        incarnation: name that the records of the training have.
+        incarnation: name of the incarnation in the records of the training.
     """
 
     worker: int
@@ -57,30 +58,30 @@ class Training(Records):
 
     @property
     def start(self) -> str:
-        """Name of the start of all workers that the process belongs to."""
+        """Name of the supervisor's start of the process."""
         restored = self.restored
         named = None if restored is None else restored["start"]
         return self.incarnation if named is None else str(named)
 
     @property
     def restored(self) -> Record | None:
-        """The start of the training, from a checkpoint or from scratch, if known."""
+        """Record of the start of the training, from a checkpoint or from scratch."""
         return self.newest("restored")
 
     @property
     def exit(self) -> Record | None:
-        """The newest exit that the process recorded; a kill leaves none."""
+        """The newest exit record of the process; None after a kill."""
         return self.newest("exit")
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Start(Records):
-    """One start of the workers of a supervisor; its first record tells of the start.
+    """A start of the workers by a supervisor; the first record describes the start.
 
     Attributes:
         name: name of the start.
         supervisor: id of the supervisor.
-        ends: the record of the end of each worker that has ended, by its index.
+        ends: records of the ends of workers, by index of the worker.
     """
 
     name: str
@@ -89,14 +90,14 @@ class Start(Records):
 
     @property
     def workers(self) -> range:
-        """Indices of the workers; empty if none of them trains."""
+        """Indices of the workers; empty if this machine's task does not train."""
         first = self.records[0].values.get("first_worker", 0)
         count = 0 if first is None else self.records[0]["workers"]
         return range(first or 0, (first or 0) + count)
 
     @property
     def cause(self) -> str | None:
-        """Why the start ended, in the supervisor's words; None while unknown."""
+        """Reason why the start ended, as the supervisor recorded; None if unknown."""
         match self.newest("hang", "budget", "left", "supervisor_died"):
             case None:
                 return None
@@ -108,7 +109,7 @@ class Start(Records):
                 return str(decided["cause"])
 
     def add(self, record: Record) -> None:
-        """Takes in the next record."""
+        """Adds the next record."""
         self.records.append(record)
         if record.event == "worker_ended":
             self.ends[self.workers.start + record["worker"]] = record
@@ -119,7 +120,7 @@ class _Journal(abc.ABC):
 
     Args:
         file: name of the file.
-        keeps_all: whether all records are kept; otherwise the newest.
+        keeps_all: whether to keep all records instead of the newest.
 
     Attributes:
         damaged: number of damaged lines.
@@ -135,7 +136,7 @@ class _Journal(abc.ABC):
         self.restarts: collections.Counter[str] = collections.Counter()
 
     def add_line(self, line: bytes) -> None:
-        """Reads the next line of the file; a damaged line is counted, and left out."""
+        """Reads the next line of the file; counts and skips a damaged line."""
         if not line.strip():
             return
         try:
@@ -147,7 +148,7 @@ class _Journal(abc.ABC):
 
     @abc.abstractmethod
     def _add(self, record: Record) -> None:
-        """Takes in the next record. Raises ValueError if the record is damaged."""
+        """Adds the next record. Raises ValueError if the record is damaged."""
 
 
 class WorkerJournal(_Journal):
@@ -155,12 +156,12 @@ class WorkerJournal(_Journal):
 
     Args:
         worker: index of the worker.
-        keeps_all: see `_Journal`.
+        keeps_all: whether to keep all records, see `_Journal`.
 
     Attributes:
-        trainings: oldest first.
+        trainings: trainings of the worker, oldest first.
         commits: number of commits.
-        commit: the newest commit; None before the first.
+        commit: newest commit; None before the first.
     """
 
     _events = OF_WORKERS
@@ -190,7 +191,7 @@ class WorkerJournal(_Journal):
             self.commit = record
 
     def _training(self, record: Record) -> Training:
-        """Returns the training that a record belongs to."""
+        """Returns the training of a record, perhaps the first of a new training."""
         incarnation = record["incarnation"]
         for training in self.trainings[: -_NEWEST - 1 : -1]:
             if training.incarnation == incarnation:
@@ -208,7 +209,7 @@ class WorkerJournal(_Journal):
         return training
 
     def _count_restart(self, last: Record | None) -> None:
-        """Counts a restart, which no supervisor may have recorded, by the last exit."""
+        """Counts a restart by the last exit; there may be no record of a supervisor."""
         outcome = Outcome.FAILED if last is None else last["outcome"]
         if outcome == Outcome.FAILED:
             self.restarts["failure"] += 1
@@ -217,14 +218,14 @@ class WorkerJournal(_Journal):
 
 
 class SupervisorJournal(_Journal):
-    """The journal of a supervisor, and of those that follow it in the same file.
+    """The journal file of a supervisor and its successors.
 
     Args:
-        file: see `_Journal`.
-        keeps_all: see `_Journal`.
+        file: name of the file, see `_Journal`.
+        keeps_all: whether to keep all records, see `_Journal`.
 
     Attributes:
-        starts: oldest first.
+        starts: starts of the workers, oldest first.
     """
 
     _events = OF_SUPERVISORS
@@ -255,7 +256,7 @@ class SupervisorJournal(_Journal):
                 return
 
     def _count_restart(self, *, is_restart: bool) -> None:
-        """Counts a start by why the start before it ended."""
+        """Counts a start by the reason why the previous start ended."""
         if (before := self.start) is None:
             return
         is_known = is_restart or before.newest("left") is not None

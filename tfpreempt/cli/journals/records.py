@@ -1,7 +1,7 @@
-"""The records of a run's journals: their events and fields, checked as they are read.
+"""The records of a run's journals: their events and fields, checked while reading.
 
-Everybody who can write to a journal can write anything into it. Each field has a kind
-with bounds; a record with a field of another kind is damaged.
+Every process with write access can put anything into a journal. A field has a kind with
+bounds; a record with a field of another kind is damaged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfpreempt.core.fields import are_kinds
 from tfpreempt.core.journal import parse_record
 
 Events = Mapping[str, Mapping[str, str]]
-"""The fields of each event, and the kind of each field (see `fields.is_kind`)."""
+"""The fields of every event, and their kinds (see `fields.is_kind`)."""
 
 OF_WORKERS: Events = {
     "restored": {
@@ -60,15 +60,15 @@ _BY_SUPERVISORS = {"supervisor": "text"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One record of a journal.
+    """A record of a journal.
 
     Attributes:
         event: name of the event.
         wall: seconds since the epoch, by the writer's clock.
         monotonic: monotonic seconds of the writer's machine.
-        at: seconds since the epoch by a clock that all machines share, once the clocks
-            are compared; before, the same as `wall`.
-        values: the fields of the event that the record has.
+        at: seconds since the epoch on the clock shared by all machines, once the clocks
+            are compared; until then equal to `wall`.
+        values: fields of the event found in the record.
     """
 
     event: str
@@ -78,19 +78,19 @@ class Record:
     values: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of a field; None if the record does not have the field."""
+        """Returns the value of a field, or None for a missing field."""
         return self.values.get(name)
 
 
 def read_record(line: bytes, events: Events) -> Record | None:
-    """Reads one line of a journal.
+    """Reads a line of a journal.
 
     Args:
         line: text of the line.
         events: `OF_WORKERS` or `OF_SUPERVISORS`.
 
     Returns:
-        The record; None for an event that `events` does not have: newer versions may
+        The record; None for an event missing in `events`, because newer versions may
         record more.
 
     Raises:
@@ -108,7 +108,7 @@ def read_record(line: bytes, events: Events) -> Record | None:
         raise ValueError(f"a field of the record {event!r} has an unexpected value")
     values = {name: raw[name] for name in fields if name in raw}
     if event == "commit" and values.get("blocked_seconds") is None:
-        values["blocked_seconds"] = values["save_seconds"]  # training waited for it
+        values["blocked_seconds"] = values["save_seconds"]  # a synchronous save
     return Record(
         event=event,
         wall=float(raw["wall"]),

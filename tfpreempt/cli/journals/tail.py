@@ -36,15 +36,15 @@ class LastReport:
 
 
 class _File:
-    """One file, read up to its newest complete line.
+    """A file, read up to its newest complete line.
 
     Args:
-        path: path of the file, which may be made later.
-        make: makes the journal that takes the lines.
+        path: path of the file, which may be created later.
+        make: function that makes the journal for the lines.
 
     Attributes:
-        journal: the lines that were read.
-        error: why the file could not be read the last time; None if it was.
+        journal: journal with the lines read so far.
+        error: error of the last attempt to read the file; None after a success.
         is_torn: whether the file ends within a line.
     """
 
@@ -64,7 +64,7 @@ class _File:
         return bool(self._lines.rest.strip())
 
     def read_on(self) -> None:
-        """Reads new lines; a file that was replaced is read from its beginning."""
+        """Reads new lines; starts from the beginning if the file was replaced."""
         self.error = None
         try:
             with open(open_file(self._path, os.O_RDONLY), "rb", buffering=0) as file:
@@ -81,18 +81,20 @@ class _File:
 
 
 class JournalTailer:
-    """The journals of a run. One thread at a time may call `read_on`.
+    """Reads the journals of a run. At most one thread at a time may call `read_on`.
 
     Args:
         directory: directory of the journals.
-        workers: indices of the workers that are read; None for all.
-        supervisor: name of the one supervisor's journal that is read; None for all.
-        keeps_all: whether all processes are kept, with all their records; otherwise
-            the newest.
+        workers: indices of the workers to read; None: every worker.
+        supervisor: file name of the only supervisor journal to read; None: every
+            supervisor.
+        keeps_all: whether to keep every process with its records, instead of the
+            newest.
 
     Attributes:
-        directory: see above.
-        reports: the last report of each worker that has a status file, by index.
+        directory: directory of the journals.
+        reports: last report of every worker with a status file, by index.
+        lock: lock for callers in several threads.
     """
 
     def __init__(
@@ -113,24 +115,24 @@ class JournalTailer:
 
     @property
     def reads_chief(self) -> bool:
-        """Whether the journal of worker 0, which commits, is one of these."""
+        """Whether the journal of the chief, the only worker that commits, is read."""
         return self._only_workers is None or 0 in self._only_workers
 
     @property
     def workers(self) -> dict[int, WorkerJournal]:
-        """The journals of workers, by index."""
+        """The journals of the workers, by index."""
         journals = [file.journal for file in self._files.values()]
         return {j.worker: j for j in journals if isinstance(j, WorkerJournal)}
 
     @property
     def supervisors(self) -> list[SupervisorJournal]:
-        """The journals of supervisors."""
+        """The journals of the supervisors."""
         journals = [file.journal for file in self._files.values()]
         return [each for each in journals if isinstance(each, SupervisorJournal)]
 
     @property
     def warnings(self) -> list[str]:
-        """A warning for each file of which records are missing."""
+        """A warning for every file with missing records."""
         found = []
         for name, file in sorted(self._files.items()):
             if file.error is not None:
@@ -146,7 +148,7 @@ class JournalTailer:
         return found
 
     def records(self, event: str) -> list[Record]:
-        """Returns the records of an event of all workers, by wall time."""
+        """Returns the records of an event from every worker, by wall time."""
         found = [
             record
             for journal in self.workers.values()
@@ -156,14 +158,14 @@ class JournalTailer:
         return sorted(found, key=lambda each: each.wall)
 
     def read_on(self, at: float) -> None:
-        """Reads the records and status files that are new since the last call.
+        """Reads records and status files written since the last call.
 
-        A status file that differs from the one before was written at this moment,
-        whatever the clock of its machine says. For the first one only that clock is
-        known.
+        A status file that has changed since the last call counts as written now,
+        whatever the clock of its machine shows. For the first status file of a worker
+        only that clock is known.
 
         Args:
-            at: wall seconds, now.
+            at: present time of this machine, in wall seconds.
 
         Raises:
             OSError: the directory cannot be read.
@@ -180,7 +182,7 @@ class JournalTailer:
             file.read_on()
 
     def _add(self, name: str) -> None:
-        """Adds a file of the directory if it is to be read."""
+        """Adds a file of the directory if the file is to be read."""
         make: Callable[[], _Journal]
         if match := _WORKER.fullmatch(name):
             index = int(match[1])

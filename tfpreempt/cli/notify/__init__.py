@@ -1,8 +1,8 @@
-"""`tfpreempt notify`: fakes a notice for a running job, to rehearse a preemption.
+"""`tfpreempt notify`: simulates a preemption of a running job.
 
-command  the ways to give one: a signal, a notice file, a metadata server
-server   a cloud's metadata server on this machine, which says what it is told to say
-workers  finds the running worker of a directory, to signal it and nobody else
+command  the ways to give a notice: a signal, a notice file, a metadata server
+server   a simulated metadata server of a cloud on this machine
+workers  finds the running worker of a directory, so that only it is signalled
 
 Imported by cli/demo.
 """

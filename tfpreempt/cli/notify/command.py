@@ -1,4 +1,4 @@
-"""`tfpreempt notify`: fakes a notice for a running job, to rehearse a preemption."""
+"""`tfpreempt notify`: simulates a preemption of a running job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfpreempt.notice.file import checked_path
 from tfpreempt.notice.metadata import checked_base_url
 from tfpreempt.notice.signals import parse_signal
 
-_FILE_SECONDS = 5.0  # a job looks more often, and a restarted one takes longer to look
+_FILE_SECONDS = 5.0  # longer than a job's poll interval, shorter than a restart
 _LINES = {
     "notice": "worker {worker} has the notice of {source}",
     "commit": "step {step} is committed in {path}",
@@ -34,7 +34,8 @@ _LINES = {
 )
 @click.option(
     "--worker", "workers", type=click.IntRange(min=0), multiple=True,
-    help="With DIRECTORY: the worker to signal (default 0); may be given many times.",
+    help="With DIRECTORY: index of the worker to signal (default 0); may be given "
+    "several times.",
 )  # fmt: skip
 @click.option(
     "--signal", "signal_name",
@@ -42,28 +43,29 @@ _LINES = {
 )  # fmt: skip
 @click.option(
     "--follow", "follow_seconds", type=Seconds(),
-    help="With DIRECTORY: wait so many seconds for the worker to leave, and show "
-    "what it does until then; exit status 1 unless the step was committed.",
+    help="With DIRECTORY: seconds to wait for the exit of the worker, showing its "
+    "records meanwhile. Exit status 1 unless the step was committed.",
 )  # fmt: skip
 @click.option(
     "--file",
-    help="Create this notice file, which the job must watch; it is removed after "
-    f"{_FILE_SECONDS:g} s, so that the restarted job does not find it.",
+    help="Notice file to create, which the job must watch. The file is removed after "
+    f"{_FILE_SECONDS:g} s, so that the restarted job does not find the file.",
 )
 @click.option(
     "--serve", "cloud", type=click.Choice(["gce", "aws", "azure"]),
-    help="Be this cloud's metadata server, until Ctrl-C; prints what the job's "
-    "environment needs.",
+    help="Run a simulated metadata server of this cloud until Ctrl-C, and print the "
+    "environment variables for the job.",
 )  # fmt: skip
 @click.option(
     "--port", type=click.IntRange(0, 65535),
-    help="With --serve: listen there, so that what was exported still holds for a "
-    "server that is started again; by default any free port.",
+    help="With --serve: port to listen on, so that exported variables stay valid when "
+    "the server is restarted (default: any free port).",
 )  # fmt: skip
 @click.option(
     "--metadata", "url",
-    help="Have the server of --serve, at this address, announce a preemption until the "
-    "job has asked, for 30 s at most; exit status 1 if it has not.",
+    help="Address of a server started with --serve. The server announces a preemption "
+    "until the job has read the notice, for at most 30 s. Exit status 1 if the job has "
+    "not read the notice.",
 )  # fmt: skip
 def notify(
     directory: Path | None,
@@ -75,17 +77,16 @@ def notify(
     port: int | None,
     url: str | None,
 ) -> None:
-    """Tell a running job that its machine goes away, although it doesn't.
+    """Simulate a preemption of a running job.
 
     \b
-        tfpreempt notify --worker 1 DIRECTORY     a signal, to a worker of the job
+        tfpreempt notify --worker 1 DIRECTORY     a signal to a worker of the job
         tfpreempt notify --file /run/preempted    a notice file
         tfpreempt notify --serve gce              a metadata server, and in another
-        tfpreempt notify --metadata URL           terminal, what it is to say
+        tfpreempt notify --metadata URL           terminal: announce a preemption
 
-    DIRECTORY is the job's checkpoint directory. The job does what it would do on a
-    real notice: all workers commit one step and leave, and `tfpreempt run` starts them
-    again.
+    DIRECTORY is the job's checkpoint directory. The job reacts as to a real notice: all
+    workers commit one step and exit, and `tfpreempt run` restarts them.
     """
     if [directory, file, cloud, url].count(None) != 3:
         raise click.UsageError(
@@ -113,14 +114,19 @@ def notify(
             )
             announce(url)
             echo(f"the job was told; {url} is quiet again")
-    except (TfpreemptError, OSError) as error:  # OSError: a journal of another user
+    except (TfpreemptError, OSError) as error:  # OSError: another user's journal
         raise click.ClickException(str(error)) from error
 
 
 def _signal(
     directory: Path, workers: tuple[int, ...], name: str, seconds: float | None
 ) -> None:
-    """Signals each worker, or none, and tells what follows."""
+    """Signals the workers if all of them run, and prints their records.
+
+    Raises:
+        NothingRunsError: a worker does not run on this machine; no worker was
+            signalled.
+    """
     number = parse_signal(name)
     with held_workers(directory, workers) as held:
         began, limit = time.time(), time.monotonic() + (seconds or 0.0)
@@ -133,10 +139,10 @@ def _signal(
 
 
 def _tell(worker: Worker, began: float, has_ended: bool) -> None:
-    """Tells what a worker has made of its notice.
+    """Prints the records of a worker since the signal.
 
     Raises:
-        ClickException: it is not known to have committed.
+        ClickException: no record shows that the worker committed.
     """
     for record in worker.records():
         event = str(record.get("event"))
@@ -161,11 +167,12 @@ def _tell(worker: Worker, began: float, has_ended: bool) -> None:
 
 
 def _give_file(given: str) -> None:
-    """Creates a notice file, and takes it away again however this is ended.
+    """Creates a notice file, and removes the file also if a signal ends the command.
 
     Raises:
-        ConfigurationError: it is there already, or cannot be made.
-        SystemExit: a signal has ended it; the status is what a shell gives then.
+        ConfigurationError: the file exists already, or cannot be created.
+        SystemExit: a signal ended the command; the status is 128 + its number, as in a
+            shell.
     """
     path = checked_path(given)
     with held_signals(*ENDS) as wait:
@@ -185,7 +192,7 @@ def _give_file(given: str) -> None:
             ) from error
         echo(f"created {path}; it goes in {_FILE_SECONDS:g} s")
         told = wait(_FILE_SECONDS)
-        with contextlib.suppress(FileNotFoundError):  # somebody was first
+        with contextlib.suppress(FileNotFoundError):  # removed by another process
             os.remove(path)
     echo(f"ended by {told.name}: removed {path}" if told else f"removed {path}")
     if told:
@@ -193,7 +200,7 @@ def _give_file(given: str) -> None:
 
 
 def _serve(cloud: str, port: int) -> None:
-    """Is a metadata server until it is told to end."""
+    """Runs a metadata server until a signal ends the command."""
     from tfpreempt.cli.notify.server import SERVERS
 
     with held_signals(*ENDS) as wait, SERVERS[cloud](port) as server:

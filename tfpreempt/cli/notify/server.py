@@ -1,6 +1,7 @@
-"""A cloud's metadata server on this machine, which says what it is told to say.
+"""A simulated metadata server of a cloud on this machine.
 
-It is the public fake with one more entry, by which another process tells it.
+The server is the public fake with an additional URL path, by which another process
+makes the server announce a preemption.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from tfpreempt.testing._server import FakeServer
 from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
 
 _CONTROL = "/tfpreempt/notice"
-ASK_SECONDS = 30.0  # the slowest client looks every 5 s
+ASK_SECONDS = 30.0  # the slowest client polls every 5 s
 _ANSWER_SECONDS = 5.0
 
 
 class Rehearsal(FakeServer):
-    """Before a cloud's fake among the bases: it obeys, and else answers as that.
+    """Adds the control path to a cloud's fake; must precede the fake among the bases.
 
     Args:
-        port: where to listen; 0: any free one.
+        port: port to listen on; 0: any free port.
 
     Raises:
-        ConfigurationError: nobody can listen there.
+        ConfigurationError: the port cannot be used.
     """
 
     mark: ClassVar[bytes]
-    """A regular expression, found in the answers that carry the notice alone."""
+    """A regular expression that matches only answers with the notice."""
 
     def __init__(self, port: int = 0) -> None:
         self._port = port
@@ -44,11 +45,11 @@ class Rehearsal(FakeServer):
             ) from error
 
     def announce(self, is_up: bool) -> None:
-        """Gives the notice, or takes it back."""
+        """Announces a preemption, or withdraws the announcement."""
         raise NotImplementedError
 
     def answer(self, request: Request) -> Reply:
-        """As the fake; or it gives a notice until a client has heard it."""
+        """Answers like the fake; the control path announces until a client reads it."""
         if request.path == _CONTROL:
             self._is_heard = False
             self.announce(True)
@@ -65,7 +66,7 @@ class Rehearsal(FakeServer):
 
 
 class RehearsalGce(Rehearsal, FakeGce):
-    """GCE's, quiet until it is told otherwise."""
+    """A metadata server of GCE without a notice until `announce`."""
 
     mark = rb'^"?TRUE"?$|"preempted": "TRUE"'
 
@@ -74,7 +75,7 @@ class RehearsalGce(Rehearsal, FakeGce):
 
 
 class RehearsalAws(Rehearsal, FakeAws):
-    """EC2's, quiet until it is told otherwise."""
+    """A metadata server of EC2 without a notice until `announce`."""
 
     mark = rb'"action"'
 
@@ -87,10 +88,10 @@ class RehearsalAws(Rehearsal, FakeAws):
 
 
 class RehearsalAzure(Rehearsal, FakeAzure):
-    """Azure's, quiet until it is told otherwise."""
+    """A metadata server of Azure without a notice until `announce`."""
 
     mark = rb'"EventType": "Preempt"'
-    _event = ""  # that is scheduled
+    _event = ""  # id of the scheduled event
 
     def announce(self, is_up: bool) -> None:
         self.withdraw(self._event)
@@ -106,13 +107,14 @@ SERVERS: Mapping[str, type[Rehearsal]] = {
 
 
 def announce(url: str) -> None:
-    """Has a server of another process give its notice until a client has heard it.
+    """Makes another process's server announce a preemption until a client has read it.
 
     Args:
-        url: the server's address, as `checked_base_url()` returns it.
+        url: address of the server, as returned by `checked_base_url()`.
 
     Raises:
-        ConfigurationError: no rehearsal server listens there, or no client asks it.
+        ConfigurationError: no simulated server listens there, or no client reads the
+            notice.
     """
     session = MetadataSession(url)
     seconds = ASK_SECONDS + _ANSWER_SECONDS

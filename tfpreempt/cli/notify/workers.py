@@ -1,11 +1,11 @@
-"""Finds the running worker of a directory, to signal it and nobody else.
+"""Finds the running worker of a directory, so that no other process is signalled.
 
 A worker that can receive a notice has its journal open for writing. Other processes may
 have the journal open for reading (`tail -F`, a log shipper). Forked children of the
-worker inherit its descriptor, and may outlive the worker: the worker's status file says
-which of several processes is the worker. A process id may belong to another process by
-the time of the signal: a pidfd holds the process first, then the journal is looked up
-again, and the signal goes through the pidfd.
+worker inherit its descriptor, and may outlive the worker: the status file names the
+worker among several processes. A process id may belong to another process by the time
+of the signal. Therefore a pidfd is opened first, then the journal is looked up again,
+and the signal is sent through the pidfd.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tfpreempt.handler.status_file import now_path, read_now
 
 
 class NothingRunsError(TfpreemptError, RuntimeError):
-    """There is no running worker that a notice could be sent to."""
+    """No running worker can receive a notice."""
 
 
 class Worker:
-    """A worker that runs; its process id is given to no other process meanwhile.
+    """A running worker, held by a pidfd: a reused process id is never signalled.
 
     Args:
-        index: of the worker.
-        pid: its process id.
-        journal: where its records lie.
+        index: index of the worker.
+        pid: process id of the worker.
+        journal: directory of the journal.
 
     Raises:
-        ProcessLookupError: there is no such process.
+        ProcessLookupError: the process does not exist.
     """
 
     def __init__(self, index: int, pid: int, journal: Path) -> None:
@@ -54,14 +54,14 @@ class Worker:
         self._pidfd = os.pidfd_open(pid)
 
     def close(self) -> None:
-        """Lets it go."""
+        """Closes the pidfd."""
         os.close(self._pidfd)
 
     def send(self, number: signal.Signals) -> None:
-        """Signals it.
+        """Signals the worker.
 
         Raises:
-            NothingRunsError: it has just ended.
+            NothingRunsError: the worker has just ended.
         """
         try:
             signal.pidfd_send_signal(self._pidfd, number)
@@ -72,15 +72,19 @@ class Worker:
             ) from error
 
     def wait_ended(self, seconds: float) -> bool:
-        """Waits for its end; returns whether that has come."""
+        """Waits for the end of the worker; returns whether the worker has ended.
+
+        Args:
+            seconds: timeout of the wait.
+        """
         ended, _, _ = select.select([self._pidfd], [], [], seconds)
         return bool(ended)
 
     def records(self) -> list[dict[str, Any]]:
-        """What it has recorded since it was found, by position and not by time.
+        """Returns the records written since the worker was found, by file position.
 
         Raises:
-            OSError: its journal cannot be read.
+            OSError: the journal cannot be read.
         """
         descriptor = open_file(self._records, os.O_RDONLY)
         try:
@@ -92,14 +96,14 @@ class Worker:
 
 @contextlib.contextmanager
 def held_workers(directory: Path, indexes: Iterable[int]) -> Iterator[list[Worker]]:
-    """Finds workers that run, and holds them.
+    """Finds running workers, and holds a pidfd of every worker.
 
     Args:
-        directory: their checkpoint directory.
-        indexes: of the workers.
+        directory: checkpoint directory of the job.
+        indexes: indices of the workers.
 
     Raises:
-        NothingRunsError: one of them does not run on this machine.
+        NothingRunsError: a worker does not run on this machine.
     """
     journal = journal_directory(directory).resolve()
     if not journal.is_dir():
@@ -131,7 +135,10 @@ def held_workers(directory: Path, indexes: Iterable[int]) -> Iterator[list[Worke
 
 
 def _find_workers(journal: Path) -> dict[int, int]:
-    """The process of each worker that has its journal there open for writing."""
+    """Returns the process ids of the workers with an open journal, by index.
+
+    A worker has its journal open for writing.
+    """
     holders: dict[int, set[int]] = collections.defaultdict(set)
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -141,7 +148,7 @@ def _find_workers(journal: Path) -> dict[int, int]:
 
 
 def _choose(pids: set[int], journal: Path, index: int) -> int:
-    """The worker among the processes that have its journal open for writing."""
+    """Returns the worker among the processes with the journal open for writing."""
     told = read_now(now_path(journal, index))
     if told is not None and told.pid in pids:
         return told.pid
@@ -149,13 +156,13 @@ def _choose(pids: set[int], journal: Path, index: int) -> int:
 
 
 def _journals_of(pid: int, journal: Path) -> Iterator[int]:
-    """The workers whose journals a process has open for writing.
+    """Yields the indices of the workers whose journals a process has open for writing.
 
-    No worker if the process belongs to another user, whose descriptors are not shown.
+    Nothing is found for a process of another user, whose descriptors are hidden.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # it was closed meanwhile
+            with contextlib.suppress(OSError):  # closed meanwhile
                 folder, name = os.path.split(os.readlink(entry.path))
                 match = re.fullmatch(r"worker-(\d+)\.jsonl", name)
                 if match and folder == str(journal) and _can_write(pid, entry.name):
@@ -174,9 +181,9 @@ def _can_write(pid: int, descriptor: str) -> bool:
 
 
 def _parent(pid: int) -> int:
-    """Of a process; 0 where it has ended."""
+    """Returns the id of the parent of a process; 0 if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return 0
-    return int(text.rpartition(")")[2].split()[1])  # the name may hold anything
+    return int(text.rpartition(")")[2].split()[1])  # the name may contain any text
