@@ -1,12 +1,12 @@
-"""The contents of a save, and the bytes that stand for them; without TensorFlow.
+"""The contents of a save, and their encoding as bytes; without TensorFlow.
 
-bundle               the index of a TensorFlow checkpoint, read and written
-contents             the part of a save or a restore that a framework does
+bundle               reads and writes the index of a TensorFlow checkpoint
+contents             interface for the part of a save done by a framework
 encoding             Python and NumPy values as JSON and raw bytes, bit for bit
-partitioning         divides large tensors evenly between workers and threads
-random_state         the random generators of the program, each worker's own
+partitioning         partitions large tensors evenly between workers and threads
+random_state         the random generators of the program, saved per worker
 state                State: a named value that each save includes
-state_file           one State in a file of its own, outside of any commit
+state_file           a State in a file of its own, outside of any commit
 unfinished_caches    deletes the unfinished files of Dataset.cache(path)
 unsaved_state_check  names values that a step changes and no commit holds
 

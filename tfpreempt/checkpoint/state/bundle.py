@@ -1,16 +1,17 @@
-"""The index of a TensorFlow checkpoint, read and written without TensorFlow.
+"""Reads and writes the index of a TensorFlow checkpoint, without TensorFlow.
 
 A V2 checkpoint is a table (`<prefix>.index`) of BundleEntryProto values, which name the
 data file and the range of each tensor (tensorflow/core/util/tensor_bundle). A
-checkpoint without a manifest is complete if its table is intact and each data file is
+checkpoint without a manifest is complete if the table is intact and every data file is
 as long as its last tensor needs.
 
 The format of the table is LevelDB's (tensorflow/tsl `lib/io/table_builder.cc`,
-`block_builder.cc` and `format.cc`): blocks of entries in the order of their keys, then
-a block with the position of each of them, then a footer with the position of that
-block. TensorFlow compresses no block and appends a masked crc32c to each, so damage
-shows. tfpreempt writes every key in full, which every reader of the format accepts; a
-table that is read may leave out the prefix that a key shares with the key before it.
+`block_builder.cc` and `format.cc`): blocks of entries in key order, then an index block
+with the position of every block, then a footer with the position of the index block.
+TensorFlow compresses no block and appends a masked crc32c to every block, so corruption
+is detected. tfpreempt writes keys in full; every reader of the format accepts full
+keys. In a table written by TensorFlow, a key may omit the prefix shared with the
+previous key.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def check(prefix: str) -> None:
     """Checks the index and the lengths of the data files.
 
     Raises:
-        CheckpointDamagedError: something is missing, cut short or unreadable.
+        CheckpointDamagedError: a file is missing, too short or unreadable.
     """
     try:
         check_size(prefix)
@@ -50,7 +51,7 @@ def check_size(prefix: str) -> None:
     """Refuses an index that is too large to be read.
 
     Raises:
-        OSError: it is too large, or the storage does not answer.
+        OSError: the index is larger than 1 GiB, or the storage failed.
     """
     if os.stat(prefix + ".index").st_size > _MAX_INDEX_BYTES:
         raise OSError(errno.EFBIG, "The index is larger than 1 GiB", prefix + ".index")
@@ -67,7 +68,7 @@ def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
 
 
 def _read(data: bytes) -> tuple[int, dict[int, int]]:
-    """Number of data files, and how long each must be at least."""
+    """Returns the number of data files, and the minimum length of each."""
     shards = 1
     ends: dict[int, int] = {}
     for key, value in entries(data):
@@ -84,7 +85,7 @@ def _read(data: bytes) -> tuple[int, dict[int, int]]:
 
 
 def _fields(message: bytes) -> dict[int, int]:
-    """The number fields of a protocol buffer message; others are skipped."""
+    """Returns the varint fields of a protocol buffer message; skips other fields."""
     found: dict[int, int] = {}
     file = io.BytesIO(message)
     while file.tell() < len(message):
@@ -101,32 +102,32 @@ def _fields(message: bytes) -> dict[int, int]:
 _MAGIC_BYTES = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES = 48
 _BLOCK_BYTES = 1 << 18
-_IS_PLAIN = b"\0"  # behind a block: it is not compressed
+_IS_PLAIN = b"\0"  # the byte after a block: no compression
 
 
 def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of a table, in order.
+    """Yields the keys and values of a table, in order.
 
     Raises:
-        ValueError: it is cut short or damaged. So are an IndexError, OverflowError and
-            struct.error.
+        ValueError: the table is too short or corrupt. IndexError, OverflowError and
+            struct.error mean the same.
     """
     if len(data) < _FOOTER_BYTES:
         raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
     if not data.endswith(_MAGIC_BYTES):
         raise ValueError("the index doesn't end with a table's magic number")
     footer = io.BytesIO(data[-_FOOTER_BYTES:])
-    varint(footer), varint(footer)  # where the metaindex is
+    varint(footer), varint(footer)  # skips the handle of the metaindex
     for _, handle in _block(data, footer):
         yield from _block(data, io.BytesIO(handle))
 
 
 def read(file: IO[bytes]) -> bytes:
-    """Reads a table, the end first: a sparse file must not fill the memory.
+    """Reads a table; the end first, so that a sparse file does not fill the memory.
 
     Raises:
-        OSError: as the storage says.
-        ValueError: the file does not end as a table does.
+        OSError: the storage failed.
+        ValueError: the file does not end with a table's magic number.
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - len(_MAGIC_BYTES)))
@@ -137,29 +138,29 @@ def read(file: IO[bytes]) -> bytes:
 
 
 def to_bytes(values: Mapping[bytes, bytes]) -> bytes:
-    """A table of these keys and values."""
+    """Returns a table with the given keys and values."""
     table = bytearray()
     index = [
         (block[-1][0], _add_block(table, block))
         for block in _in_blocks(sorted(values.items()))
     ]
-    footer = _add_block(table, [])  # the metaindex, of which there is nothing
+    footer = _add_block(table, [])  # an empty metaindex
     footer += _add_block(table, index)
     table += footer.ljust(_FOOTER_BYTES - len(_MAGIC_BYTES), b"\0") + _MAGIC_BYTES
     return bytes(table)
 
 
 def masked(crc: int) -> int:
-    """A crc32c as TensorFlow stores it, next to the bytes that it is of."""
+    """Masks a crc32c as TensorFlow does, for storage next to the summed bytes."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def varint(file: IO[bytes]) -> int:
-    """Reads a number as protocol buffers write it, seven bits in each byte.
+    """Reads a protocol buffer varint, with seven bits of the number in every byte.
 
     Raises:
         IndexError: the file ends.
-        ValueError: it has more than 64 bits.
+        ValueError: the number has more than 64 bits.
     """
     result = shift = 0
     while shift <= 63:
@@ -181,7 +182,7 @@ def _varint_bytes(number: int) -> bytes:
 
 
 def _block(data: bytes, handle: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the block at a handle."""
+    """Yields the keys and values of the block at a handle."""
     offset, size = varint(handle), varint(handle)
     end = offset + size
     if end + 5 > len(data):
@@ -215,9 +216,9 @@ def _in_blocks(
 
 
 def _add_block(table: bytearray, values: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Adds a block at the end; returns its handle: where it is, and how long."""
+    """Appends a block to a table; returns the handle, which is offset and size."""
     block = bytearray()
-    restarts = []  # where a key is in full: everywhere
+    restarts = []  # offsets of the keys stored in full, here every key
     for key, value in values:
         restarts.append(len(block))
         block += _varint_bytes(0) + _varint_bytes(len(key)) + _varint_bytes(len(value))

@@ -1,7 +1,7 @@
-"""The contents of a checkpoint that TensorFlow, or a save_fn, writes.
+"""The contents of a checkpoint, as written by TensorFlow or a save_fn.
 
-`Contents` is the interface, with a subclass for each form (tensor_contents.py);
-`Staged` is the part of a save that contents see.
+`Contents` is the interface, with a subclass for each form (tensor_contents.py).
+`Staged` is the part of a save visible to contents.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from tfpreempt.checkpoint.state.state import State
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Staged(StagedFiles):
-    """One worker's part of a save, as far as it is captured or written.
+    """A worker's part of a save, captured or written so far.
 
-    One owner at a time: the main thread until the part is captured, then the thread
-    that writes and publishes the save.
+    The part has one owner at a time: the main thread until the capture ends, then the
+    thread that writes and publishes the save.
 
     Attributes:
-        is_empty: whether a save_fn returned None: there is nothing to commit.
-        tensors: the tensors that were captured and are not written yet. If `is_dealt`,
-            all of them until the commit.
-        is_dealt: whether the workers write a share each of the tensors that all hold.
-        parts: data files that are on the disk, and in no index yet.
-        capture_seconds: time for which training waited for the capture.
+        is_empty: whether a save_fn returned None, so that there is nothing to commit.
+        tensors: captured tensors not written yet. If `is_dealt`, the captured tensors
+            stay here until the commit.
+        is_dealt: whether every worker writes a share of the tensors replicated on all
+            workers.
+        parts: data files already written, and not in an index yet.
+        capture_seconds: time that training waited for the capture.
         share_seconds: time that this worker took to write its share, if `is_dealt`.
     """
 
@@ -48,25 +49,25 @@ class Staged(StagedFiles):
         return self.permit is not None
 
     def create_staging(self, prefix: str | None = None) -> None:
-        """Creates the staging directory; called before anything is written.
+        """Creates the staging directory; called before any file is written.
 
         Args:
             prefix: TensorFlow's prefix on the chief, in the flat form.
 
         Raises:
             SaveError: the checkpoint directory was replaced.
-            OSError: the disk.
+            OSError: the disk failed.
         """
         raise NotImplementedError
 
     def take_path(self, path: Any) -> None:
-        """Takes the path that a save_fn returned.
+        """Records the path returned by a save_fn.
 
         Args:
-            path: the path that the save_fn wrote; None if nothing is to be committed.
+            path: path written by the save_fn; None if there is nothing to commit.
 
         Raises:
-            SaveError: the path is neither.
+            SaveError: the value is neither a path nor None.
         """
         if path is None:
             self.is_empty = True
@@ -80,13 +81,13 @@ class Staged(StagedFiles):
 
 
 class Contents:
-    """The part that TensorFlow, or a save_fn, writes. The base class: none.
+    """The part of a checkpoint that TensorFlow or a save_fn writes; by default empty.
 
     Attributes:
-        states: States of the contents that each worker saves itself.
+        states: States of the contents that every worker saves by itself.
         can_be_async: whether saves can be written while training continues.
-        needs_prefix: whether a restore needs TensorFlow's files: a commit of named
-            States alone is passed over.
+        needs_prefix: whether a restore needs TensorFlow's files. If so, a commit of
+            named States alone is skipped.
     """
 
     states: Sequence[State] = ()
@@ -94,85 +95,86 @@ class Contents:
     needs_prefix: ClassVar[bool] = False
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
-        """Captures this worker's part; the chief writes what is small.
+        """Captures this worker's part of the state; the chief writes small values.
 
-        Main thread. The work that needs all workers is done even if the rest fails:
-        peers wait for it. Large tensors may be left to `write`: as references if
-        nothing changes them until then, as copies if the save `is_async`.
+        Main thread. Collective work is done even if the rest fails, because peers wait
+        for the worker. Large tensors may be kept for `write`: as references if the
+        tensors cannot change before `write`, as copies if the save `is_async`.
 
         Args:
-            save: gets what was captured. `create_staging` is called before anything is
-                written, and may fail.
-            *args: the user's arguments for the save.
-            **kwargs: the user's arguments for the save.
+            save: receives the captured state. `create_staging` is called before any
+                file is written, and may fail.
+            *args: the user's positional arguments for the save.
+            **kwargs: the user's keyword arguments for the save.
         """
         save.create_staging()
         if (number := kwargs.get("checkpoint_number")) is not None:
             save.number = int(number)
 
     def take_part(self) -> None:
-        """Does the work that needs all workers, without a save; main thread."""
+        """Does the collective work of a save, without a save; main thread."""
 
     def held_bytes(self) -> int:
-        """Returns about how many bytes a save has; reads no tensor."""
+        """Returns the approximate size of a save in bytes; reads no tensor."""
         return 0
 
     def free_copies(self) -> None:
         """Frees the memory kept for the next asynchronous save; any thread."""
 
     def write(self, save: Staged) -> None:
-        """Writes the tensors that `capture` has left; any thread."""
+        """Writes the tensors kept by `capture`; any thread."""
 
     def complete(self, save: Staged, workers: Collection[int]) -> None:
-        """Adds the shares of all workers to a save that `is_dealt`; on the chief.
+        """Adds the shares of the workers to a save that `is_dealt`; on the chief.
 
         No tensor may have changed since `capture`.
 
         Args:
-            save: `write` was called.
-            workers: the workers that are known to have written their share.
+            save: save after a call of `write`.
+            workers: workers known to have written their share.
         """
 
     def committed(self) -> None:
-        """Deletes what a user's manager no longer wants; on the chief."""
+        """Deletes checkpoints that a user's manager no longer keeps; on the chief."""
 
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
         """Reads the numeric tensors of a commit, and keeps them for `restore`.
 
         Args:
-            prefix: TensorFlow's files; nothing of them is verified yet.
+            prefix: prefix of TensorFlow's files, not verified yet.
 
         Returns:
-            Size and crc32c of the files of which all bytes were read, by path.
+            Size and crc32c of the files that were read as a whole, by path.
         """
         return {}
 
     def free_read_ahead(self) -> None:
-        """Frees the tensors that `read_ahead` has kept; a save does so, too."""
+        """Frees the tensors kept by `read_ahead`; a save frees them too."""
 
     def check(self, prefix: str) -> None:
-        """Reads what `restore` reads first, and assigns nothing.
+        """Reads the files that `restore` reads first, and assigns nothing.
 
         Args:
-            prefix: TensorFlow's files.
+            prefix: prefix of TensorFlow's files.
 
         Raises:
-            CheckpointDamagedError: TensorFlow cannot read them.
+            CheckpointDamagedError: TensorFlow cannot read the files.
         """
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         """Compares the structure, then restores this worker's objects.
 
         Args:
-            prefix: TensorFlow's files.
-            with_data: whether the dataset iterators in them are this worker's.
-                Iterators whose position is equal on all workers are always restored.
+            prefix: prefix of TensorFlow's files.
+            with_data: whether the dataset iterators in the files belong to this worker.
+                Iterators with the same position on every worker are always restored.
         """
 
     def unrestored_variables(self) -> Sequence[str]:
-        """Returns names of variables of the restored commit that no object has yet.
+        """Returns variables of the restored commit that no object has created yet.
 
-        A save before an object has them loses them.
+        Returns the names. A save before the creation of the objects loses the
+        variables.
         """
         return ()
 
@@ -180,15 +182,15 @@ class Contents:
         """Warns of the unrestored variables, once."""
 
     def check_shares(self) -> None:
-        """Before a restore of what another number of workers saved.
+        """Checks the data shares, before a restore with a different number of workers.
 
         Raises:
-            ConfigurationError: the workers of now cannot share the data equally.
+            ConfigurationError: the current workers cannot share the data equally.
         """
 
     def restored(self, candidate: Entry) -> None:
         """Sets a CheckpointManager to the state after the restored checkpoint."""
 
     def needs_peers(self) -> bool:
-        """Whether `capture` needs all workers at once (a collective read)."""
+        """Whether `capture` needs every worker at the same time (a collective read)."""
         return False

@@ -1,4 +1,4 @@
-"""Python and NumPy values as JSON and raw bytes, bit for bit, without pickle."""
+"""Encodes Python and NumPy values as JSON and raw bytes, bit for bit; no pickle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from tfpreempt import errors
 
 _HEADER = struct.Struct("<8sI")
-MAGIC = b"tfpbytes"  # begins what `write_parts` writes
+MAGIC = b"tfpbytes"  # first bytes of a file by `write_parts`
 UNREADABLE = (
     *(struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
     *(OverflowError, RecursionError, MemoryError),
@@ -24,7 +24,7 @@ UNREADABLE = (
 )
 """What Python and NumPy raise where bytes are not what was saved."""
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
-_KINDS = "biufcSUmM"  # of NumPy types that `dtype.str` names in full
+_KINDS = "biufcSUmM"  # NumPy types described in full by `dtype.str`
 _EXPECTED = (
     "None, a bool, int, float, str, NumPy array or NumPy number, or a list, tuple or "
     "dict of these"
@@ -32,7 +32,7 @@ _EXPECTED = (
 
 
 def write_parts(fileobj: IO[bytes], header: Any, parts: list[bytes]) -> None:
-    """Writes a JSON header and byte strings; `read_parts` gives the same back."""
+    """Writes a JSON header and byte strings, for `read_parts`."""
     head = json.dumps({"header": header, "sizes": [len(p) for p in parts]}).encode()
     fileobj.write(_HEADER.pack(MAGIC, len(head)))
     fileobj.write(head)
@@ -41,20 +41,20 @@ def write_parts(fileobj: IO[bytes], header: Any, parts: list[bytes]) -> None:
 
 
 def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
-    """Reads what `write_parts` wrote.
+    """Reads a header and byte strings written by `write_parts`.
 
     Raises:
-        CheckpointDamagedError: the file is something else or cut short.
+        CheckpointDamagedError: the file is too short, or in another format.
     """
     header, sizes = read_header(fileobj)
     return header, [fileobj.read(size) for size in sizes]
 
 
 def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
-    """Reads what comes before the parts: the header, and how long each part is.
+    """Reads the header, and the length of every part, without the parts.
 
     Raises:
-        CheckpointDamagedError: the file is something else or cut short.
+        CheckpointDamagedError: the file is too short, or in another format.
     """
     try:
         start = fileobj.tell()
@@ -68,7 +68,7 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
             raise ValueError("it is cut short")
         head = json.loads(fileobj.read(size))
         header, sizes = head["header"], head["sizes"]
-        # Compared before anything is read: a size may be a lie of many terabytes.
+        # Checked before a read: a hostile file may claim many terabytes.
         if not all(type(size) is int and size >= 0 for size in sizes):
             raise ValueError("it has a part of an impossible size")
         if sum(sizes) != left:
@@ -88,18 +88,21 @@ def encode(
     takes_tensors: bool = False,
     takes_bytes: bool = False,
 ) -> Any:
-    """JSON that `decode` makes the same value of, type for type.
+    """Returns JSON from which `decode` makes the same value, with the same types.
 
     Args:
         value: None, a bool, int, float, str, NumPy array or number, or lists, tuples
-            and dicts of these.
-        path: names the value in an error.
-        arrays: takes the bytes of arrays; without it they are in the JSON.
-        takes_tensors: tensors become NumPy arrays; otherwise they are refused.
-        takes_bytes: bytes are put among the arrays, without a copy; likewise.
+            and dicts of these values.
+        path: name of the value in an error.
+        arrays: list that receives the bytes of arrays; if None, the JSON holds the
+            bytes.
+        takes_tensors: whether tensors become NumPy arrays; otherwise a tensor is
+            refused.
+        takes_bytes: whether bytes are added to `arrays`, without a copy; otherwise
+            bytes are refused.
 
     Raises:
-        SaveError: a part of the value is of another kind.
+        SaveError: a part of the value has an unsupported type.
     """
     inner = functools.partial(
         encode, arrays=arrays, takes_tensors=takes_tensors, takes_bytes=takes_bytes
@@ -154,21 +157,21 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
-    """What `encode` was given; arrays are new and writable.
+    """Returns the value passed to `encode`; arrays are new and writable.
 
     Args:
-        encoded: what it returned, also after a trip through JSON.
-        arrays: those that `encode` filled.
+        encoded: result of `encode`, possibly converted to JSON text and back.
+        arrays: list filled by `encode`.
     """
     if isinstance(encoded, list):
         return [decode(item, arrays) for item in encoded]
     if not isinstance(encoded, dict):
         return encoded
     if "float" in encoded:
-        if len(encoded["float"]) != 16:  # of older commits
+        if len(encoded["float"]) != 16:  # in older commits
             return float.fromhex(encoded["float"])
         return struct.unpack(">d", bytes.fromhex(encoded["float"]))[0]
-    if "list" in encoded:  # of older commits
+    if "list" in encoded:  # in older commits
         return decode(encoded["list"], arrays)
     if "bytes" in encoded:
         return arrays[encoded["bytes"]]
@@ -179,7 +182,7 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
     if "pairs" in encoded:
         return {decode(k, arrays): decode(v, arrays) for k, v in encoded["pairs"]}
     dtype: np.dtype[Any] = np.dtype(str(encoded["dtype"]))
-    if not _is_plain(dtype):  # for one, saved bytes are no addresses of objects
+    if not _is_plain(dtype):  # such as objects: saved bytes are no addresses
         raise ValueError(f"the dtype {dtype}, which is never saved")
     if "scalar" in encoded:
         return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
@@ -195,10 +198,10 @@ def _shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def readable(state: object) -> Iterator[None]:
-    """What goes wrong in the body means that the saved bytes are not the State's.
+    """Reports an error of the body as a State whose saved bytes are corrupt.
 
     Raises:
-        CheckpointDamagedError: in place of what Python and NumPy raise.
+        CheckpointDamagedError: Python or NumPy raised an exception in `UNREADABLE`.
     """
     try:
         yield
@@ -210,14 +213,14 @@ def readable(state: object) -> Iterator[None]:
 
 
 def check_bit_generator(state: Any) -> None:
-    """Checks what NumPy does not: it would read memory that is not its own.
+    """Checks a range that NumPy does not: NumPy would read memory out of bounds.
 
     Args:
-        state: a decoded state of a NumPy generator, before NumPy is given it.
+        state: decoded state of a NumPy generator, before NumPy gets the state.
 
     Raises:
-        ValueError: it is none, or has a position that is out of range.
-        KeyError: it lacks a part.
+        ValueError: the value is not a generator's state, or a position is out of range.
+        KeyError: a part is missing.
     """
     if type(state) is not dict or not isinstance(state["bit_generator"], str):
         raise ValueError(f"a bit generator's state is a {type(state).__name__}")

@@ -1,7 +1,7 @@
-"""Large tensors dealt out evenly, to workers and to the threads of one worker.
+"""Partitions large tensors evenly, between workers or between threads of a worker.
 
-A deal depends on what is dealt out and to how many, and on nothing else: workers that
-hold the same tensors know each other's shares without a word.
+A partition depends only on the tensors and on the number of shares: workers with the
+same tensors know each other's shares without communication.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_UNEVEN = 0.08  # of a share: two that differ by less are worth no cut
+_UNEVEN = 0.08  # of a share: a smaller difference is not worth a cut
 
 
 class DenseTensor(NamedTuple):
-    """A tensor that is its memory: all but strings, resources and variants.
+    """A tensor stored as plain memory: any dtype but strings, resources and variants.
 
-    A tuple, as a save makes thousands.
+    The class is a tuple, because a save creates thousands of objects.
 
     Attributes:
-        name: its key in the checkpoint.
-        dtype: a number of TensorFlow's DataType.
-        shape: its dimensions.
-        data: its bytes, one after the other; nobody changes them.
-        can_be_cut: whether TensorFlow puts it together again if it lies in slices.
-        is_shared: whether something else may have the same memory.
-        is_replicated: whether all workers hold the same.
+        name: key of the tensor in the checkpoint.
+        dtype: number in TensorFlow's DataType.
+        shape: dimensions of the tensor.
+        data: contiguous bytes of the tensor; never modified.
+        can_be_cut: whether TensorFlow reassembles the tensor from slices.
+        is_shared: whether other objects may use the same memory.
+        is_replicated: whether every worker holds the same tensor.
     """
 
     name: str
@@ -41,12 +41,12 @@ class DenseTensor(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Some rows of a tensor, along its first axis; mostly all of it. A tuple, too.
+    """Rows of a tensor along the first axis, usually every row. Also a tuple.
 
     Attributes:
         tensor: the tensor.
-        start: its first row.
-        rows: how many; None for all of a tensor that is not cut.
+        start: index of the first row.
+        rows: number of rows; None for a tensor that is not cut.
     """
 
     tensor: DenseTensor
@@ -55,14 +55,18 @@ class Stretch(NamedTuple):
 
     @property
     def data(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The bytes of these rows."""
+        """The bytes of the rows."""
         if self.rows is None:
             return self.tensor.data
         row_bytes = self.tensor.data.nbytes // self.tensor.shape[0]
         return self.tensor.data[self.start * row_bytes :][: self.rows * row_bytes]
 
     def cut(self, nbytes: float) -> list[Stretch]:
-        """In two, the first of which has so many bytes, about; or as it is."""
+        """Splits off about `nbytes` bytes at the front.
+
+        Returns:
+            Two stretches; or the stretch alone, if a split is impossible.
+        """
         if not self.tensor.can_be_cut or not self.tensor.shape or not self.data.nbytes:
             return [self]
         have = self.tensor.shape[0] if self.rows is None else self.rows
@@ -77,15 +81,15 @@ class Stretch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A data file that is on the disk.
+    """A data file on the disk.
 
     Attributes:
-        path: where it is now.
-        size: its bytes.
-        crc32c: of all of it.
-        stretches: what is wanted of it; mostly all.
-        offsets: where each begins.
-        sums: crc32c of each.
+        path: current path of the file.
+        size: size of the file in bytes.
+        crc32c: checksum of the whole file.
+        stretches: wanted stretches of the file, usually every stretch.
+        offsets: offset of each stretch in the file.
+        sums: crc32c of each stretch.
     """
 
     path: str
@@ -96,7 +100,7 @@ class Part:
     sums: Sequence[int]
 
     def only(self, is_wanted: Sequence[bool]) -> Part:
-        """The same file, of which only some of these stretches are wanted."""
+        """Returns the same file with only the stretches that are wanted."""
         return dataclasses.replace(
             self,
             stretches=list(itertools.compress(self.stretches, is_wanted)),
@@ -106,20 +110,21 @@ class Part:
 
 
 def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
-    """Deals stretches out so that each share has about as many bytes.
+    """Partitions stretches into shares of about equal size in bytes.
 
-    The largest come first, each to who has least. Where the largest share still has
-    much more than the smallest, as one tensor may be larger than all others, a part of
-    it goes there. TensorFlow reads a cut tensor slower than a whole one, so as few as
-    need be are cut. A share of which nothing can be cut stays as it is, and the others
-    are evened out.
+    The largest stretches come first, and each goes to the smallest share. If the
+    largest share is still much larger than the smallest, because one tensor may be
+    larger than the rest together, a piece of the largest share moves to the smallest
+    share. TensorFlow reads a cut tensor more slowly than an uncut tensor, so as few as
+    possible are cut. A share without a divisible stretch stays unchanged, and the
+    remaining shares are evened out.
 
     Args:
-        stretches: what is dealt out.
-        count: to how many.
+        stretches: stretches to be partitioned.
+        count: number of shares.
 
     Returns:
-        So many shares, of which some may be empty.
+        A list of `count` shares; a share may be empty.
     """
     shares: list[list[Stretch]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -128,7 +133,7 @@ def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
         shares[least].append(stretch)
         sizes[least] += stretch.data.nbytes
     uneven = list(range(count))
-    while len(uneven) > 1:  # each cut brings one share to the mean of those
+    while len(uneven) > 1:  # every cut brings one share to the mean
         mean = sum(sizes[each] for each in uneven) / len(uneven)
         most = max(uneven, key=lambda each: sizes[each])
         least = min(uneven, key=lambda each: sizes[each])
@@ -150,10 +155,10 @@ def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
 def _cut_one(
     share: Sequence[Stretch], nbytes: float
 ) -> tuple[Stretch, list[Stretch]] | None:
-    """Cuts so many bytes, about, off the largest stretch that allows it.
+    """Cuts about `nbytes` bytes off the largest divisible stretch of a share.
 
     Returns:
-        What was cut off, and the rest of the share; None where nothing can be cut.
+        The piece, and the rest of the share; None if no stretch is divisible.
     """
     largest_first = sorted(share, key=lambda each: each.data.nbytes, reverse=True)
     for number, stretch in enumerate(largest_first):

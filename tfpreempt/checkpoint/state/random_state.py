@@ -1,4 +1,4 @@
-"""The random generators of a process: each worker saves its own.
+"""Saves the random generators of a process; every worker saves its own generators.
 
 Files hold JSON and raw bytes only, no pickles, and are restored bit for bit.
 """
@@ -38,11 +38,12 @@ each key, `load(record)` and `reseed(seed)`."""
 class RandomState(State):
     """The generators of Python, NumPy (legacy, global), TensorFlow and Keras 3.
 
-    Of TensorFlow: the global `tf.random.Generator` if the program made one (it is never
-    made here), and the seed from which eager ops draw theirs. Ops with a seed of their
-    own, and random ops inside a tf.function, keep their state in kernels where nobody
-    can read it. Of Keras 3: what `keras.random` draws from without a seed. A program
-    that has not imported TensorFlow has none of these.
+    TensorFlow: the global `tf.random.Generator` if the program made one (a save never
+    creates the generator), and the seed from which eager ops draw their seeds. Ops with
+    an explicit seed, and random ops inside a tf.function, keep state in kernels, where
+    the state cannot be read. Keras 3: the generator used by `keras.random` without a
+    seed. A program that has not imported TensorFlow has no TensorFlow or Keras
+    generators.
     """
 
     _is_reserved = True
@@ -59,9 +60,12 @@ class RandomState(State):
         fileobj.write(json.dumps(record, sort_keys=True).encode())
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """A new worker has the same generators as the others had, where those were all
-        the same: what is drawn from them, such as the order of a PyDataset, must be the
-        same everywhere. Those that were not are derived from the chief's."""
+        """Restores the generators of another number of workers.
+
+        If a generator was equal on every worker, a new worker gets the same generator:
+        values drawn from the generator, such as the order of a PyDataset, must be equal
+        on every worker. A generator that differed is seeded from the chief's generator.
+        """
         mine, is_another = own_or_first(files, worker)
         own = mine.read()
         self.load(io.BytesIO(own))
@@ -87,8 +91,8 @@ class RandomState(State):
             record = json.load(fileobj)
             generator = decode(record["numpy"])
             check_bit_generator(generator)
-            # The program may import the framework later. The import comes first, since
-            # it draws from the generators of Python.
+            # The program may import the framework later. The import comes first,
+            # because the import draws from the generators of Python.
             others = [
                 _generators(framework)
                 for framework, keys in _FRAMEWORKS.items()
@@ -102,7 +106,7 @@ class RandomState(State):
 
 
 def _generators(framework: str) -> Any | None:
-    """Returns the adapter of the generators; None where the framework is missing."""
+    """Returns the adapter of the generators; None if the framework is missing."""
     try:
         return frameworks.adapter(framework, "generators")
     except errors.TensorFlowMissingError:
@@ -119,10 +123,11 @@ def _generators(framework: str) -> Any | None:
 def own_or_first(
     files: Sequence[IO[bytes] | None], worker: int
 ) -> tuple[IO[bytes], bool]:
-    """What a random generator of a worker goes on from, of what others saved.
+    """Chooses the saved file from which a random generator of a worker resumes.
 
     Returns:
-        The worker's own, or the first there is, and whether that is another's.
+        The worker's own file, or else the first existing file; and whether the file
+        belongs to another worker.
     """
     if worker < len(files) and (own := files[worker]) is not None:
         return own, False
@@ -132,10 +137,10 @@ def own_or_first(
 def load_own_or_first(
     state: State, files: Sequence[IO[bytes] | None], worker: int
 ) -> int | None:
-    """Loads a State of one random generator: the worker's own, or the first there is.
+    """Loads a State of one random generator: the worker's own file, or the first file.
 
     Returns:
-        For a new worker the seed that its generator is to get; else None.
+        The seed for the generator of a new worker; None for a worker with a file.
     """
     file, is_another = own_or_first(files, worker)
     saved = file.read()
@@ -144,11 +149,11 @@ def load_own_or_first(
 
 
 def derived_seed(saved: bytes, worker: int) -> int:
-    """The seed of a new worker's random generator: a number of 128 bits.
+    """Returns a 128-bit seed for the random generator of a new worker.
 
     Args:
-        saved: the state of the chief's.
-        worker: index of the new one.
+        saved: saved state of the chief's generator.
+        worker: index of the new worker.
     """
     digest = hashlib.sha256(saved + b"\0" + str(worker).encode())
     return int.from_bytes(digest.digest()[:_SEED_BYTES], "little")

@@ -1,4 +1,4 @@
-"""A State: a named thing that is saved with the step and loaded after a restart."""
+"""The class State: a named value, saved with the step and loaded after a restart."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tfpreempt.storage.files import create
 _log = logging.getLogger(__name__)
 
 RESERVED = "tfpreempt."
-_MOST_IN_MEMORY = 64 << 20  # bytes of a State that is only tried
+_MOST_IN_MEMORY = 64 << 20  # bytes of a State in `try_states`; more go to a file
 
 T = TypeVar("T")
 
 
 class StateRegistry:
-    """The States that a commit takes along, by name; holds them weakly.
+    """The States included in a commit, by name; holds weak references.
 
-    Any thread may call it. A State that is garbage-collected disappears from it.
+    Any thread may call. A State that is garbage-collected disappears from the registry.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class StateRegistry:
         self._by_name: weakref.WeakValueDictionary[str, State] = (
             weakref.WeakValueDictionary()
         )
-        self._names: set[str] = set()  # of those too that were garbage-collected
+        self._names: set[str] = set()  # also after garbage collection
 
     def add(self, state: State) -> None:
         """Registers a State.
 
         Raises:
-            DuplicateStateError: its name is taken by another living State.
+            DuplicateStateError: another living State has the name.
         """
         with self._lock:
             if (other := self._by_name.setdefault(state.name, state)) is not state:
@@ -56,19 +56,19 @@ class StateRegistry:
             self._names.add(state.name)
 
     def remove(self, state: State) -> None:
-        """Forgets a State; one that isn't registered is fine."""
+        """Removes a State; ignores a State that is not registered."""
         with self._lock:
             if self._by_name.get(state.name) is state:
                 del self._by_name[state.name]
                 self._names.discard(state.name)
 
     def gone(self) -> list[str]:
-        """Names of the States that were garbage-collected, where none is left."""
+        """Returns the names of States that were garbage-collected and not replaced."""
         with self._lock:
             return sorted(self._names.difference(self._by_name.keys()))
 
     def in_order(self) -> tuple[State, ...]:
-        """The living States in name order, which is the same on all workers."""
+        """Returns the living States in name order, the same order on every worker."""
         with self._lock:
             return tuple(state for _, state in sorted(self._by_name.items()))
 
@@ -77,10 +77,10 @@ REGISTRY = StateRegistry()
 
 
 class _Complete(abc.ABCMeta):
-    """Refuses an object that would be missing from commits or restores, unnoticed.
+    """Refuses an object that would silently be missing from commits or restores.
 
-    Either State's own `__init__` was not called, so that the object is registered
-    nowhere, or its class has only one of `save` and `load`.
+    State's own `__init__` was not called, so the object is not registered; or the class
+    overrides only one of `save` and `load`.
     """
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
@@ -104,22 +104,25 @@ class _Complete(abc.ABCMeta):
 
 
 class State(metaclass=_Complete):
-    """A named thing with `save`, `load` and `sync`.
+    """User-defined state that is saved with every checkpoint.
 
-    Subclass it, keep a reference to the object, and every commit takes it along. The
-    three methods of State itself do nothing.
+    Subclass State, implement `save()` and `load()`, and keep a reference to the object:
+    a living object is part of every commit. In the base class `save`, `load` and `sync`
+    do nothing.
 
     Args:
-        name: unique among the living States; becomes a file name.
-        per_worker: each worker saves its own; otherwise the chief's is the truth.
-        registry: where to register; None keeps it to the caller.
+        name: name that is unique among the living States, and usable as a file name.
+        per_worker: whether every worker saves its own copy; by default only the chief's
+            copy is saved, and restored on every worker.
+        registry: registry for the State; None leaves the State unregistered.
 
     Raises:
         DuplicateStateError: a living State has this name.
-        ConfigurationError: the name cannot be a file name, or is one of tfpreempt's.
+        ConfigurationError: the name is not usable as a file name, or is reserved for
+            tfpreempt.
     """
 
-    _is_reserved = False  # True of tfpreempt's own, whose names begin with RESERVED
+    _is_reserved = False  # True for States of tfpreempt, named RESERVED...
 
     def __init__(
         self,
@@ -140,47 +143,47 @@ class State(metaclass=_Complete):
             registry.add(self)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        """Writes the state, on the main thread of the worker whose state it is."""
+        """Writes the state. Main thread; only on the worker that owns the state."""
 
     def load(self, fileobj: IO[bytes]) -> None:
-        """Takes over what `save` wrote, on the main thread."""
+        """Restores the state from a file written by `save`. Main thread."""
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """Takes over what another number of workers saved, in place of `load`.
+        """Restores the state saved by another number of workers, in place of `load`.
 
-        Only of a State with `per_worker=True`; main thread. A State that is to survive
-        a restart with more workers or fewer overrides this with its rule.
+        Called only for a State with `per_worker=True`; main thread. A State that must
+        survive a restart with more or fewer workers overrides this method.
 
         Args:
-            files: what each of those workers wrote, in their order; None of one whose
-                part is not there.
+            files: file of every previous worker, in worker order; None for a missing
+                file.
             worker: index of this worker.
-            world: number of workers now.
+            world: current number of workers.
 
         Raises:
-            CheckpointMismatchError: there is no rule, as here by default.
+            CheckpointMismatchError: the class does not override the method.
         """
         raise no_rule(self, len(files), world)
 
     def check_saved(self, fileobj: IO[bytes]) -> None:
-        """Reads what `load` would read, and changes nothing.
+        """Reads the bytes that `load` would read, and changes nothing.
 
-        The start calls it on the chief, before anything is restored: a commit in which
-        a State cannot be read is passed over for an older one.
+        Called on the chief before a restore. If a State of a commit cannot be read, an
+        older commit is restored.
 
         Raises:
-            CheckpointDamagedError: `load` could not read it.
+            CheckpointDamagedError: `load` could not read the bytes.
         """
 
     def sync(self) -> None:
-        """Makes workers equal before `save`; called on all of them in name order."""
+        """Makes workers equal before `save`; called on every worker in name order."""
 
     def is_wanted(self) -> bool:
-        """Whether there is anything to save now."""
+        """Returns whether there is state to save now."""
         return True
 
     def unregister(self) -> None:
-        """Takes the State out of later commits."""
+        """Excludes the State from later commits."""
         if self._registry is not None:
             self._registry.remove(self)
 
@@ -190,7 +193,7 @@ class State(metaclass=_Complete):
 
 
 def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchError:
-    """Why what so many workers saved for themselves is not restored."""
+    """Returns the error for a per-worker State saved by another number of workers."""
     return errors.CheckpointMismatchError(
         f"{state!r} was saved by each of {before} workers, now there are {now}, and it "
         f"has no rule for that. Start {before} workers; or override fold() of the "
@@ -200,14 +203,14 @@ def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchErr
 
 
 def check_state(given: Any, call: str) -> None:
-    """Refuses what is no State.
+    """Refuses a value that is not a State.
 
     Args:
-        given: what a user passed.
-        call: to what, for the error.
+        given: value passed by a user.
+        call: name of the called function, for the error.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the value is not a State.
     """
     if isinstance(given, State):
         return
@@ -222,18 +225,18 @@ def check_state(given: Any, call: str) -> None:
 
 
 def write_states(directory: str, states: Iterable[State], root: str = "") -> int:
-    """Writes each State into a file of its own.
+    """Writes each State to a file of its own.
 
     Args:
-        directory: made if need be, and only if there is something to write.
-        states: those to write.
-        root: the directory below which no link is followed.
+        directory: directory of the files; created with the first file.
+        states: States to write.
+        root: directory below which no link is followed.
 
     Returns:
         The number of files written.
 
     Raises:
-        OSError: the disk; anything that a State's own `save` raises.
+        OSError: the disk failed; or any exception raised by a State's own `save`.
     """
     count = 0
     for state in states:
@@ -247,9 +250,9 @@ def write_states(directory: str, states: Iterable[State], root: str = "") -> int
 
 
 def try_states(states: Iterable[State]) -> None:
-    """Warns of States that cannot be saved as they are; nothing is kept.
+    """Warns of States that cannot be saved in their current form; keeps no file.
 
-    One with a `sync` of its own is left out, because that may need all workers.
+    A State with its own `sync` is skipped, because `sync` may need every worker.
     """
     for state in states:
         if state._is_reserved or type(state).sync is not State.sync:
@@ -258,7 +261,7 @@ def try_states(states: Iterable[State]) -> None:
             if state.is_wanted():
                 with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY) as file:
                     state.save(file)
-        except Exception as error:  # noqa: BLE001 - of the user's code
+        except Exception as error:  # noqa: BLE001 - from user code
             _log.warning(
                 "tfpreempt: %r cannot be saved: %s: %s. As long as that is so no save "
                 "succeeds, at a preemption neither. Mend its save().",
@@ -276,10 +279,10 @@ def sync_states(states: Iterable[State]) -> None:
 
 
 def read_state(directory: str, state: State) -> bool:
-    """Loads one State from the directory that `write_states` filled.
+    """Loads a State from a directory filled by `write_states`.
 
     Returns:
-        Whether there was something to load.
+        Whether the directory has a file of the State.
     """
     path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
     with naming(state, "load"):
@@ -293,14 +296,14 @@ def read_state(directory: str, state: State) -> bool:
 
 
 def check_state_file(path: str, state: State | None) -> None:
-    """Tries whether a State's file can be read; nothing is changed.
+    """Checks that a State's file can be read; changes nothing.
 
     Args:
-        path: the file.
-        state: what it was saved from, if that is known.
+        path: path of the file.
+        state: State that saved the file; None if unknown.
 
     Raises:
-        CheckpointDamagedError: it cannot.
+        CheckpointDamagedError: the file cannot be read.
     """
     try:
         with reading.open_file(path) as file:
@@ -319,9 +322,9 @@ def check_state_file(path: str, state: State | None) -> None:
 
 @contextlib.contextmanager
 def naming(state: State, method: str) -> Iterator[None]:
-    """Adds to an exception of the body which State it comes from.
+    """Adds a note to an exception of the body, with the method and the State.
 
-    The exception stays what it is, because callers tell errors apart by their class.
+    The exception keeps its class, because callers distinguish errors by class.
     """
     try:
         yield

@@ -1,8 +1,9 @@
-"""One State in a file of its own, outside of any commit.
+"""Reads and writes a State in a file of its own, outside of any commit.
 
-The file begins with a checksum of all that follows, and with the highest sequence of
-any commit there was, which tells whether the file or a commit is newer without
-comparing clocks. One rename makes it visible whole.
+The file begins with a checksum of the rest of the file, and with the highest sequence
+number of any commit at that time. The sequence number shows whether the file or a
+commit is newer, without a comparison of clocks. A rename makes the complete file
+visible.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from tfpreempt.storage import checksum, reading
 from tfpreempt.storage.files import Files, write_durably
 
 _MAGIC = b"tfploose"
-_HEADER = struct.Struct("<8sI")  # magic, and the crc32c of all that follows
-_RANK = struct.Struct("<Q")  # the highest sequence; the State's own bytes follow
+_HEADER = struct.Struct("<8sI")  # magic, and the crc32c of the rest
+_RANK = struct.Struct("<Q")  # highest sequence number, before the State's bytes
 
 
 def path_of(directory: str, worker: int, state: State) -> str:
-    """Where a State's own file is."""
+    """Returns the path of a State's own file."""
     folder = layout.worker_name(worker) if state.per_worker else layout.STATES
     return os.path.join(
         directory, folder, layout.check_state_name(state.name) + layout.STATE_SUFFIX
@@ -32,19 +33,20 @@ def path_of(directory: str, worker: int, state: State) -> str:
 
 
 def write(files: Files, directory: str, worker: int, state: State) -> str:
-    """Writes a State's own file, whole or not at all, and durably.
+    """Writes a State's own file, atomically and durably.
 
     Args:
-        files: the file operations.
+        files: file operations on the directory.
         directory: the checkpoint directory, which exists.
         worker: index of this worker.
-        state: what to save.
+        state: State to save.
 
     Returns:
         The path of the file.
 
     Raises:
-        OSError: as the file system says; anything that the State's own `save` raises.
+        OSError: a file operation failed; or any exception raised by the State's own
+            `save`.
     """
     buffer = io.BytesIO()
     with naming(state, "save"):
@@ -61,14 +63,14 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
 
 
 def read(path: str) -> tuple[int, IO[bytes]] | None:
-    """Reads and checks what `write` wrote.
+    """Reads and checks a file written by `write`.
 
     Returns:
-        The highest sequence there was when it was written, and the State's own bytes;
-        None if there is no such file.
+        The highest sequence number at the time of the write, and the State's own bytes;
+        None if the file does not exist.
 
     Raises:
-        CheckpointDamagedError: the file is something else, has other bytes, or cannot
+        CheckpointDamagedError: the file has another format, a wrong checksum, or cannot
             be read.
     """
     try:

@@ -1,17 +1,18 @@
-"""Which files of an unfinished `Dataset.cache(path)` this run may delete.
+"""Deletes the files of an unfinished `Dataset.cache(path)` that this run may delete.
 
-Files of a cache (tensorflow/core/kernels/data/cache_dataset_ops.cc): PATH.index and
-PATH.data-* once the cache is complete; before, each save ends a shard with files
-PATH_0.index, PATH_0.data-*, PATH_0.lockfile, then PATH_1, and so on. TensorFlow refuses
-to write a cache while a lock file is there, and a killed process deletes none.
+A complete cache has the files PATH.index and PATH.data-*
+(tensorflow/core/kernels/data/cache_dataset_ops.cc). Before, each save ends a shard with
+files PATH_0.index, PATH_0.data-*, PATH_0.lockfile, then PATH_1, and so on. TensorFlow
+refuses to write a cache while a lock file exists, and a killed process deletes no lock
+file.
 
 A lock file does not show which process made the file, and another program may write the
 same cache. Unfinished files are deleted for one of two reasons:
 
-- The run made them. The journal of a run records the caches that the run writes, each
+- The run made the files. The journal of a run records the caches written by the run,
   with the time of the first lock file.
-- No process writes them. This is known of the first shard on a file system of this
-  machine, so a run needs no record that is killed before the record is written.
+- No process writes the files. On a file system of this machine, this is known of the
+  first shard, so a run killed before the record is written needs no record.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ _expected: set[str] = set()
 
 
 def written_caches() -> list[tuple[str, int]]:
-    """Caches that this process writes and that no earlier call returned. Any thread.
+    """Returns the caches that this process writes, each cache once. Any thread.
 
-    The process has the data of the cache open, which no other process has.
+    The process has the data file of the cache open; no other process has.
 
     Returns:
         For each cache the absolute path, and the modification time of its first lock
@@ -73,34 +74,35 @@ def written_caches() -> list[tuple[str, int]]:
             if (match := _OPEN_FILE.fullmatch(file)) is not None:
                 found.add((match[1], os.stat(_first_lock(match[1])).st_mtime_ns))
         except OSError:
-            continue  # closed by now, or the data of a tf.train.Checkpoint
+            continue  # closed meanwhile, or data of a tf.train.Checkpoint
     new = found - _written
     _written.update(new)
     return sorted(new)
 
 
 def expect_caches(paths: Iterable[str]) -> None:
-    """Notes caches whose iterators the program is about to read."""
+    """Records caches with iterators that are about to be read."""
     _expected.update(paths)
 
 
 def keep(path: str) -> None:
-    """Notes that a restored state needs the unfinished files of a cache."""
+    """Records that a restored state needs the unfinished files of a cache."""
     _restored.add(os.path.realpath(path))
 
 
 def clear_interrupted(
     recorded: Iterable[Mapping[str, Any]], *, since: float = 0.0
 ) -> None:
-    """Deletes the unfinished files that earlier processes of this run left.
+    """Deletes the unfinished files of earlier processes of this run.
 
     Called after a restore and before iterators are read, by the run that holds the
     directory's lease: no earlier process of the run saves any more. Files that a
-    restored state needs are kept. Files of other programs are kept and named.
+    restored state needs are kept. Files of other programs are kept and named in a
+    warning.
 
     Args:
         recorded: records of `events.CacheWrite` in the run's journal.
-        since: caches that were begun before are kept; in seconds since 1970.
+        since: time in seconds since 1970; caches begun earlier are kept.
     """
     for record in recorded:
         path, lock = record.get("path"), record.get("lock")
@@ -130,12 +132,12 @@ def _first_lock(path: str) -> str:
 
 
 def clear_abandoned(paths: Iterable[str]) -> None:
-    """Deletes unfinished caches that no process writes, and warns of the others.
+    """Deletes unfinished caches that no process writes, and warns of the rest.
 
-    TensorFlow refuses to write a cache while a lock file is there.
+    TensorFlow refuses to write a cache while a lock file exists.
 
     Args:
-        paths: caches that are about to be read.
+        paths: caches about to be read.
     """
     for path in paths:
         _delete_abandoned(path)
@@ -152,10 +154,11 @@ def clear_abandoned(paths: Iterable[str]) -> None:
 
 
 def _delete_abandoned(path: str) -> None:
-    """Deletes the first shard of a cache if it is unfinished and no process writes it.
+    """Deletes the first shard of a cache if unfinished and not open in any process.
 
-    While TensorFlow writes a shard, the lock file is open until the data are, and the
-    data are open until the shard is finished. No iterator state needs the shard.
+    While TensorFlow writes a shard, the lock file is open until the data files are, and
+    the data files are open until the shard is finished. No iterator state needs the
+    shard.
     """
     with contextlib.ExitStack() as held:
         if not _has_no_writer(_first_lock(path), held):
@@ -169,21 +172,21 @@ def _delete_abandoned(path: str) -> None:
 
 
 def _has_no_writer(path: str, held: contextlib.ExitStack) -> bool:
-    """Takes a lease of a file, which shows that no other process has the file open.
+    """Acquires a lease of a file, to show that no other process has the file open.
 
-    A lease (F_SETLEASE in fcntl(2)) is granted by the kernel, to the owner of a file,
-    if the file is open nowhere else, in other containers of the machine too. A network
+    The kernel grants a lease (F_SETLEASE in fcntl(2)) to the owner of a file if the
+    file is not open elsewhere, including other containers of the machine. A network
     file system may grant a lease although another machine has the file open.
 
     Returns:
-        False if the file is open, or if nothing shows that the file is not open.
+        False if the file is open, or if its state is unknown.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
         held.callback(os.close, descriptor)
-        # A process that opens the file waits until the lease ends; the signal for this
-        # process is SIGIO, by which a process dies, unless another one is chosen.
+        # A process that opens the file waits until the lease ends, and this process
+        # gets a signal: by default SIGIO, which would terminate the process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:
@@ -194,14 +197,14 @@ def _has_no_writer(path: str, held: contextlib.ExitStack) -> bool:
 
 
 def _is_local(descriptor: int) -> bool:
-    """Whether a file lies on a file system that no other machine has mounted."""
+    """Returns whether a file is on a file system mounted by this machine only."""
     status = (ctypes.c_long * 64)()  # more than a struct statfs, which begins with type
     ctypes.CDLL(None).fstatfs(descriptor, status)
     return status[0] in _LOCAL_FILE_SYSTEMS
 
 
 def is_complete(path: str) -> bool:
-    """Whether the index and all data files of a cache, or of a shard, are there."""
+    """Returns whether the index and every data file of a cache or shard exist."""
     found = [_DATA.fullmatch(rest) for rest, _ in _files(path)]
     data = [each.groups() for each in found if each is not None]
     counts = {int(count) for _, count in data}
@@ -209,19 +212,19 @@ def is_complete(path: str) -> bool:
 
 
 def delete_shards(path: str, *, since: int) -> None:
-    """Deletes files of unfinished shards from a number on."""
+    """Deletes files of unfinished shards from a shard number on."""
     matches = [(_SHARD_FILE.fullmatch(rest), file) for rest, file in _files(path)]
     _delete([file for shard, file in matches if shard and int(shard[1]) >= since])
 
 
 def _delete(files: Sequence[str]) -> None:
-    """Deletes files of an unfinished cache; a file that must stay is named."""
+    """Deletes files of an unfinished cache; logs a file that cannot be deleted."""
     deleted = []
     for file in files:
         try:
             os.unlink(file)
             deleted.append(file)
-        except FileNotFoundError:  # another worker of this machine was first
+        except FileNotFoundError:  # by another worker of this machine
             pass
         except OSError as error:
             _log.warning(
@@ -240,7 +243,7 @@ def _delete(files: Sequence[str]) -> None:
 
 
 def _files(path: str) -> list[tuple[str, str]]:
-    """Files whose names begin with a cache's; the rest of the name, and the path."""
+    """Returns files that begin with a cache's name, as rest of the name and path."""
     directory, name = os.path.split(path)
     return [
         (each.removeprefix(name), os.path.join(directory, each))
@@ -250,7 +253,7 @@ def _files(path: str) -> list[tuple[str, str]]:
 
 
 def _listed(directory: str) -> list[str]:
-    """Names in a directory; empty if it cannot be read."""
+    """Returns the names in a directory; empty if the directory cannot be read."""
     try:
         return sorted(os.listdir(directory))
     except OSError:

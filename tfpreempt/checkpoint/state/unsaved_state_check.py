@@ -1,19 +1,19 @@
 """Warns once, by name, of state that a step changes and no commit holds.
 
-A forgotten optimizer, a metric beside the model, `self.n += 1`, `losses.append(loss)`:
-after a restart such state starts from scratch without an error. So the values that a
-step function reaches are compared before and after one call; a value that changed and
-is not saved is named.
+Examples: a forgotten optimizer, a metric beside the model, `self.n += 1`,
+`losses.append(loss)`. After a restart such state starts from scratch without an error.
+So the values reached by a step function are compared before and after a call. A value
+that changed and is not saved is named.
 
-A step reaches objects by its arguments, its closure, the globals that its code names,
-the object whose method it is, and the functions that it calls. No function is called.
-Values of Python and NumPy are compared here. Of the objects of a framework that the
-program has imported, an adapter knows the values ("values" in `core/frameworks.py`).
+A step reaches objects by its arguments, its closure, the globals named in its code, the
+object of a bound method, and the called functions. No function is called for the
+search. Values of Python and NumPy are compared here. For objects of a framework
+imported by the program, an adapter knows the values ("values" in `core/frameworks.py`).
 
 Values alone do not distinguish a count of steps from the newest loss: both are replaced
-in each step. So the source is read. Rejected: bytecode, which each version of Python
-changes; and the variables that a tf.function captured, because their names ("Variable")
-name nothing in the program, and the closure holds them too.
+in each step. So the source is read. Rejected: bytecode, which changes with each version
+of Python; and the variables captured by a tf.function, because names such as "Variable"
+name nothing in the program, and the closure holds the variables too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tfpreempt.core.reach import Place
 
 _log = logging.getLogger(__name__)
 
-_SAMPLES = 1 << 16  # of a larger variable or array this many elements are compared
+_SAMPLES = 1 << 16  # elements compared of a larger variable or array
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -51,33 +51,34 @@ _NOT_CHECKED = (
 )
 _ADVICE = "Put them into a named State (tfpreempt.states)."
 
-_ANY_ITEM = ("item", ...)  # whose index or dict key is not in the source
+_ANY_ITEM = ("item", ...)  # the index or dict key is not a constant
 _MOST_PLACES = 20_000
 
 
 def reachable(roots: Mapping[str, Any], enters: Callable[[type], bool]) -> list[Place]:
-    """Returns the places that objects and functions reach, nearest first.
+    """Returns the places reached by objects and functions, nearest first.
 
-    Only the program's own functions are looked into, and only those methods of an
+    The search enters only the program's own functions, and only those methods of an
     object that one of these functions names.
 
     Args:
-        roots: objects and functions, by name; a `functools.partial` stands for a call.
-        enters: whether to look into the attributes of objects of a class.
+        roots: objects and functions, by name; a `functools.partial` represents a call.
+        enters: function that returns whether to search the attributes of objects of a
+            class.
     """
     found = reach.walk(roots, enters, also=_Functions().places_below)
     return list(itertools.islice(found, _MOST_PLACES))
 
 
 class _Functions:
-    """The functions of one walk: which names their code uses."""
+    """The functions found in a search, and the names used in the functions' code."""
 
     def __init__(self) -> None:
         self._names = {"__call__"}
         self._kinds: dict[type, None] = {}  # of the program's objects, in order
 
     def places_below(self, value: Any) -> Iterator[Place]:
-        """Yields the places that a function, or a method of an object, names."""
+        """Yields the places named by a function, or by a method of an object."""
         if isinstance(value, functools.partial):
             for name, argument in _arguments(value).items():
                 yield Place(path=name, value=argument)
@@ -112,7 +113,7 @@ def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
     try:
         signature = inspect.signature(call.func)
         return signature.bind_partial(*call.args, **call.keywords).arguments
-    except (TypeError, ValueError):  # of a function in C, or of other parameters
+    except (TypeError, ValueError):  # a C function, or wrong arguments
         return {"args": call.args, **call.keywords}
 
 
@@ -128,7 +129,7 @@ def _globals(
     prefix: str = "",
     above: Sequence[types.ModuleType] = (),
 ) -> Iterator[Place]:
-    """Yields those globals of a module, and of the modules in it, that code names."""
+    """Yields the globals named in code, from a module and its program submodules."""
     for name in sorted(names & variables.keys()):
         path, value = f"{prefix}{name}", variables[name]
         if not isinstance(value, types.ModuleType):
@@ -146,13 +147,13 @@ def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[Place]:
 
 
 def updated_keys(places: Iterable[Place]) -> set[Any]:
-    """Returns the keys of places whose new value functions compute from the old one.
+    """Returns the keys of places whose new value is computed from the old value.
 
-    `n += 1` and `n = f(n)` do, `loss = f(x)` does not. Functions without source, such
-    as those that were typed at a prompt, are passed over.
+    Examples: `n += 1` and `n = f(n)`, but not `loss = f(x)`. Functions without source,
+    such as functions typed at a prompt, are skipped.
 
     Args:
-        places: where the functions are found.
+        places: places with the functions.
     """
     keys = set()
     for function in {place.value for place in places if _is_of_program(place.value)}:
@@ -197,13 +198,13 @@ def _is_of_program(value: Any) -> bool:
 
 
 class Values(Protocol):
-    """The questions to the adapter of a framework, which is a module.
+    """Interface of a framework's adapter, which is a module.
 
     Attributes:
-        SAVED_WHOLE: classes of objects whose attributes a save of them writes.
-        REPLACED: classes of values that cannot change, as numbers and strings cannot: a
-            step puts another value in the place.
-        ADVICE: where the user is to put what no commit holds.
+        SAVED_WHOLE: classes of objects whose attributes are part of their save.
+        REPLACED: classes of immutable values, like numbers and strings: a step replaces
+            the value in a place.
+        ADVICE: advice where to put a value that no commit holds.
     """
 
     SAVED_WHOLE: tuple[type, ...]
@@ -211,29 +212,35 @@ class Values(Protocol):
     ADVICE: str
 
     def saved(self, checkpoint: Any) -> tuple[list[Any], list[Any]]:
-        """Returns the objects and variables that a save of a checkpoint writes, and
-        those objects among them of which the save writes the attributes.
+        """Returns the objects and variables in a save of a checkpoint.
 
         Args:
-            checkpoint: as the user gave it; None for named States alone.
+            checkpoint: checkpoint object of the user; None for named States alone.
+
+        Returns:
+            The objects and variables; and the objects among them whose attributes are
+            saved.
         """
         ...
 
     def variables(self, value: Any) -> Sequence[Any]:
-        """Returns the variables of an object of the framework; none of another one."""
+        """Returns the variables of an object; empty for objects of other frameworks."""
         ...
 
     def sample(self, thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-        """Returns about `size` elements of a variable, or of a value in REPLACED that
-        is large; None of other things."""
+        """Returns about `size` elements of a variable, or of a large value in REPLACED.
+
+        Returns:
+            The elements; None for other objects.
+        """
         ...
 
     def restarts(self, iterator: Any) -> bool:
-        """Returns whether an object is an iterator that has a position to save."""
+        """Returns whether an object is an iterator with a position to save."""
         ...
 
     def advice_on_iterators(self, unread: Mapping[str, Any]) -> str:
-        """Returns what happens to iterators that no commit holds, and what to do."""
+        """Returns advice on iterators without a saved position, for a warning."""
         ...
 
 
@@ -244,14 +251,14 @@ class UnsavedStateCheck:
     Never raises.
 
     Args:
-        checkpoint: what a save writes; None for named States alone.
-        registry: the named States that are saved.
+        checkpoint: checkpoint object that a save writes; None for named States alone.
+        registry: registry of the named States.
     """
 
     checkpoint: Any
     registry: StateRegistry = REGISTRY
-    # The functions that were checked, by identity; the names in warnings so far; and
-    # the call that is under way, with the values before the call.
+    # The checked functions, by identity; the names in warnings so far; and the current
+    # call, with the values before the call.
     _functions: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     _named: set[str] = dataclasses.field(default_factory=set, init=False)
     _call: _Call | None = dataclasses.field(default=None, init=False)
@@ -262,9 +269,9 @@ class UnsavedStateCheck:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Notes the values before a call that is not the first one.
+        """Records the values before a call of a step, once for each function.
 
-        The first call of a step traces the step and makes variables.
+        Not for the first call of a step, which traces the step and creates variables.
         """
         key = _identity(function)
         if key in self._functions:
@@ -276,7 +283,7 @@ class UnsavedStateCheck:
             self._call = _Call(call, values, self._saved(values))
 
     def after_call(self) -> None:
-        """Warns of the values that the call changed and no commit holds."""
+        """Warns of values that the call changed and no commit holds."""
         call, self._call = self._call, None
         if call is None:
             return
@@ -290,7 +297,7 @@ class UnsavedStateCheck:
             self._named.update(changed, unread)
 
     def _saved(self, values: Sequence[Values]) -> set[Any]:
-        """Returns the keys of the values that a commit holds."""
+        """Returns the keys of the values held by a commit."""
         roots: list[Any] = []
         for state in self.registry.in_order():
             roots += [state, state.save]
@@ -312,37 +319,40 @@ class UnsavedStateCheck:
 def _errors_logged() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - of an object of the user's
+    except Exception as error:  # noqa: BLE001 - from a user's object
         _log.warning(_NOT_CHECKED, exc_info=error)
 
 
 def _is_searched(kind: type) -> bool:
-    """Whether the program has the class, and its objects do not save themselves."""
+    """Returns whether a class is the program's, and its objects are not States."""
     return reach.is_of_program(kind) and not issubclass(kind, State)
 
 
 def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
-    """Whether a State that holds an object of a class may save what lies in the object.
+    """Returns whether a State that references an object may save the object's contents.
 
-    By the class: to compare a variable may read it, and for an ON_READ one that is a
-    collective that no other worker takes part in.
+    Decided by class only: a comparison of values could read a variable. Reading an
+    ON_READ variable is a collective, in which no other worker takes part.
     """
     return issubclass(kind, whole) or reach.is_of_program(kind)
 
 
 def _identity(function: Any) -> Any:
-    """What tells a step from others; a method is a new object each time."""
+    """Returns a key for a step function.
+
+    A bound method is a new object at each access, so the key consists of its parts.
+    """
     if isinstance(function, types.MethodType):
         return id(function.__self__), id(function.__func__)
     return id(function)
 
 
 class _Call:
-    """One call of a step, with the values before the call.
+    """A call of a step, with the values before the call.
 
     Attributes:
-        values: the adapters of the frameworks.
-        unread: the iterators that start from the beginning after a restart, by name.
+        values: adapters of the frameworks.
+        unread: iterators that start from the beginning after a restart, by name.
     """
 
     def __init__(
@@ -355,7 +365,7 @@ class _Call:
         self._roots = {"": call}
         places = reachable(self._roots, _is_searched)
         self._updated = updated_keys(places)
-        self._before = {  # the place and the thing keep their ids in use
+        self._before = {  # references keep the ids in use
             key: (place, thing, self._mark(thing))
             for key, (place, thing) in self._things(places).items()
             if key not in saved
@@ -368,7 +378,7 @@ class _Call:
         }
 
     def changed(self) -> list[str]:
-        """Returns the names of the values that are others now."""
+        """Returns the names of the values changed by the call."""
         things = self._things(reachable(self._roots, _is_searched))
         changed = {
             id(things[key][0]): things[key][0].path
@@ -383,8 +393,11 @@ class _Call:
         return names
 
     def _things(self, places: Iterable[Place]) -> dict[Any, tuple[Place, Any]]:
-        """Returns the things that may change, and their places: by the identity of the
-        thing, or by the place where another value replaces the old one."""
+        """Returns the objects that may change, with their places.
+
+        The key is the identity of a mutable object. For an immutable value, the key is
+        the place, in which a new value replaces the old.
+        """
         replaced = sum((each.REPLACED for each in self.values), _SCALARS)
         found: dict[Any, tuple[Place, Any]] = {}
         for place in places:
@@ -397,7 +410,7 @@ class _Call:
         return found
 
     def _mutable(self, place: Place) -> Sequence[Any]:
-        """Returns the things in a place that a step may change."""
+        """Returns the objects in a place that a step may change."""
         value = place.value
         if isinstance(value, np.ndarray):
             is_memory = value.flags.writeable and not isinstance(value, np.memmap)
@@ -409,8 +422,10 @@ class _Call:
         return [value] if is_generator else _variables(value, self.values)
 
     def _mark(self, thing: Any) -> Any:
-        """Returns a value that is equal as long as the thing is; of large things a
-        sample."""
+        """Returns a value that stays equal while the object is unchanged.
+
+        Of a large object, only a sample is read.
+        """
         if isinstance(thing, np.random.Generator):
             return repr(thing.bit_generator.state)
         if isinstance(thing, np.random.RandomState):
@@ -418,7 +433,7 @@ class _Call:
         if isinstance(thing, random.Random):
             return hash(thing.getstate())
         if isinstance(thing, reach.GROWING):
-            return len(thing)  # what else may change in it has a place of its own
+            return len(thing)  # its items have places of their own
         if isinstance(thing, _SCALARS):
             return type(thing), repr(thing)
         if isinstance(thing, np.ndarray):
@@ -430,7 +445,7 @@ class _Call:
 
 
 def _variables(value: Any, values: Sequence[Values]) -> Sequence[Any]:
-    """Returns the variables of an object, of whatever framework."""
+    """Returns the variables of an object, for any framework."""
     return [variable for each in values for variable in each.variables(value)]
 
 
