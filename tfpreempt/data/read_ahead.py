@@ -72,9 +72,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         return {"_STATE": self.state()}
 
     def state(self) -> Any:
-        """Returns the position of training, with the seeds drawn before the
-        position.
-        """
+        """Returns the position of training, with the seeds drawn up to the position."""
         state, *probes = tf.unstack(tf.io.parse_tensor(self.place, tf.string))
         return self._seeds.join(
             tf.io.parse_tensor(state, tf.variant),

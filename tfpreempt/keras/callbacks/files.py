@@ -1,7 +1,7 @@
-"""The file of a CSVLogger: its whole text is kept, and written back on restore.
+"""The file of a CSVLogger: the whole text is saved, and written back on restore.
 
-So rows written after the commit go away, and it makes no difference whether the file is
-there, on which disk, or whether the logger appends.
+So rows written after the commit disappear. The restore does not depend on whether the
+file exists, on which disk the file is, or whether the logger appends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KIND = "CSVLogger"
 
 @contextlib.contextmanager
 def resolved(loggers: Sequence[Any]) -> Iterator[None]:
-    """Gives each CSVLogger the absolute name of its file inside.
+    """Sets the absolute file name of each CSVLogger inside the context.
 
-    A program may change its directory while a fit runs.
+    A program may change its working directory while a fit runs.
 
     Args:
-        loggers: the CSVLoggers of a fit, which has not opened their files yet.
+        loggers: the CSVLoggers of a fit, before the fit opens their files.
     """
     given = [logger.filename for logger in loggers]
     for logger in loggers:
@@ -42,10 +42,13 @@ def resolved(loggers: Sequence[Any]) -> Iterator[None]:
 
 
 def capture(logger: Any) -> dict[str, Any]:
-    """What a CSVLogger remembers, with the text of its file.
+    """Returns the state of a CSVLogger, with the text of its file.
 
-    It may be in any state, also before the training begins. The text is None if the
+    The logger may be in any state, also before training begins. The text is None if the
     file has been deleted.
+
+    Args:
+        logger: the CSVLogger.
 
     Raises:
         OSError: the file cannot be read.
@@ -54,7 +57,7 @@ def capture(logger: Any) -> dict[str, Any]:
     try:
         text: bytes | None = _read(logger.filename)
     except FileNotFoundError:
-        text = None if has_writer else b""  # made with the first row
+        text = None if has_writer else b""  # Keras makes the file with the first row
     return {
         "keys": logger.keys,
         "append_header": logger.append_header,
@@ -64,14 +67,14 @@ def capture(logger: Any) -> dict[str, Any]:
 
 
 def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
-    """Makes the logger, and its file, what they were.
+    """Restores the state of a CSVLogger and its file.
 
-    A logger that is closed stays closed: the training is over.
+    A closed logger stays closed: training is complete.
 
     Args:
-        logger: its `on_train_begin` has run.
-        state: what `capture` gave; without a text the file is left as it is.
-        extends: the state is that of the end of a fit, and more epochs follow.
+        logger: the CSVLogger, after its `on_train_begin`.
+        state: result of `capture`; without a text the file does not change.
+        extends: whether the state is from the end of a fit, and more epochs follow.
 
     Raises:
         OSError: the file cannot be written.
@@ -79,7 +82,7 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     if (text := state["text"]) is None:
         return
     handle = logger.csv_file
-    was_open = not getattr(handle, "closed", False)  # a GFile does not tell
+    was_open = not getattr(handle, "closed", False)  # a GFile has no `closed`
     handle.close()
     _overwrite(logger.filename, text)
     logger.keys = state["keys"]
@@ -89,7 +92,8 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     if was_open:
         logger.csv_file = _reopened(handle, logger.filename, has_rows)
     logger.writer = None
-    if has_rows:  # the writer that Keras makes with the first row, which has the header
+    # A writer as made by Keras with the first row; the header is in the file.
+    if has_rows:
         names = ["epoch", *(logger.keys or [])]
         logger.writer = csv.DictWriter(logger.csv_file, names, delimiter=logger.sep)
 
@@ -102,7 +106,11 @@ def _read(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _as_keras(url: str, mode: str) -> Iterator[Any]:
-    """Opens a URL as Keras does; raises OSError."""
+    """Opens a URL as Keras does.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
     import tensorflow as tf
 
     try:
@@ -115,9 +123,10 @@ def _as_keras(url: str, mode: str) -> Iterator[Any]:
 
 
 def _overwrite(path: str, text: bytes) -> None:
-    """Writes the file of a log in place, so that its owner and its mode stay.
+    """Writes a log file in place, which preserves the file's owner and mode.
 
-    The path is the user's own: Keras follows a link there too.
+    The path is the user's own, and Keras follows a link at the path; so does this
+    function.
     """
     if is_url(path):
         with _as_keras(path, "wb") as file:
@@ -131,9 +140,9 @@ def _overwrite(path: str, text: bytes) -> None:
 
 
 def _reopened(handle: Any, path: str, has_rows: bool) -> Any:
-    """A handle of the kind that this Keras uses, which adds to the file.
+    """Returns a handle that appends to the file, of the class used by this Keras.
 
-    A GFile that is open for writing empties the file with the first row, no sooner.
+    A GFile opened for writing truncates the file with the first row, no sooner.
     """
     if isinstance(handle, io.IOBase):
         return open(path, "a")

@@ -1,9 +1,10 @@
-"""What the callbacks of Keras 3 and tf_keras remember, class by class.
+"""The state of the callbacks of Keras 3 and tf_keras, class by class.
 
-Written from the sources of Keras 3.15 and tf_keras 2.21. A name that a version lacks is
-passed over. What the hooks that begin a training, an epoch or a batch set by themselves
-is left out, because they have run before a restore: ModelCheckpoint's `_current_epoch`,
-the model, the open event files. Nothing here imports either Keras.
+The lists are from the sources of Keras 3.15 and tf_keras 2.21. A name that a version
+lacks is skipped. Attributes that are set by the hooks at the beginning of a training,
+an epoch or a batch are excluded, because the hooks have run before a restore:
+ModelCheckpoint's `_current_epoch`, the model, the open event files. The module imports
+neither Keras.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ ROOTS = ("keras.", "tf_keras.")
 """How modules of either Keras begin."""
 
 REMEMBERED: dict[str, tuple[str, ...]] = {
-    "BackupAndRestore": (),  # keeps the place of its own backup; left alone
-    "CSVLogger": (),  # remembers a file: files.py
+    "BackupAndRestore": (),  # has its own backup; not changed
+    "CSVLogger": (),  # state in a file: see files.py
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "History": ("epoch", "history"),
-    "LambdaCallback": (),  # what its functions remember cannot be seen
+    "LambdaCallback": (),  # the state of its functions is not accessible
     "LearningRateScheduler": (),
     "ModelCheckpoint": (
         "best",
@@ -56,7 +57,9 @@ _BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")
 
 
 def kind(callback: Any) -> str | None:
-    """The class of Keras that a callback is, or is a subclass of, if it is known."""
+    """Returns the name of the known Keras class of a callback or its base; else
+    None.
+    """
     for cls in type(callback).__mro__:
         if cls.__name__ in REMEMBERED and cls.__module__.startswith(ROOTS):
             return cls.__name__
@@ -70,7 +73,7 @@ def has_hooks(callback: Any) -> bool:
 
 
 def class_name(callback: Any) -> str:
-    """Names the class, and the same one in any version of Keras."""
+    """Returns the name of the callback's class, the same in any version of Keras."""
     cls = type(callback)
     module = cls.__module__
     if module.startswith(ROOTS):
@@ -79,17 +82,18 @@ def class_name(callback: Any) -> str:
 
 
 def capture(callback: Any) -> dict[str, Any]:
-    """What the callback remembers; empty if nothing or not known."""
+    """Returns the state of a callback; empty for a callback without known state."""
     name = kind(callback)
     state = _attributes(callback, REMEMBERED[name] if name else ())
     if hasattr(callback, "_set_monitor_op") and callback.monitor_op is not None:
-        # What counts as better; Keras 3 decides it at the end of the first epoch.
+        # The direction of improvement; Keras 3 determines the direction at the end of
+        # the first epoch.
         is_more = "greater" in callback.monitor_op.__name__
         state["direction"] = "max" if is_more else "min"
     if name == "TensorBoard":
         state["elapsed"] = _elapsed(callback, ("_epoch_start_time",))
         for writer in callback._writers.values():
-            writer.flush()  # the process may leave after this
+            writer.flush()  # the process may exit after the save
     if name == "ProgbarLogger" and callback.progbar is not None:
         state["bar"] = _attributes(callback.progbar, _BAR)
         state["elapsed"] = _elapsed(callback.progbar, _BAR_TIMES)
@@ -97,19 +101,19 @@ def capture(callback: Any) -> dict[str, Any]:
 
 
 def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
-    """Makes the callback remember what `capture` gave.
+    """Restores the state of a callback.
 
     Args:
-        callback: of the same class; its hooks of the resumed position have run.
-        state: what it remembered.
-        extends: the state is that of the end of a fit, and more epochs follow.
+        callback: a callback of the same class, after its hooks of the resumed position.
+        state: result of `capture`.
+        extends: whether the state is from the end of a fit, and more epochs follow.
     """
     name = kind(callback)
     state = dict(state)
     direction = state.pop("direction", None)
     if direction is not None and callback.monitor_op is None:
-        # A best value cannot be compared before. The metrics, which Keras would ask,
-        # may be unknown before the first step.
+        # Without `monitor_op` the best value cannot be compared. Keras would determine
+        # the direction from the metrics, which may be unknown before the first step.
         mode, callback.mode = callback.mode, direction
         callback._set_monitor_op()
         callback.mode = mode
@@ -118,13 +122,13 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     elif name == "TensorBoard":
         _restore_board(callback, state, extends)
     elif name == "SwapEMAWeights" and extends:
-        pass  # an epoch has begun, which has the weights themselves in the model
+        pass  # the new epoch has already put the raw (non-EMA) weights into the model
     else:
         _set(callback, state)
 
 
 def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
-    """The bar goes on at its batch; a new epoch has a bar of its own."""
+    """Restores the progress bar at its batch; a new epoch has its own bar."""
     bar = logger.progbar
     if logger.target is None:
         logger.target = state["target"]
@@ -139,10 +143,10 @@ def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
 
 
 def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
-    """The counters go on; speeds count the time of training only."""
+    """Restores the counters of a TensorBoard; speeds count time in training only."""
     elapsed = counters.pop("elapsed")
     if extends:
-        # The next batch has begun, and been counted from zero, before the restore.
+        # The next batch has begun before the restore, and was counted from zero.
         counters["_global_train_batch"] += board._global_train_batch
         counters["_previous_epoch_iterations"] = board._previous_epoch_iterations
         if board.write_steps_per_second:
@@ -157,13 +161,14 @@ def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
 def _renew_step(board: Any) -> None:
     """Makes the open summary writer count from the restored step (Keras 3 only).
 
-    Keras 3 gives a writer its step as a number when a batch begins. That of tf_keras
-    reads the model's counter, which is a variable.
+    Keras 3 gives a writer its step as a number when a batch begins. The writer of
+    tf_keras reads the model's counter, a variable.
     """
     contexts = getattr(board, "_prev_summary_state", ())
     if not contexts or not hasattr(board, "_global_test_batch"):
         return
-    is_test = len(contexts) > 1  # the validation's, on top of the training's
+    # The writer of the validation, above the writer of the training.
+    is_test = len(contexts) > 1
     board._pop_writer()
     if is_test:
         board._push_writer(board._val_writer, board._global_test_batch)
@@ -176,7 +181,7 @@ def _attributes(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _set(owner: Any, values: dict[str, Any]) -> None:
-    """Sets attributes; lists and dicts in place, since others may hold them."""
+    """Sets attributes; updates lists and dicts in place, as they may be shared."""
     for name, value in values.items():
         current = getattr(owner, name, None)
         if type(current) is dict and type(value) is dict:
@@ -189,7 +194,12 @@ def _set(owner: Any, values: dict[str, Any]) -> None:
 
 
 def _elapsed(owner: Any, names: tuple[str, ...]) -> dict[str, float]:
-    """Seconds since moments of the clock that Keras uses, `time.time`."""
+    """Returns the seconds since moments of `time.time`, the clock of Keras.
+
+    Args:
+        owner: object with the moments as attributes.
+        names: names of the attributes.
+    """
     now = time.time()
     found = _attributes(owner, names)
     return {name: now - when for name, when in found.items() if when is not None}

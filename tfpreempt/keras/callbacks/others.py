@@ -1,4 +1,4 @@
-"""The other callbacks of a fit: checked before it begins, and held back at times."""
+"""The other callbacks of a fit: checked before the fit begins, held back at times."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _OF_KERAS = frozenset(
 
 
 class OtherCallbacks:
-    """Puts our callback behind them, and refuses what does not go together with it.
+    """Moves our callback behind the others, and refuses incompatible callbacks.
 
     Args:
         holder: Keras' CallbackList.
         ours: our callback.
-        checkpoint_dir: must not be one of theirs.
+        checkpoint_dir: our checkpoint directory, not to be used by other callbacks.
 
     Attributes:
-        callbacks: they, without ours.
+        callbacks: the callbacks of the fit, without ours.
 
     Raises:
-        ConfigurationError: one of them writes to the same directory.
+        ConfigurationError: another callback writes to the same directory.
     """
 
     def __init__(self, holder: Any, ours: Any, checkpoint_dir: str) -> None:
@@ -61,7 +61,7 @@ class OtherCallbacks:
         self._ours = [ours]
         self._wrapped: list[str] = []
         conflicts(self.callbacks, checkpoint_dir)
-        # One more of our kind is refused when its turn comes.
+        # A second PreemptionCallback is refused in its own `on_train_begin`.
         theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
         if lost := unsupported(theirs):
             log.warning(
@@ -73,11 +73,11 @@ class OtherCallbacks:
         holder.callbacks = self._all
 
     def wrap(self, **hooks: Callable[..., None]) -> None:
-        """Calls functions in place of hooks of Keras' CallbackList, until `unwrap`.
+        """Calls functions instead of hooks of Keras' CallbackList, until `unwrap`.
 
         Args:
-            **hooks: by name; each gets the hook of the CallbackList, and the hook's
-                arguments.
+            **hooks: functions by name of the hook; a function is called with the hook
+                of the CallbackList and the hook's arguments.
         """
         for name, instead in hooks.items():
             hook = functools.partial(instead, getattr(self._holder, name))
@@ -85,44 +85,61 @@ class OtherCallbacks:
             self._wrapped.append(name)
 
     def unwrap(self) -> None:
-        """Uncovers the hooks of the CallbackList."""
+        """Restores the hooks of the CallbackList."""
         while self._wrapped:
             delattr(self._holder, self._wrapped.pop())
 
     def silence(self) -> None:
-        """The others are not called for a step that they have seen before."""
+        """Stops calls of the other callbacks, for a step trained before the restart."""
         self._holder.callbacks = self._ours
 
     def wake(self, hook: str | None = None, *args: Any) -> None:
-        """Calls the other callbacks again, at once for a hook that has begun."""
+        """Calls the other callbacks again.
+
+        Args:
+            hook: hook that has already begun, called at once; None calls no hook.
+            *args: arguments of the hook.
+        """
         self._holder.callbacks = self._all
         if hook is not None:
             self.call(hook, *args)
 
     def call(self, hook: str, *args: Any) -> None:
-        """Calls a hook of the others."""
+        """Calls a hook of the other callbacks.
+
+        Args:
+            hook: name of the hook.
+            *args: arguments of the hook.
+        """
         for callback in self.callbacks:
             getattr(callback, hook)(*args)
 
     def have_ended_at(self, epoch: int) -> bool:
-        """Whether an EarlyStopping of Keras has stopped training after this epoch."""
+        """Whether an EarlyStopping of Keras has stopped training after an epoch.
+
+        Args:
+            epoch: number of the epoch, from 0.
+        """
         stoppers = (one for one in self.callbacks if known.kind(one) == "EarlyStopping")
         return epoch > 0 and any(one.stopped_epoch == epoch for one in stoppers)
 
 
 def unsupported(callbacks: Sequence[Any]) -> list[str]:
-    """Names the callbacks whose state may be lost, with the reason.
+    """Returns the names of callbacks whose state may be lost, with the reason.
 
-    Nothing tells a setting from something remembered, so any attribute that a class of
-    the user has set counts, unless its value cannot change in training: functions,
-    classes, modules, the model. So does a default of the class, if its methods assign
-    it, or if it is a list, say, and no CONSTANT. A callback that has a `State` is taken
-    to keep there all that it remembers.
+    Settings cannot be told from state. So any attribute set by a class of the user
+    counts, unless its value cannot change in training: functions, classes, modules, the
+    model. A default of the class counts if the methods of the class assign the
+    attribute, or if the default is mutable, such as a list, and not a CONSTANT. A
+    callback with a `State` is assumed to keep its entire state in the `State`.
+
+    Args:
+        callbacks: callbacks of the fit, without our callback.
     """
     lost = []
     named = {"Callback", *known.REMEMBERED}
     for callback in callbacks:
-        # The first class of Keras itself of which all that it remembers is saved.
+        # The first base class of Keras whose entire state is saved.
         kinds = type(callback).__mro__
         of_keras = (kind for kind in kinds if kind.__module__.startswith(known.ROOTS))
         anchor = next((kind for kind in of_keras if kind.__name__ in named), None)
@@ -151,7 +168,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """What the user's classes have in place of attributes, and training may change."""
+    """Returns class attributes of the user's classes that training may change."""
     found: dict[str, Any] = {}
     for each in reversed(kind.__mro__):
         if not each.__module__.startswith(known.ROOTS):
@@ -170,17 +187,17 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) -> None:
-    """Refuses callbacks that write checkpoints of their own into our directory.
+    """Refuses callbacks that write their own checkpoints into our directory.
 
-    Of Keras' own BackupAndRestore it warns, and leaves it as it is.
+    For Keras' BackupAndRestore in another directory the function only logs a warning.
 
     Args:
-        callbacks: those of the fit, without our own.
-        checkpoint_dir: our directory.
+        callbacks: callbacks of the fit, without our callback.
+        checkpoint_dir: our checkpoint directory.
 
     Raises:
-        ConfigurationError: one writes there or below; or it deletes a directory that
-            ours lies in.
+        ConfigurationError: a callback writes to our directory or below, or deletes a
+            directory that contains our directory.
     """
     ours = os.path.realpath(checkpoint_dir)
     for callback in callbacks:
@@ -189,7 +206,7 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
             continue
         attribute = _DIRECTORIES[kind]
         given = os.fspath(getattr(callback, attribute))
-        # Of a path with format fields such as {epoch} the directory above.
+        # For a path with format fields such as {epoch}, the directory above the field.
         head, field, _ = given.partition("{")
         theirs = os.path.realpath(os.path.dirname(head) if field else head)
         is_backup = kind == "BackupAndRestore"
@@ -213,9 +230,9 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
 
 
 def _is_fixed(value: Any, callback: Any) -> bool:
-    """Whether a value cannot be something remembered in training.
+    """Whether training cannot change a value, so that the value needs no save.
 
-    Layers, models and metrics can be called, but hold variables.
+    Layers, models and metrics are callable, but have variables.
     """
     if callable(value):
         model = getattr(callback, "model", None)

@@ -1,8 +1,8 @@
 """The state of the other callbacks of a fit: captured at a commit, restored after it.
 
-Both happen at the same point of the program: before a train step, where a validation
-begins, or after a training. All of it runs on the main thread, with no hook of a
-callback on its way.
+Both happen at the same point of the program: before a train step, at the beginning of a
+validation, or after a training. Both run on the main thread, while no hook of a
+callback runs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ log = logging.getLogger(__name__)
 
 
 def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> Encoded:
-    """What the callbacks remember in memory; equal on all workers.
+    """Returns the state of the callbacks in memory; equal on every worker.
 
     Args:
-        callbacks: those of the fit, without our own.
-        leaves_out: one that fails is left out, and named: a commit is worth more.
+        callbacks: callbacks of the fit, without our callback.
+        leaves_out: whether to log and skip a callback that fails, because a commit is
+            worth more than the state of a callback.
 
     Raises:
-        SaveError: `get_state()` of one of them gives what cannot be kept; whatever that
-            raises itself.
+        SaveError: `get_state()` of a callback returns a value that cannot be saved.
+        Exception: an error raised by `get_state()` itself.
     """
     arrays: list[bytes] = []
     header: dict[str, Any] = {}
@@ -59,18 +60,18 @@ def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> Encoded:
 def restore(
     callbacks: Sequence[Any], states: Encoded, *, extends: bool = False
 ) -> None:
-    """Gives the callbacks back what they remembered.
+    """Restores the state of the callbacks.
 
-    Callbacks are matched by class, and by their order among those of one class. One
-    that is missing on either side is named in a warning.
+    Callbacks are matched by class, and by their order within a class. A callback
+    missing on either side is named in a warning.
 
     Args:
-        callbacks: those of the fit; their hooks of the resumed position have run.
-        states: what `capture` gave.
-        extends: the state is that of the end of a fit, and more epochs follow.
+        callbacks: callbacks of the fit, after their hooks of the resumed position.
+        states: result of `capture`.
+        extends: whether the state is from the end of a fit, and more epochs follow.
 
     Raises:
-        CheckpointDamagedError: `capture` did not give it.
+        CheckpointDamagedError: the states were not made by `capture`.
     """
     for callback, entry in _matched(
         callbacks,
@@ -88,11 +89,14 @@ def restore(
 
 
 def capture_files(callbacks: Sequence[Any]) -> Encoded:
-    """What the callbacks of this worker keep in files: the text of each CSVLogger.
+    """Returns the files of this worker's callbacks: the text of each CSVLogger.
 
-    It may be called before the training begins, too. For a fit that is not to train,
-    that keeps what `on_train_begin` of a CSVLogger throws away; `restore_files` puts it
-    back.
+    The function may also be called before training begins. A fit that is not to train
+    keeps the text in this way: `on_train_begin` of a CSVLogger truncates the file, and
+    `restore_files` writes the text back.
+
+    Args:
+        callbacks: callbacks of the fit.
 
     Raises:
         OSError: a file cannot be read.
@@ -111,10 +115,15 @@ def capture_files(callbacks: Sequence[Any]) -> Encoded:
 def restore_files(
     callbacks: Sequence[Any], states: Encoded, *, extends: bool = False
 ) -> None:
-    """Writes the files back; see `restore`.
+    """Writes the files of the callbacks back.
+
+    Args:
+        callbacks: callbacks of the fit, after their `on_train_begin`.
+        states: result of `capture_files`.
+        extends: whether the state is from the end of a fit, and more epochs follow.
 
     Raises:
-        CheckpointDamagedError: `capture_files` did not give it.
+        CheckpointDamagedError: the states were not made by `capture_files`.
         OSError: a file cannot be written.
     """
     for callback, entry in _matched(
@@ -126,7 +135,7 @@ def restore_files(
 
 
 def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Callbacks by class name; the second of a class has "#2" behind it."""
+    """Returns callbacks by class name; the second of a class has the suffix "#2"."""
     found: dict[str, Any] = {}
     counts: dict[str, int] = {}
     for callback in callbacks:
@@ -139,7 +148,13 @@ def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
 def _matched(
     callbacks: Sequence[Any], header: Any, is_kept: Callable[[Any], bool]
 ) -> Iterator[tuple[Any, Any]]:
-    """Callbacks with what is saved for them; a warning for those without a partner."""
+    """Yields callbacks with their saved states; logs a warning for unmatched callbacks.
+
+    Args:
+        callbacks: callbacks of the fit.
+        header: saved states by name.
+        is_kept: whether a commit saves the state of a callback.
+    """
     now = _by_name(callbacks)
     if not isinstance(header, dict):
         raise errors.CheckpointDamagedError(

@@ -1,11 +1,11 @@
-"""The position in the data of a `fit`; in public, `tfpreempt.data` by another name.
+"""The position in the data of a `fit`; also a public alias of `tfpreempt.data`.
 
-counted_dataset  the dataset that `fit` makes its iterators of, in place of its own
-loader           the position in other people's loaders that know it, such as Grain's
-pipeline         what a tf.data pipeline is built of: generators, shuffles, caches
-position         where training is in its data, and how a pipeline lets it be kept
+counted_dataset  the dataset from which `fit` makes iterators, instead of its own
+loader           the position in third-party loaders, such as Grain's
+pipeline         the parts of a tf.data pipeline: generators, shuffles, caches
+position         the position of training in the data, and how a pipeline restores it
 sequence         the position in a PyDataset (Keras 3) or Sequence (tf_keras): an index
-training_data    the training data of one fit: its iterators, and where training is
+training_data    the training data of a fit: its iterators, and the position of training
 
 Imported by keras/fit.
 """

@@ -1,6 +1,6 @@
-"""The dataset that `fit` makes its iterators of, in place of its own.
+"""The dataset from which `fit` makes iterators, instead of the original dataset.
 
-So the iterators can be counted, and told from those of others.
+So the iterators of the fit are counted, and distinguished from foreign iterators.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _MARK = "_tfpreempt_made"
 
 
 class CountedDataset:
-    """See above.
+    """Replaces the dataset of a fit, and counts the iterators made from the dataset.
 
     Args:
-        fit: takes this in place of its dataset.
+        fit: the fit, whose dataset is replaced.
 
     Attributes:
-        dataset: what it stands for.
-        made: iterators that the fit has made.
-        instead: a number of an iterator, and the dataset that it is made of: what is
-            left of its data.
-        before_next: called before the fit makes an iterator.
+        dataset: the original dataset.
+        made: number of iterators that the fit has made.
+        instead: number of an iterator, and the dataset for that iterator: the rest of
+            the fit's data.
+        before_next: function called before the fit makes an iterator.
     """
 
     def __init__(self, fit: Fit) -> None:
@@ -44,10 +44,12 @@ class CountedDataset:
         return iterator  # type: ignore[no-any-return]  # TensorFlow is untyped
 
     def number(self, iterator: Any) -> int:
-        """The number, from 1, of an iterator of this; 0 for one from elsewhere."""
+        """Returns the number, from 1, of an iterator made here; 0 for a foreign
+        iterator.
+        """
         owner, number = getattr(iterator, _MARK, (None, 0))
         return number if owner is self else 0
 
     def spare(self) -> Any:
-        """An iterator that the fit does not know of."""
+        """Returns an iterator without counting the iterator."""
         return make_iterator(self.dataset)

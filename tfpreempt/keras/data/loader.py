@@ -1,9 +1,9 @@
-"""The position in other people's loaders that know it, such as Grain's.
+"""The position in third-party loaders with a readable position, such as Grain's.
 
-tf.data reads a loader in a thread of its own, ahead of training, so the loader's place
-is past that of training. The place is noted after each batch that is handed out, and
-the one that belongs to the last trained batch is saved. A restart sets a fresh loader
-there, and reads on.
+tf.data reads a loader in its own thread, ahead of training, so the loader's position is
+ahead of the position of training. The tracker records the position after each batch
+that leaves the loader, and saves the position of the last trained batch. A restart sets
+a fresh loader to the saved position, and reads the following batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _END = object()
 
 
 class LoaderTracker(ReplayTracker):
-    """By the state of the loader; where that is not known, by reading again."""
+    """Saves the state of the loader; reads batches again if the state is unknown."""
 
     kind = "loader"
     other_kinds = ("replay",)
@@ -41,13 +41,14 @@ class LoaderTracker(ReplayTracker):
         super().__init__(fit, data)
         assert fit.loader is not None
         self._loader: Loader = fit.loader
-        self._handed: _Handed | None = None  # of the iterator that is trained with
+        self._handed: _Handed | None = None  # batches of the iterator used for training
         data.dataset = fit.distribute(self._batches, _AHEAD)
 
     def _batches(self) -> Iterator[Any]:
-        """What an iterator reads, in a thread of tf.data.
+        """Yields the batches of an iterator, in a thread of tf.data.
 
-        It begins with the first step, when `begins` or `restore` was called for it.
+        The thread begins with the first step, after `begins` or `restore` of the
+        iterator.
         """
         assert self._handed is not None
         yield from self._handed.batches()
@@ -59,7 +60,7 @@ class LoaderTracker(ReplayTracker):
             warn_of_states()
 
     def save(self, iterator: Any, position: Position) -> Position:
-        if not position.batches:  # the next iterator begins anew
+        if not position.batches:  # the next iterator starts from the beginning
             return position
         assert self._handed is not None
         state = self._handed.state_after(position.batches)
@@ -70,7 +71,7 @@ class LoaderTracker(ReplayTracker):
         return dataclasses.replace(position, more=[state.header, [*state.arrays]])
 
     def prepare(self, position: Position) -> Sequence[str]:
-        """Sets the loader, also where the fit is over and the next one reads on."""
+        """Sets the loader's position, also for a complete fit, before the next fit."""
         if position.kind != "replay" and position.batches:
             header, arrays = position.more
             state = Encoded(header=header, arrays=tuple(arrays))
@@ -80,7 +81,7 @@ class LoaderTracker(ReplayTracker):
         return ()
 
     def restore(self, position: Position, iterator: Any) -> None:
-        if self._handed is None:  # nothing was prepared
+        if self._handed is None:  # `prepare` set no position
             if position.batches:
                 warn_of_states()
             self.begins(iterator)
@@ -91,27 +92,27 @@ class LoaderTracker(ReplayTracker):
 
 
 def warn_of_states() -> None:
-    """Names what puts loaders elsewhere while batches are read again."""
+    """Warns of LoaderStates, which would move a loader while batches are read again."""
     for state in REGISTRY.in_order():
         if isinstance(state, LoaderState):
             log.warning(_BOTH, state)
 
 
 class _Handed:
-    """The batches of one iterator of a loader, with the place after each.
+    """The batches of a loader's iterator, with the position after each batch.
 
     Args:
-        fit: the fit, whose steps tell how many places are kept.
-        loader: is opened.
-        batches: that were handed out before.
-        state: after those; None: the loader is fresh.
-        taken: batches that Keras took of it; they come first.
+        fit: the fit, whose steps determine the number of positions to keep.
+        loader: the loader; opened here.
+        batches: number of batches delivered before the restart.
+        state: state of the loader after those batches; None for a fresh loader.
+        taken: batches that Keras took from the loader; delivered first.
 
     Attributes:
-        problem: why places are not known, for people; None if they are.
+        problem: why positions are unknown, for people; None if known.
 
     Raises:
-        CheckpointMismatchError: the loader refuses the state.
+        CheckpointMismatchError: the loader does not accept the state.
     """
 
     def __init__(
@@ -138,13 +139,14 @@ class _Handed:
         self._states = {batches + len(taken): self._state()}
 
     def batches(self) -> Iterator[Any]:
-        """Those that are left; a thread of tf.data."""
+        """Yields the remaining batches, in a thread of tf.data."""
         for batch in self._taken:
             self._count += 1
             yield batch
         while (batch := next(self._iterator, _END)) is not _END:
             standardized = self._standardize(batch)
-            # Before it is handed out: training may come past it at any time after.
+            # Record the position before the batch is delivered: training may pass the
+            # batch at any time after.
             number, kept = self._count + 1, _KEPT + 2 * self._fit.steps_per_execution
             self._states[number] = self._state()
             self._states.pop(number - kept, None)
@@ -153,11 +155,11 @@ class _Handed:
         self._is_over = True
 
     def state_after(self, batches: int) -> Encoded | None:
-        """The place after so many batches; None if it is not known.
+        """Returns the position after a number of batches; None if unknown.
 
         Args:
-            batches: that are trained; where the last step of an epoch trained on fewer
-                batches than others, as if it had not.
+            batches: number of trained batches. If the last step of an epoch trained on
+                fewer batches than a full step, the number as if the step had been full.
         """
         if self._is_over:
             batches = min(batches, self._count)

@@ -1,15 +1,16 @@
 """Describes a tf.data pipeline: its roots, its caches, and the seeds of its shuffles.
 
-Where the state of an iterator is saved, the seeds are saved with it (see
-`checkpoint/tensors/shuffle_seeds.py`). Where batches are read again instead, the
-shuffles must draw the seeds again that they drew in the epochs before:
+If the state of an iterator is saved, the seeds are saved with the state (see
+`checkpoint/tensors/shuffle_seeds.py`). If batches are read again instead, the shuffles
+must draw the same seeds again as in the epochs before:
 
 - A shuffle at the end of a pipeline draws when the iterator is made.
-- A shuffle below another one, as of files and then of records, draws when the first
-  element is read. An iterator of that part of the pipeline alone draws the same seed,
-  and costs nothing.
+- A shuffle below another shuffle, as of files and then of records, draws when the
+  first element is read. An iterator of that part of the pipeline alone draws the same
+  seed, without a cost.
 
-Found by trying on TensorFlow 2.21; tests/keras/test_position.py tries again.
+Both rules were found by trials on TensorFlow 2.21; tests/keras/test_position.py repeats
+the trials.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import tensorflow as tf
 from tfpreempt.checkpoint.tensors import data_order
 from tfpreempt.checkpoint.tensors.shuffle_seeds import parts, reshuffles
 
-_MANY = 1 << 20  # samples whose order takes longer to draw than a start may wait
+_MANY = 1 << 20  # number of samples whose order takes too long to draw at a start
 
 
 def roots(dataset: Any) -> list[Any]:
-    """The tf.data pipelines below a dataset, which may be a distributed one."""
+    """Returns the tf.data pipelines below a dataset, also of a distributed dataset."""
     original = getattr(dataset, "_original_dataset", None)
     if original is not None:
         return [original]
@@ -35,18 +36,20 @@ def roots(dataset: Any) -> list[Any]:
 
 
 def shuffles(dataset: Any) -> bool:
-    """Whether a pipeline gives another order each time that it is read."""
+    """Whether a pipeline has a new order in every pass."""
     return any(map(reshuffles, parts(*roots(dataset))))
 
 
 def draw(node: Any, count: int, *, is_below: bool = False) -> None:
-    """Draws the seeds of shuffles that draw when they are read, not when an iterator is
-    made, as reading all of so many iterators did.
+    """Draws seeds of shuffles, as a full read of a number of iterators would draw.
+
+    The seeds are the seeds of shuffles that draw when the shuffle is read, not when an
+    iterator is made.
 
     Args:
-        node: a pipeline, or what it is built of.
-        count: of the iterators.
-        is_below: whether the node is read only when something above it is.
+        node: a pipeline, or a part of a pipeline.
+        count: number of iterators.
+        is_below: whether the node is read only when a node above is read.
     """
     if (draws := reshuffles(node)) and is_below:
         for _ in range(count):
@@ -57,7 +60,7 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
 
 
 def caches_in_memory(dataset: Any) -> bool:
-    """Whether a pipeline keeps its elements in memory; they are in its state."""
+    """Whether a pipeline caches elements in memory; the elements are in its state."""
     return any(
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
         for node in parts(*roots(dataset))
@@ -67,14 +70,15 @@ def caches_in_memory(dataset: Any) -> bool:
 def permutation(datasets: Sequence[Any]) -> dict[str, int]:
     """Returns the fingerprint of the order in which Keras takes arrays.
 
-    Keras maps one element to the indices of an epoch, and cuts them in a `flat_map`.
-    The indices are read from iterators of their own; those of a fit are not advanced.
+    Keras maps one element to the indices of an epoch, and cuts the indices in a
+    `flat_map`. The indices are read from separate iterators; the iterators of a fit are
+    not advanced.
 
     Args:
-        datasets: the pipelines that Keras made of the arrays.
+        datasets: the pipelines that Keras made from the arrays.
 
     Returns:
-        "permutation"; nothing if it differs between epochs, or is very long.
+        "permutation"; empty if the order differs between epochs, or is very long.
     """
     for node in parts(*datasets):
         if type(node).__name__ == "_FlatMapDataset":

@@ -1,14 +1,14 @@
-"""Where training is in its data, saved with the step and found again.
+"""The position of training in its data, saved with the step and restored.
 
-Within an iterator there are five ways, the best that the data allow (`choose`):
+Within an iterator there are five ways, of which `choose` takes the best for the data:
 
-- the state of the tf.data iterator, put back in time that does not grow with the batch;
+- the state of the tf.data iterator, restored in the same time at every batch;
 - the index into a PyDataset or Sequence (`sequence.py`);
-- the state of a loader of other people (`loader.py`);
-- the number of batches in arrays, which are not read again, only counted;
+- the state of a third-party loader (`loader.py`);
+- the number of batches in arrays, which are counted and not read again;
 - reading the same batches again, for generators and pipelines without a state.
 
-What the pipeline draws for epochs to come is in `pipeline.py`.
+`pipeline.py` handles the seeds that the pipeline draws for later epochs.
 """
 
 from __future__ import annotations
@@ -61,17 +61,18 @@ _DATA = "The training data"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where training is, as it is saved.
+    """The position of training in its data, in the saved form.
 
     Attributes:
-        kind: the way: "iterator", "index", "sequence", "loader" or "replay".
-        made: iterators of the dataset that were made before this one.
-        read: those of them that were trained with.
-        batches: batches that training has taken from this one.
-        states: states of the local iterators below, each a list of parts. Empty for
-            the other ways.
-        more: what the way adds.
-        is_shared: whether it is the place in global batches, the same on all workers.
+        kind: name of the way: "iterator", "index", "sequence", "loader" or "replay".
+        made: number of iterators made from the dataset before the current iterator.
+        read: number of those iterators that were used for training.
+        batches: number of batches that training has taken from the current iterator.
+        states: states of the local iterators below, each a list of parts. Empty for the
+            other ways.
+        more: additional values of the way.
+        is_shared: whether the position counts global batches, and is the same on every
+            worker.
         order: fingerprints of the order of the data; see `checkpoint.data_order`.
     """
 
@@ -86,13 +87,13 @@ class Position:
 
     @classmethod
     def parse(cls, place: Any) -> Position | None:
-        """The position that a commit tells of; None where it has none.
+        """Returns the position in a commit; None if the commit has no position.
 
         Args:
             place: a position as a dict.
 
         Raises:
-            CheckpointDamagedError: it is none, or another version's.
+            CheckpointDamagedError: the value is not a position of this version.
         """
         if place is None:
             return None
@@ -104,7 +105,7 @@ class Position:
                 isinstance(part, bytes) for state in found.states for part in state
             )
             data_order.parse(found.order)
-            # An earlier version saved a count there.
+            # An earlier version saved a count in `more`.
             is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
             if not (is_kind and is_told and is_of_bytes and is_counted):
@@ -114,17 +115,17 @@ class Position:
 
 @dataclasses.dataclass(eq=False)
 class Tracker:
-    """One way to know where training is, and to get there again. Main thread.
+    """A way to save the position of training, and to restore the position. Main thread.
 
     Args:
         fit: the fit.
-        data: its data.
+        data: dataset of the fit.
 
     Attributes:
-        kind: names the way in a `Position`.
-        other_kinds: of positions of other ways from which the tracker resumes.
-        is_shared: whether positions of this way are always in global batches, the same
-            on all workers; otherwise the iterator says so.
+        kind: name of the way in a `Position`.
+        other_kinds: names of other ways whose positions the tracker can restore.
+        is_shared: whether positions of this way always count global batches, and are
+            the same on every worker; otherwise the iterator decides.
     """
 
     kind = ""
@@ -134,34 +135,55 @@ class Tracker:
     data: CountedDataset
 
     def epoch_begins(self) -> None:
-        """An epoch begins, before Keras turns to its data; or training is over."""
+        """Called before Keras reads the data of an epoch; also at the end of
+        training.
+        """
 
     def begins(self, iterator: Any) -> None:
-        """The fit uses an iterator for the first time; nothing was read of it."""
+        """Called when the fit uses an iterator for the first time, before a read."""
 
     def save(self, iterator: Any, position: Position) -> Position:
-        """What is known of the position already, with what the way adds."""
+        """Returns a position with the values that the way adds.
+
+        Args:
+            iterator: the iterator used for training.
+            position: the position without those values.
+        """
         return position
 
     def prepare(self, position: Position) -> Sequence[str]:
         """Called before the fit makes its iterators.
 
+        Args:
+            position: the position to restore.
+
         Returns:
-            The names of files that the position needs and that are missing. With such
-            files the position cannot be restored.
+            The names of missing files that the position needs. With missing files the
+            position cannot be restored.
         """
         return ()
 
     def restore(self, position: Position, iterator: Any) -> None:
-        """Called with the iterator that the fit goes on with; nothing was read."""
+        """Restores a position in the iterator with which the fit resumes.
+
+        Args:
+            position: the position to restore.
+            iterator: the iterator, before a read.
+        """
 
     def extend(self, position: Position, iterator: Any) -> None:
-        """Instead of `restore`, at the end of a fit that has more epochs now: the
-        iterator becomes the one that would have followed."""
+        """Called instead of `restore` if epochs are added to a complete fit.
+
+        The iterator becomes the iterator that would have followed the end of the fit.
+
+        Args:
+            position: the position at the end of the complete fit.
+            iterator: the iterator, before a read.
+        """
 
 
 class IteratorTracker(Tracker):
-    """By the state of the tf.data iterators below."""
+    """Saves the states of the tf.data iterators below."""
 
     kind = "iterator"
 
@@ -170,17 +192,18 @@ class IteratorTracker(Tracker):
         for owned in owned_iterators(iterator):
             keep_seeds(owned, *roots)
         self._seeds = seeds_of(*roots) if roots else ShuffleSeeds(())
-        # At the end of an epoch Keras makes iterators that it does not read. A restart
-        # that repeats the end of the epoch makes them again.
+        # At the end of an epoch Keras makes iterators without reading elements. A
+        # restart that repeats the end of the epoch makes the iterators again.
         self._seeds.release()
         self.data.before_next = self._seeds.hold
 
     def save(self, iterator: Any, position: Position) -> Position:
-        if not position.batches:  # also at the end of the fit, which is not repeated
+        # Also at the end of the fit, which a restart does not repeat.
+        if not position.batches:
             self._seeds.release()
         try:
             states = _states(iterator)
-        except tf.errors.OpError as error:  # known only now that it was read
+        except tf.errors.OpError as error:  # an error that occurs only after a read
             log.warning("tfpreempt: %s (%s).", AGAIN, error.message)
             return dataclasses.replace(position, kind="replay")
         return dataclasses.replace(position, states=states)
@@ -196,7 +219,7 @@ class IteratorTracker(Tracker):
     def restore(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
         owned = list(owned_iterators(iterator))
-        # An earlier version also saved the states before the first batch, in front.
+        # An earlier version also saved the states before the first batch, at the front.
         states = position.states[-len(owned) :]
         for each, state in zip(owned, states, strict=True):
             try:
@@ -217,7 +240,7 @@ class IteratorTracker(Tracker):
 
 
 class IndexTracker(Tracker):
-    """By the number of batches in arrays; the iterator is over what is left."""
+    """Saves the number of batches in arrays; a restart skips so many batches."""
 
     kind = "index"
     is_shared = True
@@ -230,18 +253,19 @@ class IndexTracker(Tracker):
 
 
 class ReplayTracker(Tracker):
-    """By reading everything again up to the position."""
+    """Reads every batch up to the position again."""
 
     kind = "replay"
 
     def __init__(self, fit: Fit, data: CountedDataset) -> None:
         super().__init__(fit, data)
-        self._read = 0  # batches of a Python generator, ahead of training
-        self._elements: dict[int, int] = {}  # fingerprints of the newest of them
+        # Number of batches read from a Python generator, ahead of training.
+        self._read = 0
+        self._elements: dict[int, int] = {}  # fingerprints of the newest batches
         fit.note_batches(self._note)
 
     def _note(self, batch: Any) -> None:
-        """Takes the fingerprint of a batch; in the thread that reads the generator."""
+        """Stores the fingerprint of a batch; in the thread that reads the generator."""
         self._read += 1
         self._elements[self._read] = data_order.of_batch(batch)
         self._elements.pop(self._read - _KEPT, None)
@@ -275,7 +299,7 @@ class ReplayTracker(Tracker):
                     read_locally(iterator)
                 except StopIteration:
                     if index > position.batches - self.fit.steps_per_execution:
-                        return  # the last step of an epoch may have had fewer
+                        return  # the last step of an epoch may have had fewer batches
                     raise errors.CheckpointMismatchError(
                         f"The training data end after {index} batches, and the "
                         f"checkpoint was made after {position.batches}: the data have "
@@ -286,10 +310,10 @@ class ReplayTracker(Tracker):
 
 
 def _states(iterator: Any) -> list[list[bytes]]:
-    """Those of the ordinary tf.data iterators below; what their ops keep is left out.
+    """Returns the states of the ordinary tf.data iterators below, without state of ops.
 
     Raises:
-        tf.errors.OpError: one has none.
+        tf.errors.OpError: an iterator has no state.
     """
     return [pack(state_of(owned)) for owned in owned_iterators(iterator)]
 
@@ -303,15 +327,15 @@ WAYS: dict[str, type[Tracker]] = {
 
 
 def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:
-    """The best way for this pipeline, by trying on an iterator that was not read.
+    """Returns the best way for a pipeline, found by a trial on an unread iterator.
 
     Args:
         fit: the fit.
-        dataset: of its data.
-        iterator: the first one that it trains with.
+        dataset: dataset of the fit's data.
+        iterator: the first iterator used for training.
 
     Returns:
-        The way, and what of an exact resume it cannot give, for people.
+        The way, and the reason why a resume is not exact, for people; None if exact.
     """
     if fit.array_way == "index":
         return IndexTracker, None
@@ -327,7 +351,7 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
 def _reason_to_replay(
     fit: Fit, dataset: Any, roots: Sequence[Any], iterator: Any
 ) -> str | None:
-    """Why a state of the iterator cannot be had; None if it can."""
+    """Returns why the state of the iterator cannot be saved; None if it can."""
     if fit.array_way == "replay":
         return 'shuffle="batch"'
     if not list(owned_iterators(iterator)):
@@ -342,7 +366,7 @@ def _reason_to_replay(
 
 
 def validation_problem(data: Any) -> str | None:
-    """Why a resumed validation may differ in the last bits; None if it does not.
+    """Returns why a resumed validation may differ in the last bits; None if exact.
 
     Args:
         data: `validation_data` of the fit.

@@ -1,15 +1,15 @@
 """The position in a PyDataset (Keras 3) or Sequence (tf_keras): an index.
 
-The epoch that was interrupted continues with the batches that are left, in the order
-that it began with. Keras shuffles when the first batch of an epoch is asked for: by
-Python's global generator, whose state at that moment is saved, or from Keras 3.16 on
-by a generator that is seeded with the adapter's count of epochs. Workers of Keras read
-one pass at a time (`Fit.read_one_pass`), so the order does not depend on their number.
+An interrupted epoch resumes with its remaining batches, in its original order. Keras
+shuffles at the request for the first batch of an epoch. The shuffle uses Python's
+global generator, whose state at that moment is saved, or from Keras 3.16 on a generator
+seeded with the adapter's count of epochs. Workers of Keras read one pass at a time
+(`Fit.read_one_pass`), so the order does not depend on the number of workers.
 
 Data that change between epochs by themselves (`on_epoch_end`) are brought to the same
-epoch: by their own `get_state` and `set_state` if they have them, otherwise by calling
-the hooks again, with the global generators as they were at each call that drew from
-them.
+epoch: by their own `get_state` and `set_state`, or else by repeating the calls of the
+hooks. Before a repeated call that drew from the global generators, the generators get
+the states from before the original call.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _DRAWING = {
 
 
 class SequenceTracker(Tracker):
-    """By the index of the batch. The hooks of the data are watched from now on."""
+    """Saves the index of the batch, and records the calls of the data's hooks."""
 
     kind = "sequence"
     is_shared = True
@@ -88,14 +88,19 @@ class SequenceTracker(Tracker):
         if (one_pass := fit.read_one_pass()) is not None:
             data.dataset = one_pass
         self._shuffle_state: Any = None
-        self._order: list[int] = []  # indices of this pass, as Keras asks for them
-        if fit.sequence_length is not None:  # else they are counted
+        # Indices of this pass, in the order requested by Keras.
+        self._order: list[int] = []
+        # An endless sequence is read in ascending order.
+        if fit.sequence_length is not None:
             fit.note_order(lambda index: self._order.append(index))
-        self._calls: list[list[Any]] = []  # hook, generators before it or None
-        self._again: list[list[Any]] = []  # calls that Keras makes again
-        self._before_epoch: tuple[int, Any] = (0, None)  # calls, state by then
+        # Hook, states of the generators before the call or None.
+        self._calls: list[list[Any]] = []
+        self._again: list[list[Any]] = []  # calls that Keras repeats after the restart
+        # Number of calls, state of the data.
+        self._before_epoch: tuple[int, Any] = (0, None)
         self._has_state = has_hooks(self._sequence)
-        self._marks: dict[str, Any] = {}  # of its attributes, as an epoch began
+        # Marks of the attributes at the beginning of an epoch.
+        self._marks: dict[str, Any] = {}
         self._are_changes_named = False
         if not self._has_state and (found := _drawing(self._sequence)) is not None:
             self._are_changes_named = True
@@ -132,7 +137,7 @@ class SequenceTracker(Tracker):
         return dataclasses.replace(position, more=more, order=order)
 
     def _fingerprint(self, batches: int) -> Order:
-        """Returns the fingerprint of the first batches of this pass, if known."""
+        """Returns the fingerprint of the pass's first batches; empty if unknown."""
         if not batches or len(self._order) < batches:
             return {}
         return {"permutation": data_order.of_indices(self._order[:batches])}
@@ -158,7 +163,7 @@ class SequenceTracker(Tracker):
         self.begins(iterator)
 
     def _name_changes(self) -> None:
-        """Warns once of attributes that differ from those at the begin of the epoch."""
+        """Warns once of attributes that differ from the beginning of the epoch."""
         before, self._marks = self._marks, {}
         now = _marks(self._sequence) if before else {}
         changed = [name for name in before if now.get(name) != before[name]]
@@ -167,7 +172,7 @@ class SequenceTracker(Tracker):
             log.warning(_CHANGES, ", ".join(sorted(changed)))
 
     def _watch(self, hook: str) -> None:
-        """Notes calls of a hook that the fit makes through its adapter."""
+        """Records the fit's calls of a hook of the data, through the fit's adapter."""
         inner: Callable[[], None] = getattr(self.fit.adapter, hook)
 
         def noted() -> None:
@@ -182,7 +187,11 @@ class SequenceTracker(Tracker):
         setattr(self.fit.adapter, hook, noted)
 
     def _rest(self, batches: int) -> Any:
-        """The dataset of what is left of an epoch."""
+        """Returns the dataset of the remaining batches of an epoch.
+
+        Args:
+            batches: number of batches already trained.
+        """
         fit, sequence, indices = self.fit, self.fit.sequence, None
         assert sequence is not None
         if fit.sequence_length is not None:
@@ -200,7 +209,7 @@ class SequenceTracker(Tracker):
 
 
 def _shuffler(state: Any) -> random.Random:
-    """Returns the generator that Keras shuffles by; see `Fit.shuffle_state`."""
+    """Returns the generator used by Keras for the shuffle; see `Fit.shuffle_state`."""
     if isinstance(state, int):
         return random.Random(state)
     shuffler = random.Random()
@@ -209,7 +218,7 @@ def _shuffler(state: Any) -> random.Random:
 
 
 def _drawing(sequence: Any) -> tuple[str, str] | None:
-    """Returns name and advice if a class of Keras draws batches in reading order."""
+    """Returns name and advice for a Keras class that draws batches in reading order."""
     for kind in type(sequence).__mro__:
         library, _, module = kind.__module__.partition(".")
         if library not in _KERAS or ".preprocessing." not in f".{module}":
@@ -222,7 +231,7 @@ def _drawing(sequence: Any) -> tuple[str, str] | None:
 
 
 def _marks(sequence: Any) -> dict[str, Any]:
-    """Returns a mark for each attribute, equal as long as the attribute's value is."""
+    """Returns a mark for each attribute, equal while the attribute's value is equal."""
     found: dict[str, Any] = {}
     for name, value in getattr(sequence, "__dict__", {}).items():
         if isinstance(value, bool | int | float | str | None):
@@ -239,12 +248,12 @@ def _marks(sequence: Any) -> dict[str, Any]:
 
 
 def _generators() -> tuple[Any, Any]:
-    """The states of Python's and NumPy's."""
+    """Returns the states of the global generators of Python and NumPy."""
     return random.getstate(), np.random.get_state(legacy=False)
 
 
 def _set_generators(states: Any) -> None:
-    """To what was noted; None: nothing was drawn."""
+    """Sets the global generators to recorded states; no change for None."""
     if states is not None:
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -253,7 +262,13 @@ def _set_generators(states: Any) -> None:
 def _in_order(
     get: Callable[[int], Any], indices: Iterable[int], workers: int
 ) -> Iterator[Any]:
-    """Batches in order, read ahead by threads where Keras would have used workers."""
+    """Yields batches in order, read ahead by threads if Keras would use workers.
+
+    Args:
+        get: function that returns the batch of an index.
+        indices: indices of the batches.
+        workers: number of threads; 1 or less reads without threads.
+    """
     if workers <= 1:
         yield from map(get, indices)
         return
@@ -268,7 +283,13 @@ def _in_order(
 
 
 def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) -> Any:
-    """A dataset of a generator with the elements of another dataset."""
+    """Returns a dataset of a generator, with the element spec of another dataset.
+
+    Args:
+        like: the other dataset.
+        batches: function that returns an iterator over the batches.
+        ahead: number of batches to prefetch.
+    """
     spec = like.element_spec
     dataset = tf.data.Dataset.from_generator(batches, output_signature=spec)
     return dataset.prefetch(ahead)

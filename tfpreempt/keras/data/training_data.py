@@ -1,4 +1,4 @@
-"""The training data of one fit: its iterators, and where training is in them."""
+"""The training data of a fit: the iterators, and the position of training."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ log = logging.getLogger(__name__)
 
 
 class TrainingData:
-    """See above. Main thread.
+    """Tracks the iterators of a fit, and the position of training. Main thread.
 
     Args:
-        fit: makes its iterators by `dataset` from now on.
+        fit: the fit; from now on makes its iterators from `dataset`.
 
     Attributes:
-        dataset: stands for the fit's own.
-        tracker: the way in which the position is kept.
+        dataset: replacement of the fit's own dataset.
+        tracker: the way in which the position is saved.
     """
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self.dataset = CountedDataset(fit)
-        # Under a TPUStrategy iterators are read from before anybody says which begins.
+        # Under a TPUStrategy, iterators are read before the first step names the
+        # iterator used for training.
         strategy = fit.model.distribute_strategy
         has_place = not isinstance(strategy, tf.distribute.TPUStrategy)
         way: type[Tracker] = Tracker
@@ -51,22 +52,27 @@ class TrainingData:
         elif fit.loader is not None and has_place:
             way = LoaderTracker
         self.tracker = way(fit, self.dataset)
-        self._iterator: Any = None  # the one that is trained with
-        self._read = 0  # iterators that were trained with, this one included
-        self._made_before = 0  # iterators made before a restart, and not since
-        self._saved: Position | None = None  # where a restart goes on
-        # The fingerprints of each epoch's order that the pipeline gives.
+        self._iterator: Any = None  # the iterator used for training
+        # Number of iterators used for training, including the current iterator.
+        self._read = 0
+        self._made_before = 0  # number of iterators made before a restart, not since
+        self._saved: Position | None = None  # the position at which a restart resumes
+        # The fingerprints of the pipeline's order, in every epoch.
         self._order: dict[str, int] = {}
 
     def any_iterator(self) -> Any:
-        """One to look at, not to read: the one that is trained with, or another."""
+        """Returns an iterator for its specs only, not to be read.
+
+        The iterator is the iterator used for training, or a new iterator before
+        training.
+        """
         return self.dataset.spare() if self._iterator is None else self._iterator
 
     def begins(self, iterator: Any) -> None:
-        """The fit uses an iterator for the first time; nothing was read of it."""
+        """Called when the fit uses an iterator for the first time, before a read."""
         self._read += 1
         self._iterator = iterator
-        if type(self.tracker) is Tracker:  # none is chosen yet
+        if type(self.tracker) is Tracker:  # no way is chosen yet
             way, problem = choose(self._fit, self.dataset.dataset, iterator)
             if problem is not None:
                 log.warning("tfpreempt: %s.", problem)
@@ -83,11 +89,11 @@ class TrainingData:
             warn_of_states()
 
     def position(self, batches: int, *, is_at_end: bool) -> Position | None:
-        """Where training is; before the first step, what a restart was to go on with.
+        """Returns the position of training; before the first step, the restored one.
 
         Args:
-            batches: that were taken from the iterator.
-            is_at_end: whether the fit has come to its end.
+            batches: number of batches taken from the iterator.
+            is_at_end: whether the fit is complete.
         """
         if self._iterator is None:
             return self._saved
@@ -109,10 +115,10 @@ class TrainingData:
     # --- the restart -----------------------------------------------------------------
 
     def check_shares(self) -> None:
-        """Before a restart of what another number of workers saved.
+        """Checks the replicas' shares, before a restart with another number of workers.
 
         Raises:
-            ConfigurationError: the replicas of now cannot share a batch equally.
+            ConfigurationError: the current replicas cannot share a batch equally.
         """
         replicas = self._fit.model.distribute_strategy.num_replicas_in_sync
         size: int | None = None
@@ -124,11 +130,13 @@ class TrainingData:
             check_shares(size, replicas)
 
     def prepare(self, saved: Position | None, batches: int) -> None:
-        """Lets the fit make the iterator that it goes on with.
+        """Prepares the iterator with which the fit resumes, before Keras makes it.
 
         Args:
-            saved: this worker's position in the commit, if that has one.
-            batches: to be read again without it: those of the epoch that are trained.
+            saved: this worker's position in the commit; None if the commit has no such
+                position.
+            batches: number of trained batches of the epoch, which are read again
+                without a saved position.
 
         Raises:
             CheckpointMismatchError: the data are of another kind.
@@ -136,7 +144,7 @@ class TrainingData:
         if saved is not None and saved.is_shared:
             is_counted = saved.kind in (IndexTracker.kind, SequenceTracker.kind)
             if not is_counted and global_batches(self.dataset.dataset) is None:
-                saved = None  # here a position of this kind is not in global batches
+                saved = None  # here such a position does not count global batches
         if saved is None:
             if batches:
                 log.warning(
@@ -170,21 +178,22 @@ class TrainingData:
         self._saved = saved
 
     def restore(self, iterator: Any, *, extends: bool) -> int:
-        """Goes to what was prepared, in the iterator that the fit goes on with.
+        """Restores the prepared position in the iterator with which the fit resumes.
 
         Args:
-            iterator: nothing was read of it.
-            extends: epochs are added to a fit that was complete.
+            iterator: the iterator, before a read.
+            extends: whether epochs are added to a complete fit.
 
         Returns:
-            Batches that were taken from the iterator.
+            The number of batches that were taken from the iterator.
 
         Raises:
-            CheckpointMismatchError: the data come in another order.
+            CheckpointMismatchError: the data have another order.
         """
         saved = self._saved
         assert saved is not None
-        # Not in `prepare`: a fit that was complete trains nothing, in whatever order.
+        # Check here and not in `prepare`: a complete fit trains nothing, so its order
+        # is irrelevant.
         data_order.check(saved.order, self._order, "The training data")
         self._iterator = iterator
         self._read = saved.read + 1
