@@ -1,4 +1,4 @@
-"""Copies of remote checkpoints that all processes of a node share while they read.
+"""Copies of remote checkpoints, shared by the processes of a node.
 
     <root>/<key>.claim          locked, shared, by the processes that read the copy or
                                 wait for the copy; exclusively by a deleting process
@@ -71,7 +71,7 @@ def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
 
     Args:
         path: the directory.
-        variable: environment variable that selects another directory; for the message.
+        variable: environment variable for a different directory; for the message.
 
     Returns:
         The path.

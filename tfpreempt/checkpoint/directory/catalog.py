@@ -148,7 +148,7 @@ class Entry:
         """The path of the directory with `states/` and the workers' shards."""
         if self.kind is not Kind.OWN:
             return layout.sidecar(self.path)
-        # A fetched flat commit is a directory that contains its sidecar.
+        # The directory of a fetched flat commit contains the sidecar.
         files = self.manifest.files if self.manifest else ()
         first = {entry.name.partition("/")[0] for entry in files}
         inner = [name for name in first if name.endswith(layout.SIDECAR_SUFFIX)]

@@ -1,9 +1,8 @@
 """Makes a commit: durable files, the manifest, a rename, and the marker last.
 
 The marker is the commit, not the rename: object storage has no rename, and a renamed
-directory is complete only if its files were synced before. A process that crashes at
-any line of `publish` leaves either the old newest commit or the new newest commit,
-intact.
+directory is complete only if its files were synced before. After a crash at any line of
+`publish` the newest commit is either the old commit or the new commit, intact.
 
 The steps, on the chief, after the parts of the workers are complete:
 
@@ -204,11 +203,11 @@ def put_in_place(
 ) -> str:
     """Renames a sealed staging directory, and writes the marker: steps 3 and 4.
 
-    An older commit of the number stays until retention: the new commit gets the number
-    and its sequence as its name. A save of the number that never committed is removed:
-    the owner of the directory's lease has only a single save at a time. A name listed
-    in TensorFlow's state file is not used either: the state file would vouch for the
-    commit before the marker exists.
+    An older commit of the number stays until retention: the new commit is named by
+    number and sequence. An uncommitted save of the number is removed: the owner of the
+    directory's lease has only a single save at a time. A name listed in TensorFlow's
+    state file is not used either: the state file would vouch for the commit before the
+    marker exists.
 
     Args:
         files: the file operations.

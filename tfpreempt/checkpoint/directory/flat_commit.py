@@ -218,8 +218,8 @@ def sweep(files: Files, directory: str) -> None:
     for number, entry in enumerate(found):
         if there[number]:
             continue
-        # A manager deletes the oldest first, its index before its data. The deletion
-        # may have been interrupted.
+        # A manager deletes the oldest checkpoint first, the index before the data. The
+        # deletion may have been interrupted.
         is_oldest = any(there[:number]) and not any(there[number:])
         if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
@@ -231,8 +231,8 @@ def sweep(files: Files, directory: str) -> None:
 def settle(files: Files, directory: str) -> None:
     """Closes the intents of finished saves; on the chief, before its first save.
 
-    An incomplete checkpoint is recorded by the stamp of its index, so that the user's
-    own later save under the same name counts again.
+    An incomplete checkpoint is recorded by the stamp of its index, so a later save by
+    the user under the same name counts again.
 
     Raises:
         OSError: the file system reports an error.

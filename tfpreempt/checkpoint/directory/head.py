@@ -3,8 +3,8 @@
 A run resumes from the commits found at its start. No other run commits while the run
 holds the lease. Once the lease is released, another run may commit: the commits of both
 would be mixed if the first run published again. The head is the newest commit of other
-processes known to the run. Each manifest names its parent, the commit on which it was
-published.
+processes known to the run. Each manifest names a parent: the newest commit
+before the publication.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Held(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class Head:
-    """The newest commit of other processes that a run has taken into account.
+    """The newest known commit of other processes.
 
     Used by a single thread at a time: the thread that lists the commits, or publishes a
     commit.

@@ -133,7 +133,7 @@ def delete_staging(files: Files, path: str) -> None:
 def clean(
     files: Files, directory: str, clock: Clock, *, is_sole: bool = True
 ) -> list[str]:
-    """Removes saves that never committed, before the first save of this process.
+    """Removes uncommitted saves; called before the first save of the process.
 
     The chief holds the lease of the directory, so no other process can commit there,
     and every save begun by another process is over. The directory of a worker with

@@ -21,7 +21,7 @@ from tfpreempt.storage.files import Files, write_durably
 
 
 class DirectoryIdentity:
-    """The storage that a checkpoint directory was on when this object was made.
+    """The storage of a checkpoint directory at the creation of the object.
 
     Any thread.
 

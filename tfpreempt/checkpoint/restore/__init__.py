@@ -1,6 +1,6 @@
 """Opens a directory: finds, verifies and restores a commit, and saves a new commit.
 
-checkpoint_directory  Directory: which commits exist, which stay, which run may commit
+checkpoint_directory  Directory: the commits that exist and stay, and new commits
 external_checkpoints  checkpoints of other programs among the commits
 handle                Checkpoint: a reference to one checkpoint, for users
 inspection            the tables of `tfpreempt inspect` and `tfpreempt verify`

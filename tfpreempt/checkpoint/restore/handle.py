@@ -1,4 +1,4 @@
-"""Checkpoint: a reference to one checkpoint, on this machine or in object storage."""
+"""A reference to a checkpoint, on this machine or in object storage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOTE_SECONDS = 30.0
 
 
 class Checkpoint:
-    """A reference to one checkpoint; reads and writes nothing until a method is called.
+    """A reference to one checkpoint; makes no access until a method is called.
 
     Args:
         path: a commit's directory, the prefix of a flat checkpoint, or any directory
@@ -80,7 +80,7 @@ class Checkpoint:
         is_local = filesystem is None or is_local_filesystem(filesystem)
         self._local = local_path(os.path.expanduser(text)) if is_local else None
         if filesystem is None and self._local is None:
-            split(text)  # refuses what can be opened nowhere; makes no request
+            split(text)  # raises for an unsupported URI; sends no request
         self._path = self._local or text.rstrip("/")
         self._prefix = prefix
         self._step = step
@@ -102,14 +102,16 @@ class Checkpoint:
 
     @property
     def path(self) -> str:
-        """The commit's directory in the own form, the prefix in the flat form; a URI,
-        or a path in the `filesystem`, for a remote checkpoint.
+        """The path of the checkpoint.
+
+        The commit's directory in the own form, the prefix in the flat form; a URI, or a
+        path in the `filesystem`, for a remote checkpoint.
         """
         return self._path
 
     @property
     def filesystem(self) -> Any:
-        """The `filesystem` argument of the constructor, or None."""
+        """The `filesystem` argument of the constructor."""
         return self._filesystem
 
     @property
@@ -189,13 +191,12 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self, *, timeout: float | None = None) -> Iterator[str]:
-        """Returns a context in which the files are in a local directory, for reading
-        only.
+        """Returns a context with the files in a local directory, for reading only.
 
         For a local checkpoint the value is its own directory, never a copy (for a flat
-        checkpoint the directory that contains it). A remote checkpoint is downloaded
-        once for the processes of this node; the copy is deleted when the last process
-        exits the context.
+        checkpoint the directory around it). A remote checkpoint is downloaded once for
+        the processes of this node; the copy is deleted when the last process exits the
+        context.
 
         Args:
             timeout: seconds for a download, or for the wait for another process's
@@ -269,8 +270,7 @@ class Checkpoint:
             user_metadata.write(found, values)
 
     def update_metadata(self, values: Mapping[str, Any]) -> None:
-        """Adds values to the metadata; a lock keeps updates by processes of one
-        machine.
+        """Adds values to the metadata; processes of one machine lose no update.
 
         Raises:
             ConfigurationError: JSON cannot hold the values.
@@ -319,7 +319,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[Entry]:
-        """Returns a context with the checkpoint, its metadata locked on this machine."""
+        """Returns a context with the checkpoint, its metadata locked if local."""
         found = self._find()
         if found.kind is Kind.FOREIGN:
             raise errors.CheckpointError(
@@ -357,8 +357,11 @@ def _check_restorable(given: Any) -> None:
 
 
 def _checked_prefix(found: Entry) -> str:
-    """Returns TensorFlow's prefix of a local checkpoint, after a check of its
-    characters.
+    """Returns TensorFlow's prefix of a local checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint holds no tf.train.Checkpoint, or more than one.
+        ConfigurationError: TensorFlow cannot restore from a path with such characters.
     """
     prefix = resolve.tensorflow_prefix(found)
     if prefix is None:

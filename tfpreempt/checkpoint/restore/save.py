@@ -1,12 +1,12 @@
-"""One worker's part of one save, in four phases.
+"""A worker's part of a save, in four phases.
 
-    capture   every worker, main thread   what TensorFlow writes itself; the States
-    write     every worker, any thread    the large tensors; then all is synced
+    capture   every worker, main thread   TensorFlow's own files; the States
+    write     every worker, any thread    the large tensors; then the sync of all files
     publish   the chief, any thread       manifest, rename, marker, retention
-    discard   the chief, any thread       removes what is staged; never raises
+    discard   the chief, any thread       removes the staged files; never raises
 
-The chief publishes once all workers have written their parts. The marker is the commit:
-a save that fails before the marker commits nothing, and removes what it staged.
+The chief publishes once every worker has written its part. The marker is the commit: a
+save that fails before the marker commits nothing, and removes its staged files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Save(Staged):
-    """One worker's part of a save: captured, written, published or discarded.
+    """A worker's part of a save: captured, written, published or discarded.
 
     Args:
         directory: the checkpoint directory to save in.
@@ -72,8 +72,7 @@ class Save(Staged):
     # --- the phases ------------------------------------------------------------------
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
-        """Captures the current values of this worker's part; on every worker, main
-        thread.
+        """Captures this worker's part as of now; on every worker, main thread.
 
         Small values and the States are written at once, but not synced.
 
@@ -113,7 +112,7 @@ class Save(Staged):
         began = directory.clock.monotonic()
         with self._discarded_on_failure("save"):
             directory.contents.write(self)
-            # The chief can't sync what another machine still has in its cache.
+            # The chief cannot sync files in the cache of another machine.
             names = (
                 [] if directory.cluster.is_chief else reading.names(self._own_folder)
             )
@@ -137,8 +136,8 @@ class Save(Staged):
 
         Args:
             because: reason of the save: "preemption", "periodic", "save" and so on.
-            workers: indices of the workers that are known to have written their parts;
-                parts of other workers are left out.
+            workers: indices of the workers with a written part; parts of other workers
+                are left out.
             parent: for a snapshot, the newest commit of the checkpoint directory.
             left: function that returns the seconds until the deadline of a notice.
 
@@ -284,7 +283,7 @@ class Save(Staged):
         found = catalog.scan(directory.path)
         commits = [each for each in found if each.is_committed]
         directory.check_others(commits)
-        # A commit that is unreadable now may have a newer sequence: skip one for each.
+        # Skip a number per unreadable commit: its sequence may be the highest.
         unread = sum(each.sequence is None for each in found)
         taken = catalog.highest_sequence(found) + unread
         taken = max(taken, directory.highest_sequence)
@@ -376,9 +375,7 @@ class AsyncSave:
         return self._thread.join(seconds)
 
     def give_up(self) -> bool:
-        """Prevents the commit; returns False, after a wait, if the commit has already
-        begun.
-        """
+        """Prevents the commit; returns False, after a wait, if the commit had begun."""
         if self._permit.give_up():
             return True
         self._thread.join()
@@ -386,7 +383,7 @@ class AsyncSave:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the save commits nothing because a newer save replaced it."""
+        """Whether the save was given up for a newer save, and commits nothing."""
         return self._permit.is_given_up
 
     def _run(
