@@ -193,9 +193,10 @@ class Runtime:
 def walks(keys: int) -> int:
     """Returns the number of threads to read `keys` keys.
 
-    At least `FEWEST_WALKS` threads, and for many keys the square root of their number:
-    every thread then reads about as many keys as there are threads. So the last key is
-    known a few dozen round trips after the last insert, even with thousands of keys.
+    The number is at least `FEWEST_WALKS`, but no more than `keys`. For many keys the
+    number is the square root of `keys`: every thread then reads about as many keys as
+    there are threads. So the last key is known a few dozen round trips after the last
+    insert, even with thousands of keys.
     """
     return min(keys, max(FEWEST_WALKS, math.isqrt(keys)))
 
