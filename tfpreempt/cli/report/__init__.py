@@ -1,13 +1,13 @@
-"""`tfpreempt report`: what happened to a run, by its journals.
+"""`tfpreempt report`: what happened to a run, from its journals.
 
 command        the command
-goodput        where the time went, in the words of Google's ml-goodput-measurement
-page           the report as a page: one file, without a script
-plots          plots of the report, as SVG whose colours follow the page
-process_spans  lifetimes of processes and their phases, on one clock
-run_report     the run as a whole: interruptions, commits, restores, metrics
+goodput        where the time went, in the classes of Google's ml-goodput-measurement
+page           the report as an HTML page: a single file, without a script
+plots          plots of the report, as SVG in the colours of the page
+process_spans  lifetimes of processes and their phases, on a shared clock
+run_report     the whole run: interruptions, commits, restores, metrics
 scalars        curves from TensorBoard's event files
-view           the report for people, in tables; and for programs, as an object
+view           formats the report: tables for people, an object for programs
 
 Imported by no other package.
 """

@@ -34,34 +34,34 @@ from tfpreempt.errors import CheckpointError, TfpreemptError
 @click.argument("place", metavar="DIR|URI")
 @click.option(
     "--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report as a page too: one file, which opens offline.",
+    help="Also write the report as an HTML page: a single file that opens offline.",
 )  # fmt: skip
 @click.option(
     "--tensorboard", metavar="LOGDIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Read the scalars that training has logged for TensorBoard, and draw them "
-    "with the interruptions marked. Without it there are those of each epoch that "
-    "PreemptionCallback has seen. Nothing is written there.",
+    help="Read the scalars logged for TensorBoard in LOGDIR, and draw them with the "
+    "interruptions marked. Without this option the metrics of every epoch recorded by "
+    "PreemptionCallback are drawn. Nothing is written to LOGDIR.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
 def report(
     place: str, html: Path | None, tensorboard: Path | None, as_json: bool
 ) -> None:
-    """Report on a run: what happened, and where the time went.
+    """Summarize a run: interruptions, lost work, goodput.
 
-    DIR is the checkpoint directory, or the journal's. URI is the mirror
-    (--remote-checkpoint-dir, gs://, s3:// or file://), which has a copy of the journal,
-    seconds old, for a user who has lost the machines. If the checkpoint directory of
-    the run is a URL, the journal of this machine (in the scratch directory of the URL,
-    or in $TFPREEMPT_JOURNAL_DIR) and the copy are read together. The run may still go
-    on. Nothing is changed.
+    DIR is the checkpoint directory, or the directory of the journal. URI is the mirror
+    (--remote-checkpoint-dir, gs://, s3:// or file://): its copy of the journal, seconds
+    old, is useful when the machines are gone. If the checkpoint directory of the run is
+    a URL, the journal of this machine (in the scratch directory of the URL, or in
+    $TFPREEMPT_JOURNAL_DIR) and the copy are read together. The run may still be
+    running. Nothing is changed.
 
-    Goodput is the share of all workers' time that went into steps which the run has
-    kept; badput is the rest, by the classes of Google's ml-goodput-measurement.
-    docs/report.md has the words.
+    Goodput is the share of all workers' time spent on steps that the run has kept.
+    Badput is the rest, by the classes of Google's ml-goodput-measurement.
+    docs/report.md defines the terms.
 
-    Exit status 0, also where something of the journal is missing (a warning says what),
-    2 if there is none, or FILE or LOGDIR is none.
+    Exit status 0 also if part of the journal is missing (a warning names the missing
+    part), 2 if there is no journal, or FILE or LOGDIR cannot be used.
 
     --json: an object with begin, end (seconds since the epoch), outcome, step, seconds,
     goodput, good_seconds, badput_seconds by class, steps_lost, bytes_written,
@@ -128,7 +128,7 @@ def _read(place: str, tensorboard: Path | None) -> RunReport:
 
 
 def _read_both(place: str, found: Path) -> RunReport:
-    """Returns the report of a local journal and the copy in the mirror together."""
+    """Returns the report of a local journal merged with the copy in the mirror."""
     local = JournalTailer(found, keeps_all=True)
     try:
         with fetched_journal(place, found) as both:
@@ -159,7 +159,7 @@ def _tell(place: str, journals: JournalTailer, *, is_copy: bool = False) -> RunR
 
 
 def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
-    """Adds the present state of a run that has not ended."""
+    """Updates the report of a running job from its workers' status files."""
     if report.outcome != "running":
         return report
     status = read_status_now(journals)
@@ -181,7 +181,7 @@ def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
 
 
 def _warnings_of_copy(place: str, journals: JournalTailer) -> Iterable[str]:
-    """Returns what is missing in the mirror's copy of a journal."""
+    """Yields warnings about records missing in the mirror's copy of a journal."""
     yield (
         f"this is the copy of the journal in {place}: what was recorded after it was "
         "copied last, at most seconds before the end, is missing"

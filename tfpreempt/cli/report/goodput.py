@@ -1,7 +1,7 @@
-"""Where the time went, in the words of Google's ml-goodput-measurement.
+"""Where the time went, in the classes of Google's ml-goodput-measurement.
 
-Goodput is the share of the time that went into steps which the run has kept. All other
-time is badput, of one class or another. Time is that of all workers, added up.
+Goodput is the share of the time spent on steps that the run has kept. The rest of the
+time is badput, in several classes. Time is added up over all workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfpreempt.cli.report.process_spans import Phase, Span
 
 
 class Badput(enum.Enum):
-    """A class of badput, by the name that it has there."""
+    """A class of badput, named as in ml-goodput-measurement."""
 
     TRAINING_PREP = "TRAINING_PREP"
     RESTORE = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
@@ -34,7 +34,7 @@ PLAINLY = {
     Badput.RECOVERY: "down",
     Badput.OTHER: "leaving, and unknown",
 }
-"""What people read, short."""
+"""Short names of the classes, for tables and plots."""
 
 MEANINGS = {
     Badput.TRAINING_PREP: "from the start of a process until its handler is made, or "
@@ -51,7 +51,7 @@ MEANINGS = {
     Badput.OTHER: "between the last commit and the end of a process, and what no "
     "record explains",
 }
-"""The same, exactly."""
+"""Exact definitions of the classes, for the page."""
 
 CLASS_OF = {
     Phase.STARTING: Badput.TRAINING_PREP,
@@ -63,16 +63,16 @@ CLASS_OF = {
     Phase.LEAVING: Badput.OTHER,
     Phase.UNKNOWN: Badput.OTHER,
 }
-"""Of a phase that is no goodput."""
+"""Badput class of every phase that is not goodput."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputBreakdown:
-    """Seconds of all workers.
+    """Seconds of all workers, by class.
 
     Attributes:
-        good: in steps that were kept.
-        bad: by class, 0 where there was nothing.
+        good: seconds spent on steps that were kept.
+        bad: seconds by class of badput; 0 for an empty class.
     """
 
     good: float
@@ -80,21 +80,21 @@ class GoodputBreakdown:
 
     @property
     def total(self) -> float:
-        """All seconds."""
+        """Total number of seconds."""
         return self.good + sum(self.bad.values())
 
     @property
     def goodput(self) -> float | None:
-        """The share of good time; None where there was no time."""
+        """Share of good time; None if no time was spent."""
         return self.good / self.total if self.total else None
 
     def share(self, seconds: float) -> str:
-        """A part of all seconds, for people."""
+        """Returns a part of the total time as a percentage, as text."""
         return f"{seconds / self.total:.1%}" if self.total else "-"
 
 
 def break_down(spans: Iterable[Span]) -> GoodputBreakdown:
-    """Adds up the spans of all workers."""
+    """Adds up the spans of all workers by class."""
     good, bad = 0.0, dict.fromkeys(Badput, 0.0)
     for span in spans:
         kind = CLASS_OF.get(span.phase)

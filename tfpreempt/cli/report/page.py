@@ -1,4 +1,4 @@
-"""The page of a report: one file that opens offline, without a script."""
+"""The report as an HTML page: a single file that opens offline, without a script."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tfpreempt.core.loading import to_install
 from tfpreempt.errors import ConfigurationError
 
 _ZOOMED = 12
-"""Interruptions of which a timeline of their own is drawn."""
+"""Number of interruptions with a timeline of their own."""
 
 _CURVES = 24
-_ROWS = 500  # of the table of commits
+_ROWS = 500  # in the table of commits
 
 
 def make_page(report: RunReport, place: str) -> str:
-    """The page of a report, as HTML.
+    """Returns the page of a report, as HTML.
 
     Args:
-        report: to tell.
-        place: where it was read from, for the title.
+        report: report to show.
+        place: source of the report, for the title.
 
     Raises:
-        ConfigurationError: what draws it is not installed.
+        ConfigurationError: a package for drawing is not installed.
     """
     try:
         import jinja2
@@ -48,7 +48,7 @@ def make_page(report: RunReport, place: str) -> str:
     )
     environment.filters |= {"seconds": seconds_text, "size": size_text}
     template = resources.files("tfpreempt.cli.report").joinpath("page.html")
-    svg = markupsafe.Markup  # ours: what it holds of others is escaped already
+    svg = markupsafe.Markup  # SVG of `plots`: user text in it is escaped already
     begin, end = report.begin, max(report.end, report.begin + 1e-3)
     seen = {span.phase for worker in report.workers for span in worker.spans}
     measured = {name: v for name, v in report.durations.items() if v}
@@ -100,7 +100,7 @@ _GOOD = "training that later starts, or the end, went on from"
 
 
 def _around(report: RunReport, each: Interruption) -> tuple[float, float]:
-    """The time that an interruption's own timeline shows."""
+    """Returns the begin and end of the timeline that zooms in on an interruption."""
     away = each.away_seconds
     until = report.end if away is None else each.at + away
     margin = max(0.5, 0.15 * (until - each.at))

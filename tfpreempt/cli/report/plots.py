@@ -1,7 +1,7 @@
-"""The plots of a report, as SVG by matplotlib whose colours follow the page.
+"""Plots of a report, drawn as SVG by matplotlib in the colours of the page.
 
-Each is drawn with colours that stand for names, and in the SVG these become variables
-of the page's style: so one plot serves light and dark.
+Plots are drawn with placeholder colours. In the SVG the placeholders become CSS
+variables of the page, so a single plot serves the light and the dark style.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tfpreempt.cli.sizes import seconds_text
 from tfpreempt.cli.terminal import plain
 
 WORKERS = 32
-"""Workers of which a timeline is drawn."""
+"""Largest number of workers in a timeline."""
 
-_CELLS = 800  # parts of a worker's lane that can be told apart
-_CELLS_OF_ALL = 8000  # the more workers, the coarser: a page must stay small
-_POINTS = 1500  # of a curve
-_LINES = 50  # interruptions; more are ticks, or their lines would cover all
-_DOTS = 1000  # of a row of durations; more are counted
+_CELLS = 800  # distinguishable parts of a worker's lane
+_CELLS_OF_ALL = 8000  # total for all workers, so that the page stays small
+_POINTS = 1500  # in a curve
+_LINES = 50  # interruptions drawn as lines; with more, ticks keep the plot readable
+_DOTS = 1000  # in a row of durations; more values become a histogram
 _BINS = 120
 _INCHES = 9.0
-_LANE = 0.34  # inches of a worker
+_LANE = 0.34  # inches per worker
 _NAMES = ["ink", "rule", "mark", "good", *Phase]
 _NAMES += [f"bad-{kind.name.lower()}" for kind in Badput]
 _COLOURS = {name: f"#0000{number:02x}" for number, name in enumerate(_NAMES, start=1)}
 _INK, _RULE = _COLOURS["ink"], _COLOURS["rule"]
-_STYLE: Any = {  # whose names matplotlib has as one long Literal
+_STYLE: Any = {  # matplotlib types the keys as a long Literal
     "axes.edgecolor": _RULE,
     "axes.facecolor": "none",
     "axes.labelcolor": _INK,
@@ -65,7 +65,7 @@ _UNITS = ((7200.0, 3600.0, "hours"), (240.0, 60.0, "minutes"), (0.0, 1.0, "secon
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """Time since the beginning of a run."""
+    """A time axis that starts at the beginning of a run."""
 
     begin: float
     unit: float
@@ -73,17 +73,17 @@ class _Axis:
 
     @classmethod
     def of(cls, report: RunReport, seconds: float) -> _Axis:
-        """For a plot that shows so many seconds of it."""
+        """Returns an axis with a unit that suits a plot of so many seconds."""
         unit, name = next((u, n) for least, u, n in _UNITS if seconds >= least)
         return cls(begin=report.begin, unit=unit, name=name)
 
     def at(self, time: Any) -> Any:
-        """A time on the axis, or an array of times."""
+        """Returns the position of a time, or of an array of times, on the axis."""
         return (time - self.begin) / self.unit
 
 
 def timeline(report: RunReport, begin: float, end: float) -> str:
-    """What each worker did, from one time to another; interruptions are marked."""
+    """Draws the phases of every worker between two times, with interruptions marked."""
     workers = report.workers[:WORKERS]
     axis, titles = _Axis.of(report, end - begin), {}
     edges = np.linspace(begin, end, min(_CELLS, _CELLS_OF_ALL // len(workers)) + 1)
@@ -116,7 +116,7 @@ def timeline(report: RunReport, begin: float, end: float) -> str:
 
 
 def account(told: GoodputBreakdown) -> str:
-    """Goodput and badput as one bar."""
+    """Draws goodput and badput as a single bar."""
     shares = {"good": ("steps that were kept", told.good)}
     shares |= {
         f"bad-{kind.name.lower()}": (PLAINLY[kind], seconds)
@@ -142,14 +142,14 @@ def account(told: GoodputBreakdown) -> str:
 def curve(
     report: RunReport, name: str, points: Sequence[Point], *, by_step: bool
 ) -> str:
-    """A metric over its steps or over time, with the interruptions marked."""
+    """Draws a metric over steps or over time, with the interruptions marked."""
     axis = _Axis.of(report, report.seconds)
     times, steps, values = np.array(points).T
     if len(times) > _POINTS:
         chosen = np.linspace(0, len(times) - 1, _POINTS).astype(int)
         times, steps, values = times[chosen], steps[chosen], values[chosen]
     marks = [each.at for each in report.interruptions]
-    cuts = np.searchsorted(times, marks)  # nothing was logged between the two
+    cuts = np.searchsorted(times, marks)  # break the curve at interruptions
     if by_step:
         x, at = steps, _steps_at(report, name, steps, cuts)
         label = "step that it was logged with"
@@ -162,10 +162,10 @@ def curve(
         few = "o" if len(x) < 80 else ""
         axes.plot(x, values, few + "-", color=_COLOURS["good"], lw=1.5, ms=3)
         padded = np.concatenate([[np.nan], values, [np.nan]])
-        is_alone = np.isnan(padded[:-2]) & np.isnan(padded[2:])  # no line leads there
+        is_alone = np.isnan(padded[:-2]) & np.isnan(padded[2:])  # points without a line
         lone = x[is_alone], values[is_alone]
         axes.plot(*lone, "o", color=_COLOURS["good"], ms=3 if few else 1.5)
-        if not by_step:  # as the timeline, and further where more was logged
+        if not by_step:  # same range as the timeline, or more if points lie outside
             least, most = min(0.0, np.nanmin(x)), max(axis.at(report.end), np.nanmax(x))
             if most > least:
                 axes.set_xlim(least, most)
@@ -179,10 +179,11 @@ def curve(
 def _steps_at(
     report: RunReport, name: str, steps: np.ndarray, cuts: np.ndarray
 ) -> list[float]:
-    """At which step of a curve each interruption is marked.
+    """Returns the steps of a curve at which interruptions are marked.
 
-    What training has logged itself counts the steps of the run. TensorBoard's steps
-    may be others, such as epochs: between the last point before and the first after.
+    Metrics from the journal count the steps of the run. TensorBoard may count
+    differently, such as in epochs: there the mark is between the last point before the
+    interruption and the first point after it.
     """
     at: list[float] = []
     for each, cut in zip(report.interruptions, cuts, strict=True):
@@ -204,7 +205,7 @@ def _mark(axes: Axes, at: Sequence[float], style: Any) -> None:
 
 
 def durations(measured: Mapping[str, Sequence[float]]) -> str:
-    """A dot for each time, or how many there are; and a line at the median."""
+    """Draws a dot for every duration, or a histogram, and a line at the median."""
     rows = {name: values for name, values in measured.items() if values}
     every = [value for values in rows.values() for value in values]
     is_log = min(every) > 0 and max(every) > 20 * min(every)
@@ -214,7 +215,7 @@ def durations(measured: Mapping[str, Sequence[float]]) -> str:
             if len(values) > _DOTS:
                 _draw_counts(axes, row, values, is_log=is_log)
                 continue
-            # Distribution within the row, so that equal ones are seen.
+            # Spread the dots within the row, so that equal values are visible.
             spread = [row + 0.22 * ((7 * n) % 11 - 5) / 5 for n in range(len(values))]
             axes.plot(values, spread, "o", color=_COLOURS["good"], ms=4, alpha=0.55)
         for row, values in enumerate(rows.values()):
@@ -238,7 +239,7 @@ def durations(measured: Mapping[str, Sequence[float]]) -> str:
 def _draw_counts(
     axes: Axes, row: int, values: Sequence[float], *, is_log: bool
 ) -> None:
-    """Of very many times, how many there are of each length; one alone is seen too."""
+    """Draws a histogram of very many durations; a single value stays visible too."""
     shown = np.log(values) if is_log else np.array(values)
     counts, edges = np.histogram(shown, _BINS)
     if is_log:
@@ -252,12 +253,12 @@ def _draw_counts(
 
 
 def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]:
-    """A figure of one plot.
+    """Returns a figure with one plot.
 
     Args:
-        inches: its height.
-        above: inches that are left for a title, where its axis stands exactly below
-            those of others; None: it has the room that there is.
+        inches: height of the figure.
+        above: inches reserved for a title, so that the axes of several figures line up;
+            None: automatic layout.
     """
     if above is None:
         figure = Figure(figsize=(_INCHES, inches), layout="constrained")
@@ -268,7 +269,7 @@ def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]
 
 
 def _by_phase(worker: Worker, begin: float, end: float) -> dict[Phase, list[Span]]:
-    """A worker's spans from one time to another, cut off there; phases in order."""
+    """Returns a worker's spans between two times by phase, cut off at both times."""
     found: dict[Phase, list[Span]] = {phase: [] for phase in Phase}
     for span in worker.spans:
         if span.begin < end and span.end > begin:
@@ -290,23 +291,24 @@ _STACK = (
     Phase.UNKNOWN,
     Phase.DOWN,
 )
-"""How phases stand upon one another in a cell, from below."""
+"""Order of the phases in a cell, from below."""
 
 
 def _heights(
     by_phase: Mapping[Phase, Sequence[Span]], edges: np.ndarray
 ) -> dict[Phase, np.ndarray]:
-    """From where to where each phase reaches in each cell of a lane, from 0 to 1.
+    """Returns the lower and upper end of phases in the cells of a lane, from 0 to 1.
 
-    In a cell the height of a phase is its share of the time, so the area of a phase is
-    its seconds, however short its spans.
+    The height of a phase in a cell is its share of the time. So the area of a phase
+    shows its seconds, however short its spans.
 
     Args:
-        by_phase: spans of one worker, in order.
-        edges: of the cells, which are of one width.
+        by_phase: spans of a worker, in order.
+        edges: edges of the cells, which have equal widths.
 
     Returns:
-        A row of lower ends and a row of upper ends; both are 0 where the phase is not.
+        By phase, a row of lower ends and a row of upper ends; both are 0 where the
+        phase is absent.
     """
     found, low = {}, np.zeros(len(edges) - 1)
     for phase in [each for each in _STACK if each in by_phase]:
@@ -321,11 +323,11 @@ def _heights(
 
 
 def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
-    """The SVG element, to stand in a page beside others.
+    """Returns the SVG element of a figure, for a page with several figures.
 
     Args:
-        figure: what was drawn.
-        titles: what is shown of a shape where the mouse is over it, by its gid.
+        figure: figure to convert.
+        titles: tooltip texts of shapes, by gid.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -335,13 +337,13 @@ def _to_svg(figure: Figure, titles: Mapping[str, str] | None = None) -> str:
     for name, text in (titles or {}).items():
         group = f'<g id="{name}">'
         svg = svg.replace(group, f"{group}<title>{html.escape(text)}</title>")
-    prefix = f"p{zlib.crc32(svg.encode()):08x}-"  # ids are those of a page
+    prefix = f"p{zlib.crc32(svg.encode()):08x}-"  # ids are unique in a page
 
     def adapt(tag: re.Match[str]) -> str:
         own = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", tag[0])
         return re.sub("#0000([0-9a-f]{2})", _variable, own)
 
-    svg = re.sub(r"<[a-z][^<>]*>", adapt, svg)  # names of metrics are between tags
+    svg = re.sub(r"<[a-z][^<>]*>", adapt, svg)  # text between tags stays
     svg = re.sub(r'^<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg)
     return re.sub(r'^(<svg [^>]*?)height="[^"]*"', r"\1", svg)
 

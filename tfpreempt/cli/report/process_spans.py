@@ -1,7 +1,7 @@
-"""Lifetimes of processes, and their spans of time, on one clock.
+"""Lifetimes of processes and their phases, on a shared clock.
 
-Times of one machine are put in order, and measured, by its monotonic clock; where that
-stands among other machines is a matter of wall clocks.
+Times of a machine are ordered and measured by its monotonic clock. Wall clocks place
+the machine's times relative to other machines.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from tfpreempt.cli.journals.records import Record
 from tfpreempt.core.python import StrEnum
 
 _JUMP_SECONDS = 1.0
-"""A wall clock that differs so much from the monotonic one was set meanwhile."""
+"""A larger change between wall clock and monotonic clock means the clock was set."""
 
 _end = operator.itemgetter(1)
 
 
 class Phase(StrEnum):
-    """What a worker does at a time."""
+    """Activity of a worker at a time."""
 
     STARTING = "starting"  # from the start of the process until its handler is made
-    RESTORING = "restoring"  # what the start takes: to agree, to fetch, to read
-    TRACING = "tracing"  # the first step, with what the program does before it
+    RESTORING = "restoring"  # agreeing on a checkpoint, fetching and reading it
+    TRACING = "tracing"  # the first step, and the program's work before it
     TRAINING = "training"
-    NOTICED = "noticed"  # from a notice to the save: the step goes on to its end
-    SAVING = "saving"  # training stands still for a save
-    LOST = "lost"  # training, of which the run has kept nothing
-    LEAVING = "leaving"  # from the commit or the last step to the end
-    DOWN = "down"  # no process, until the next one is started
-    UNKNOWN = "unknown"  # no record says when the process ended
+    NOTICED = "noticed"  # from a notice to the save, while the step finishes
+    SAVING = "saving"  # training is blocked by a save
+    LOST = "lost"  # training whose steps the run has not kept
+    LEAVING = "leaving"  # from the commit or the last step to the exit
+    DOWN = "down"  # no process, until the next start
+    UNKNOWN = "unknown"  # no record of the end of the process
 
 
 TRAINS = (Phase.TRAINING, Phase.NOTICED)
-"""In which steps are made."""
+"""Phases in which steps are trained."""
 
 MADE_STEPS = (*TRAINS, Phase.LOST)
-"""In which steps were made, whether the run has kept them or not."""
+"""Phases in which steps were trained, whether the run has kept the steps or not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A worker's time from one moment to another; seconds since the epoch."""
+    """A phase of a worker between two times, in seconds since the epoch."""
 
     phase: Phase
     begin: float
@@ -61,22 +61,22 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Duration of the span."""
         return self.end - self.begin
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class ProcessLifetime(Training):
-    """One process of a worker, or one training of several in it, with its times.
+    """A process of a worker, or one of several trainings in a process, with its times.
 
     Attributes:
         begin: start of the process, in seconds since the epoch.
-        end: end of the process, or its newest record, where nothing says more.
-        code: exit code, negative for a signal; None where it is not known, or the
-            process still runs.
-        cause: why the process ended, as its supervisor saw it; None where none did.
+        end: end of the process, or time of the newest record if the end is unknown.
+        code: exit code, negative for a signal; None while the process runs, or if
+            unknown.
+        cause: reason of the end, as recorded by the supervisor; None without a record.
         is_over: whether the process has ended, as far as is known.
-        is_finished: whether training was over, as far as is known.
+        is_finished: whether training was complete, as far as is known.
     """
 
     begin: float
@@ -89,10 +89,10 @@ class ProcessLifetime(Training):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLifetimes:
-    """The lifetimes of all processes of a run.
+    """The lifetimes of the processes of a run.
 
     Attributes:
-        of_worker: those of each worker, in their order.
+        of_worker: lifetimes of every worker in order, by index of the worker.
         warnings: problems of the machines' clocks.
     """
 
@@ -103,7 +103,7 @@ class ProcessLifetimes:
 def build_lifetimes(
     workers: Mapping[int, WorkerJournal], supervisors: Iterable[SupervisorJournal]
 ) -> ProcessLifetimes:
-    """Puts the processes of a run on one clock.
+    """Returns the lifetimes of the processes of a run, on a shared clock.
 
     Args:
         workers: journals of the workers, by index, with all records.
@@ -114,7 +114,7 @@ def build_lifetimes(
     clocks, warnings = _clocks(trainings, starts)
     processes = {(each.worker, each.start): each for each in trainings}
     for name, start in starts.items():
-        # Workers that have left no record: known by their ends, or the only one.
+        # A worker without records is known from its end, or is the only worker.
         for worker in start.workers if len(start.workers) == 1 else start.ends:
             if (worker, name) not in processes:
                 silent = Training(file="", worker=worker, incarnation=name, records=[])
@@ -145,7 +145,7 @@ def build_lifetimes(
 
 
 def _machine(training: Training, starts: Mapping[str, Start]) -> object:
-    """Returns a name of the machine of a process: that of its supervisor, if any."""
+    """Returns a key for a process's machine: its supervisor, or else the process."""
     start = starts.get(training.start)
     return (training.worker, training.start) if start is None else start.supervisor
 
@@ -153,10 +153,17 @@ def _machine(training: Training, starts: Mapping[str, Start]) -> object:
 def _clocks(
     trainings: Iterable[Training], starts: Mapping[str, Start]
 ) -> tuple[dict[object, float], list[str]]:
-    """Returns seconds from the monotonic clock of each machine to the shared clock.
+    """Returns, by machine, the seconds from the monotonic clock to the shared clock.
 
-    A supervisor and the workers that it starts are on one machine. The shared clock is
-    the median of what the machine's wall clock said.
+    A supervisor and its workers are on the same machine. The offset of a machine is the
+    median of its wall clock minus its monotonic clock over all records.
+
+    Args:
+        trainings: trainings of all workers.
+        starts: starts of the supervisors, by name.
+
+    Returns:
+        The offsets by machine, and warnings about wall clocks that were set.
     """
     machines: dict[object, list[Record]] = collections.defaultdict(list)
     files: dict[object, set[str]] = collections.defaultdict(set)
@@ -189,9 +196,9 @@ def _lifetime(
     """Returns the lifetime of a training.
 
     Args:
-        training: the training.
-        start: the start of its process by a supervisor; None without a supervisor.
-        clock: seconds from the monotonic clock of its machine to the shared clock.
+        training: training to convert.
+        start: start of the process by a supervisor; None without a supervisor.
+        clock: seconds from the monotonic clock of the machine to the shared clock.
         is_last: whether the training is the last of its process.
     """
     records = [
@@ -223,10 +230,10 @@ def _lifetime(
 
 
 def _is_finished(training: Training, code: int | None, cause: str | None) -> bool:
-    """Returns whether training was over at the end of a process.
+    """Returns whether training was complete at the end of a process.
 
-    The process says so itself. Where its last record is missing its supervisor does, or
-    the code of its exit: an interrupted program exits with another code than 0.
+    The exit record of the process decides. Without an exit record the supervisor's
+    cause decides, or else the exit code: an interrupted program never exits with 0.
     """
     if exits := training.of("exit"):
         return "finished" in [each["outcome"] for each in exits]
@@ -234,7 +241,7 @@ def _is_finished(training: Training, code: int | None, cause: str | None) -> boo
 
 
 def _begin(records: Sequence[Record]) -> float:
-    """Returns when a process began, by its own records."""
+    """Returns the start time of a process, from its own records."""
     first = records[0]
     if first.event != "restored":
         return first.at
@@ -245,10 +252,17 @@ def _begin(records: Sequence[Record]) -> float:
 def _in_a_row(
     lives: Iterable[ProcessLifetime],
 ) -> tuple[tuple[ProcessLifetime, ...], float]:
-    """A worker's lives one after another, and by how much two of them overlapped.
+    """Moves overlapping lifetimes of a worker behind one another.
 
-    The second training of a process knows when the process began. Where the clocks of
-    two machines differ, what a process tells may come before the end of the one before.
+    The second training of a process knows the start of the process. If the clocks of
+    two machines differ, records of a process may have earlier times than the end of the
+    process before.
+
+    Args:
+        lives: lifetimes of a worker, in order.
+
+    Returns:
+        The lifetimes without overlaps, and the largest overlap in seconds.
     """
     row: list[ProcessLifetime] = []
     largest = 0.0
@@ -276,11 +290,12 @@ def _in_a_row(
 
 
 def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
-    """The spans of a life, one after another, from its beginning to its end.
+    """Returns the spans of a lifetime in order, from its beginning to its end.
 
     Args:
-        life: of any worker.
-        commits: those of the chief, who alone records them: others wait as long.
+        life: lifetime of any worker.
+        commits: commits recorded by the chief; the other workers are blocked equally
+            long.
     """
     ended = life.exit
     windows = []
@@ -288,7 +303,8 @@ def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
         window = _blocked(commit)
         is_own = commit["worker"] == life.worker
         if not is_own and ended is not None and _is_last(commit, ended):
-            # Made by all at once: the end is known by this worker's own clock.
+            # All workers end the save together: this worker's exit record has the time
+            # by its own clock.
             took = window[1] - window[0]
             window = ended.at - took, ended.at
         windows.append(window)
@@ -296,7 +312,12 @@ def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
 
 
 def trained(spans: Iterable[Span], until: float | None = None) -> float:
-    """Seconds of training in these spans, lost or not, up to a time."""
+    """Returns the seconds of training in the spans, lost or not, up to a time.
+
+    Args:
+        spans: spans of a worker.
+        until: time at which counting stops; None: no limit.
+    """
     return sum(
         max(0.0, (each.end if until is None else min(each.end, until)) - each.begin)
         for each in spans
@@ -305,13 +326,13 @@ def trained(spans: Iterable[Span], until: float | None = None) -> float:
 
 
 def lose(spans: Sequence[Span], begin: float) -> list[Span]:
-    """The same, with all training from a time on lost."""
+    """Returns the spans with all training after a time marked as lost."""
     end = max((each.end for each in spans), default=begin)
     return _paint(spans, [(begin, end)], Phase.LOST, over=TRAINS)
 
 
 def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
-    """Its phases without saves."""
+    """Returns the spans of a lifetime without saves."""
     changes = [(life.begin, Phase.STARTING)]
     ended, decided = life.exit, None
     for record in life.records:
@@ -328,14 +349,14 @@ def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
             case "decision":
                 decided = record.at
             case "commit" if record["because"] == "preemption":
-                # With a long grace training goes on after it.
+                # With a long grace period training continues after the commit.
                 is_last = ended is not None and _is_last(record, ended)
                 after = Phase.LEAVING if is_last else Phase.TRAINING
                 changes.append((record.at, after))
             case "exit":
                 is_told = record["outcome"] in ("committed", "lost")
                 is_called = is_told and now is Phase.TRAINING
-                if is_called and decided is not None:  # by another worker
+                if is_called and decided is not None:  # a notice of another worker
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
                 if changes[-1][1] is not Phase.LEAVING:
                     changes.append((record.at, Phase.LEAVING))
@@ -350,20 +371,24 @@ def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
 
 
 def _is_traced(life: ProcessLifetime) -> bool:
-    """Whether its first step is told apart; it is not, where that was the only one."""
+    """Returns whether the time after the restore counts as tracing.
+
+    A process with trained steps but without a `firststep` record trained a single step,
+    which counts as training.
+    """
     base = 0 if life.restored is None else life.restored["step"]
     made = [each["step"] > base for each in life.of("commit", "exit", "metrics")]
     return bool(life.of("firststep")) or not any(made)
 
 
 def _blocked(commit: Record) -> tuple[float, float]:
-    """From when to when training stood still for a commit, on the chief."""
+    """Returns the times between which the chief's training was blocked by a commit."""
     began = commit.at - commit["save_seconds"]
     return began, began + commit["blocked_seconds"]
 
 
 def _left_with(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
-    """The commit that a life of which the last line is missing has left with."""
+    """Returns the final commit of a lifetime without an exit record, or None."""
     for commit in commits[-1:]:
         because = commit["because"]
         if because == "finished" or because == life.cause == "preemption":
@@ -372,7 +397,7 @@ def _left_with(life: ProcessLifetime, commits: Sequence[Record]) -> Record | Non
 
 
 def _is_last(commit: Record, ended: Record) -> bool:
-    """Whether a worker left with this commit."""
+    """Returns whether a worker exited with the commit."""
     return bool(
         commit["because"] == "preemption"
         and ended["outcome"] == "committed"
@@ -387,15 +412,18 @@ def _paint(
     *,
     over: Collection[Phase],
 ) -> list[Span]:
-    """The spans, with one phase in place of others in some windows of time.
+    """Replaces phases of spans by another phase inside windows of time.
 
-    One sweep over both: a run may have made as many commits as it has spans.
+    Spans and windows are swept together: a run may have as many commits as spans.
 
     Args:
-        spans: one after another.
-        windows: from when to when, in any order; they may overlap.
-        phase: that is put there.
-        over: in place of which.
+        spans: spans, one after another.
+        windows: begin and end of every window, in any order; windows may overlap.
+        phase: new phase inside the windows.
+        over: phases to be replaced.
+
+    Returns:
+        The spans, split at the edges of the windows.
     """
     apart = _apart(windows)
     painted: list[Span] = []
@@ -419,7 +447,7 @@ def _paint(
 
 
 def _apart(windows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time as windows in their order, none of which touch."""
+    """Returns windows in order, with overlapping and touching windows merged."""
     apart: list[tuple[float, float]] = []
     for begin, end in sorted(windows):
         if apart and begin <= apart[-1][1]:

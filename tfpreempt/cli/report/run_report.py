@@ -1,4 +1,4 @@
-"""The report of a run: what happened, when, and what it cost. No I/O, no clock."""
+"""The report of a run: what happened, when, and at which cost. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfpreempt.core.fields import is_number
 from tfpreempt.handler.status_file import TOLD_EVERY
 
 _SKEW_SECONDS = 5.0
-"""Workers leave with a commit within less than that of one another."""
+"""Largest difference between the times at which workers exit after the same commit."""
 
 _at, _begin = operator.attrgetter("at"), operator.attrgetter("begin")
 
@@ -33,16 +33,16 @@ _INSTANT = 1e-6
 """Seconds by which sums of times may differ."""
 
 Point = tuple[float, float, float]
-"""Of a curve: seconds since the epoch, step, value."""
+"""A point of a curve: seconds since the epoch, step, value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One worker's time.
+    """The time of a worker.
 
     Attributes:
-        index: of the worker.
-        spans: one after another; what lies between two of them is not of this run.
+        index: index of the worker.
+        spans: spans one after another; time between two spans is not part of the run.
     """
 
     index: int
@@ -51,24 +51,27 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Training ended before it was over; as its first worker saw it.
+    """An end of training before its completion, as seen by the first worker.
 
     Attributes:
-        at: of the notice, or of the end where there was none; since the epoch.
-        cause: "preemption", "failure", "hang", or what else a supervisor says;
-            "killed" where nobody says anything.
-        sources: of the notices, such as "signal:SIGTERM", with the workers that heard.
-        step: that it came to; the least that is known where `is_estimated`; None where
-            no worker has left a record.
-        is_estimated: whether no record says how far it came.
-        saved_step: of the commit that was made for it; None: there was none.
-        notice_to_commit_seconds: of that commit.
-        restored_step: that the next start went on from; None: there was none.
-        tier: of that start: "memory", "disk" or "bucket"; None where no record says.
-        steps_lost: that had to be made again; before the next start, those after the
-            newest commit. None where the commits are not known.
-        down_seconds: without a process; None where there was no next start.
-        away_seconds: from `at` until it trained again; None if it did not.
+        at: time of the notice, or of the end without a notice; seconds since the epoch.
+        cause: "preemption", "failure", "hang", or another cause recorded by a
+            supervisor; "killed" without a record.
+        sources: sources of the notices, such as "signal:SIGTERM", with the workers that
+            received the notice.
+        step: newest step trained; a lower bound if `is_estimated`; None without a
+            record of any worker.
+        is_estimated: whether the newest step is missing in the records.
+        saved_step: step of the commit made for the interruption; None without a commit.
+        notice_to_commit_seconds: seconds from the notice to the commit, or None.
+        restored_step: step restored by the next start; None without a next start.
+        tier: source of the restored checkpoint: "memory", "disk" or "bucket"; None if
+            unknown.
+        steps_lost: steps that had to be repeated; before the next start, the steps
+            after the newest commit. None if the commits are unknown.
+        down_seconds: seconds without a process; None without a next start.
+        away_seconds: seconds from `at` until training resumed; None if training did not
+            resume.
     """
 
     at: float
@@ -87,24 +90,24 @@ class Interruption:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """A run.
+    """The report of a run.
 
     Attributes:
-        begin: of the first process; seconds since the epoch.
-        end: of the last one, or of the newest record.
-        outcome: "finished", "interrupted", or "running" where no record says; "silent"
-            where a worker has not ended, and nothing is heard of it any more.
-        step: that it has come to; None where no worker has left a record.
-        step_seconds: the mean of its steps; None where unknown.
-        workers: in the order of their indices.
-        interruptions: in their order.
-        commits: records of commits, in their order.
-        restores: records of starts from a commit or a snapshot, in their order.
+        begin: start of the first process, in seconds since the epoch.
+        end: end of the last process, or time of the newest record.
+        outcome: "finished", "interrupted", or "running" without a record of the end;
+            "silent" if a worker has not ended but reports nothing any more.
+        step: newest step of the run; None without a record of any worker.
+        step_seconds: mean step time in seconds; None if unknown.
+        workers: workers in the order of their indices.
+        interruptions: interruptions in order.
+        commits: records of commits, in order.
+        restores: records of starts from a commit or a snapshot, in order.
         metrics: curves by name.
-        own_metrics: names of those in the journal, which count the run's steps.
-        faults: what went wrong and was survived, by "where: error", and how often.
-        account: where the time went.
-        warnings: why some of this may be wrong, or is missing.
+        own_metrics: names of the curves from the journal, which count the run's steps.
+        faults: number of recovered errors, by "where: error".
+        account: time of all workers by class.
+        warnings: reasons why parts of the report may be wrong or missing.
     """
 
     begin: float
@@ -124,12 +127,12 @@ class RunReport:
 
     @property
     def seconds(self) -> float:
-        """From the first process to the end of the last one."""
+        """Seconds from the start of the first process to the end of the last."""
         return self.end - self.begin
 
     @property
     def durations(self) -> dict[str, list[float]]:
-        """Seconds of what is measured each time, by what it is."""
+        """Measured durations in seconds, by name of the measured action."""
         to_commit = [each["notice_to_commit_seconds"] for each in self.commits]
         away = [each.away_seconds for each in self.interruptions]
         restores = [each["seconds"] for each in self.restores]
@@ -143,17 +146,17 @@ class RunReport:
 
     @property
     def goodput(self) -> float | None:
-        """The share of good time; None where no worker has left a record."""
+        """Share of good time; None without a record of any worker."""
         return None if self.step is None else self.account.goodput
 
     @property
     def steps_lost(self) -> int:
-        """In all interruptions."""
+        """Number of steps lost in all interruptions."""
         return sum(each.steps_lost or 0 for each in self.interruptions)
 
     @property
     def bytes_written(self) -> int:
-        """Of all commits."""
+        """Total size of the commits."""
         return sum(each["bytes"] for each in self.commits)
 
 
@@ -162,7 +165,7 @@ def build_report(
     supervisors: Iterable[SupervisorJournal],
     warnings: Sequence[str] = (),
 ) -> RunReport | None:
-    """Returns the report of a run; None if no process has left a record.
+    """Returns the report of a run, or None if no process has left a record.
 
     Args:
         workers: journals of the workers, by index, with all records.
@@ -222,10 +225,10 @@ def _stretched(
     events: Sequence[Record],
     commits: Sequence[Record],
 ) -> list[ProcessLifetime]:
-    """Lives of which no record tells the end last as long as is known of.
+    """Extends lifetimes without a recorded end, using records of other workers.
 
-    All workers have part in a commit, which the chief alone records; and they train as
-    long as any does.
+    Every worker takes part in a commit, although only the chief records the commit. And
+    a worker trains as long as any worker of the run.
     """
     stretched = []
     for number, life in enumerate(lives):
@@ -242,9 +245,9 @@ def _stretched(
 def _with_ends(
     lives: Sequence[ProcessLifetime], commits: Sequence[Record]
 ) -> list[ProcessLifetime]:
-    """A life that does not tell its end has finished with the commit for that.
+    """Marks a lifetime without an exit record as finished if its last commit was final.
 
-    The chief makes it for all.
+    The chief makes the final commit for all workers.
     """
     return [
         dataclasses.replace(life, is_finished=True)
@@ -256,14 +259,14 @@ def _with_ends(
 
 
 def _is_told(lives: Sequence[ProcessLifetime]) -> bool:
-    """Whether a worker has told of itself; a supervisor alone knows no steps."""
+    """Returns whether a worker has left records; supervisors record no steps."""
     return any(life.records for life in lives)
 
 
 def _spans(
     lives: Sequence[ProcessLifetime], commits: Sequence[Record], standing: int | None
 ) -> list[Span]:
-    """All spans of a worker, with those between its lives."""
+    """Returns the spans of a worker, including the time between its lifetimes."""
     spans: list[Span] = []
     kept = _kept(lives, standing)
     for number, life in enumerate(lives):
@@ -284,14 +287,15 @@ def _spans(
 
 
 def _has_end(life: ProcessLifetime) -> bool:
-    """Whether a record says when it ended."""
+    """Returns whether a record has the end of the lifetime."""
     return life.code is not None or life.exit is not None
 
 
 def _during(commits: Sequence[Record], life: ProcessLifetime) -> list[Record]:
-    """The commits that were made in a life: by it, or meanwhile by the chief.
+    """Returns the commits made in a lifetime, by its process or meanwhile by the chief.
 
-    Where clocks differ, steps tell those of another life.
+    Commits of another lifetime that appear inside, because clocks differ, are sorted
+    out by their steps.
     """
     first = 0 if life.restored is None else life.restored["step"]
     last = math.inf if life.exit is None else life.exit["step"]
@@ -303,16 +307,17 @@ def _during(commits: Sequence[Record], life: ProcessLifetime) -> list[Record]:
 
 
 def _between(events: Sequence[Record], begin: float, end: float) -> Sequence[Record]:
-    """The events of a time; all are in their order."""
+    """Returns the events between two times; `events` must be in order."""
     first = bisect.bisect_left(events, begin, key=_at)
     return events[first : bisect.bisect_right(events, end, key=_at)]
 
 
 def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | None]:
-    """For each life, the step up to which the run has kept it; None for all of it.
+    """Returns the steps up to which the run has kept lifetimes; None: kept completely.
 
-    That is what later lives went on from, and after the last one the newest commit.
-    What was finished is kept, whatever was begun after it.
+    A lifetime is kept up to the step restored by later lifetimes; the last lifetime is
+    kept up to the newest commit. A finished training is kept, whatever was started
+    afterwards.
     """
     kept: list[int | None] = []
     limit = standing if lives[-1].is_over else None
@@ -327,10 +332,10 @@ def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | 
 
 
 def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int | None:
-    """The step that the next start goes on from; None where nobody says.
+    """Returns the step from which the next start resumes, or None if unknown.
 
-    Worker 0, who leads if it has told anything, alone records commits; those of a
-    save_fn nobody does.
+    Only worker 0 records commits, and worker 0 leads if it has left any record. Commits
+    of a save_fn are recorded by no worker.
     """
     last = lead[-1]
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:
@@ -345,7 +350,7 @@ def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int
 def _milestones(
     life: ProcessLifetime, commits: Sequence[Record]
 ) -> list[tuple[float, int]]:
-    """When it is known to have been at which step, in the order of both."""
+    """Returns known times and steps of a lifetime, in the order of both."""
     found: list[tuple[float, int]] = []
     if life.restored is not None:
         found.append((life.restored.at, life.restored["step"]))
@@ -362,12 +367,19 @@ def _milestones(
 def _reached_at(
     life: ProcessLifetime, spans: Sequence[Span], step: int, commits: Sequence[Record]
 ) -> float | None:
-    """When a life came to a step; None: it made none after it, as far as is known."""
+    """Returns the time at which a lifetime reached a step; None without later steps.
+
+    Args:
+        life: lifetime of a worker.
+        spans: spans of the lifetime.
+        step: step up to which the run has kept the training.
+        commits: commits of the run.
+    """
     row = _milestones(life, commits)
     if not row:
         return None
     if step < row[0][1]:
-        return life.begin  # it went further back than where this one began
+        return life.begin  # the run went back to before this lifetime
     at, known = [each for each in row if each[1] <= step][-1]
     later = [each for each in row if each[1] > step]
     if later:
@@ -377,13 +389,13 @@ def _reached_at(
     if life.exit is not None:
         return None
     if step == known:
-        return at  # a kill: all that came after the newest commit
+        return at  # a kill: everything after the newest commit is lost
     seconds = _step_seconds(commits, life)
     return _after(spans, at, (step - known) * seconds) if seconds else None
 
 
 def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
-    """When so many seconds were trained since a time."""
+    """Returns the time at which a number of seconds had been trained since `begin`."""
     for span in spans:
         inside = trained([span]) - trained([span], begin)
         if inside and inside >= seconds:
@@ -395,18 +407,18 @@ def _after(spans: Sequence[Span], begin: float, seconds: float) -> float:
 def _step_seconds(
     commits: Sequence[Record], life: ProcessLifetime | None = None
 ) -> float | None:
-    """Returns the newest mean of the step time: of a process, or else of the run."""
+    """Returns the newest mean step time of a process, or else of the run."""
     own = [] if life is None else _during(commits, life)
     known = (each["step_seconds"] for each in (*reversed(own), *reversed(commits)))
     return next((seconds for seconds in known if seconds), None)
 
 
 def _reached(life: ProcessLifetime, commits: Sequence[Record]) -> tuple[int, bool]:
-    """The step that a life came to, and whether that is estimated."""
+    """Returns the newest step of a lifetime, and whether the step is an estimate."""
     row = _milestones(life, commits)
     if row:
         step = row[-1][1]
-    else:  # a start that has told of nothing yet will go on from the newest commit
+    else:  # a start without a record so far resumes from the newest commit
         step = next((e["step"] for e in _between(commits, -math.inf, life.end)[-1:]), 0)
     is_known = life.exit is not None or not life.is_over or not life.of("firststep")
     return step, not (is_known or life.is_finished)
@@ -422,7 +434,7 @@ def _interruptions(
     commits: Sequence[Record],
     standing: int | None,
 ) -> list[Interruption]:
-    """The ends of the first worker's lives that were not the end of training."""
+    """Returns the ends of the first worker's lifetimes before training was complete."""
     found = []
     heard = [each for each in events if each.event == "notice"]
     for number, life in enumerate(lead):
@@ -449,7 +461,7 @@ def _interruptions(
             step = guess if told is None else _near(guess, told, step, seconds)
         lost = None if back is None else max(0, step - back)
         if life.restored is None and life.records:
-            lost = 0  # a start that failed; those before it have lost what there was
+            lost = 0  # a failed start; earlier lifetimes account for the lost steps
         down = later[0].begin - life.end if later and _has_end(life) else None
         again = next((s.begin for s in spans[end:] if s.phase in MADE_STEPS), None)
         found.append(
@@ -472,7 +484,11 @@ def _interruptions(
 
 
 def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | None:
-    """The commit that a life left with: a notice may have found one under way."""
+    """Returns the commit with which a lifetime ended, or None.
+
+    A notice may arrive during another commit; then the lifetime may end with that
+    commit.
+    """
     step = None
     if life.exit is not None and life.exit["outcome"] == "committed":
         step = life.exit["step"]
@@ -485,7 +501,8 @@ def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | Non
 def _steps_after(
     life: ProcessLifetime, spans: Sequence[Span], commits: Sequence[Record], step: int
 ) -> int:
-    """How many steps a killed life made after the last that is known; a guess."""
+    """Estimates the steps that a killed process trained after the last recorded step.
+    """
     seconds, row = _step_seconds(commits, life), _milestones(life, commits)
     if not seconds or not row:
         return 0
@@ -494,7 +511,15 @@ def _steps_after(
 
 
 def _near(guess: int, told: int, step: int, seconds: float | None) -> int:
-    """A guess that fits to what the process told last, shortly before its last step."""
+    """Limits a guess to steps that agree with the last report before the end.
+
+    Args:
+        guess: estimated step.
+        told: step in the last report, written up to `TOLD_EVERY` seconds before the
+            end.
+        step: newest step from the records.
+        seconds: mean step time; None if unknown.
+    """
     least = max(told, step)
     more = round(TOLD_EVERY / seconds) if seconds else 0
     return min(max(guess, least), least + more)
@@ -509,14 +534,14 @@ def _sources(notices: Sequence[Record]) -> dict[str, tuple[int, ...]]:
 
 def _cause(life: ProcessLifetime) -> str:
     if life.cause is not None and life.cause != "finished":
-        return life.cause  # a program may leave with code 0 for a preemption too
+        return life.cause  # a program may exit with code 0 on a preemption
     if life.exit is None:
         return "killed"
     return "failure" if life.exit["outcome"] == "failed" else "preemption"
 
 
 def _outcome(lives: Sequence[ProcessLifetime]) -> str:
-    # A start that was refused, or has told nothing, leaves it as it was.
+    # A start that was refused, or has no records, does not change the outcome.
     begun = [each for each in lives if each.restored or not each.is_over]
     last = begun[-1] if begun else lives[-1]
     if last.is_finished:
@@ -586,7 +611,7 @@ def _missing(
 
 
 def _skew(lives: Sequence[ProcessLifetime], commits: Sequence[Record]) -> list[str]:
-    """Workers that left with a commit at another time than the chief made it."""
+    """Returns warnings about workers whose clock differs from the chief's."""
     made: dict[int, list[float]] = {}
     for each in commits:
         if each["because"] == "preemption":

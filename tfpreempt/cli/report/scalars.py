@@ -1,7 +1,7 @@
 """Curves from TensorBoard's event files, read without TensorFlow.
 
-A file is a row of frames: the length of a record and its checksum, the record and its
-checksum. A record is a protocol buffer, which tensorboardX knows.
+A file is a sequence of frames: length of a record and checksum of the length, then the
+record and its checksum. A record is a protocol buffer, defined in tensorboardX.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from tfpreempt.storage import reading
 _HEAD = struct.Struct("<QI")
 _SUM_BYTES = 4
 _LARGEST = 1 << 30
-_FLOATS = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}  # by TensorFlow's number of the type
+_FLOATS = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}  # by TensorFlow's DataType number
 
 
 def read_scalars(logdir: Path) -> tuple[dict[str, tuple[Point, ...]], list[str]]:
-    """All scalars below a directory, and what could not be read.
+    """Returns the scalars below a directory, and warnings about unreadable files.
 
     Args:
-        logdir: as TensorBoard takes it; a curve is named by its folder and its tag.
+        logdir: log directory of TensorBoard; a curve is named by its folder and its
+            tag.
 
     Raises:
-        ConfigurationError: there is none, or tensorboardX is not installed.
+        ConfigurationError: there are no event files, or tensorboardX is not installed.
     """
     paths = sorted(logdir.rglob("*tfevents*"))
     if not paths:
@@ -81,7 +82,11 @@ def _scalars(path: Path, event_type: Any) -> Iterator[tuple[str, Point]]:
 
 
 def _frames(path: Path) -> Iterator[bytes]:
-    """The records; raises ValueError where the file ends within one."""
+    """Yields the records of a file.
+
+    Raises:
+        ValueError: the file ends within a record, or a record is too large.
+    """
     with reading.open_file(str(path)) as file:
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
@@ -96,7 +101,7 @@ def _frames(path: Path) -> Iterator[bytes]:
 
 
 def _number(value: Any) -> float | None:
-    """The scalar of a summary's value; None where it is something else."""
+    """Returns the scalar of a summary's value, or None for a value of another kind."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if not value.HasField("tensor"):

@@ -1,4 +1,4 @@
-"""How a report looks: tables for people, an object for programs."""
+"""Formats a report: tables for people, an object for programs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain
 
 SHOWN = 20
-"""Interruptions that the terminal shows; the page and --json have all."""
+"""Number of interruptions on the terminal; the page and --json have all of them."""
 
 
 def show(console: Console, report: RunReport) -> None:
-    """Prints the report."""
+    """Prints the report to the console."""
     console.print(headline(report), markup=False, soft_wrap=True)
     _show_account(console, report)
     if report.interruptions:
@@ -35,7 +35,7 @@ def show(console: Console, report: RunReport) -> None:
 
 
 def headline(report: RunReport) -> str:
-    """The run in a line."""
+    """Returns a summary of the run in a line."""
     share = "" if report.goodput is None else f", goodput {report.goodput:.1%}"
     return (
         f"{report.outcome} at {_step(report)}, {seconds_text(report.seconds)}, "
@@ -49,7 +49,7 @@ def _step(report: RunReport) -> str:
 
 
 def written(report: RunReport) -> str:
-    """What was written, and from where it was read."""
+    """Returns a line about commits, bytes written, and the sources of restores."""
     if report.step is None:
         return "commits and restores: not recorded"
     size = size_text(report.bytes_written)
@@ -62,7 +62,7 @@ COLUMNS = (*("after", "why", "step", "commit in", "restored", "lost", "down", "a
 
 
 def cells(each: Interruption, begin: float) -> list[str]:
-    """An interruption as a row of `COLUMNS`."""
+    """Returns the cells of an interruption, in the order of `COLUMNS`."""
     why = [
         f"{source.removeprefix('signal:')} ({', '.join(map(str, workers))})"
         for source, workers in each.sources.items()
@@ -86,7 +86,7 @@ def cells(each: Interruption, begin: float) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """A distribution, in seconds."""
+    """Statistics of durations, in seconds."""
 
     count: int
     least: float
@@ -96,7 +96,7 @@ class Distribution:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Of some values; None of none."""
+    """Returns the statistics of some durations; None for an empty sequence."""
     if not values:
         return None
     row = sorted(values)
@@ -120,7 +120,7 @@ def _row(record: Record, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def to_json(report: RunReport) -> dict[str, Any]:
-    """A report as values that JSON has; the keys are always the same."""
+    """Returns a report as values for JSON; the keys are always the same."""
     told = dataclasses.asdict(report)
     del told["account"], told["own_metrics"]
     return {
