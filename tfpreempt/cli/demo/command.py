@@ -76,7 +76,8 @@ def demo(
     same model is trained once without interruption, and the final weights are compared
     byte for byte.
 
-    Exit status 1 if a step was lost or the weights differ.
+    Exit status 1 if a step was lost, the weights differ, or a preemption made no
+    commit.
     """
     began, way = time.monotonic(), "fit" if keras else "loop"
     if keras and steps % EPOCH_STEPS:

@@ -167,7 +167,7 @@ def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
         command,
         stdout=subprocess.PIPE,
         bufsize=0,  # select does not see bytes in a buffer
-        # The workers share one machine, so they train on its CPU.
+        # The workers share a machine, so training uses the CPU.
         env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
         # Ctrl-C reaches only the demo, and the demo then ends the supervisor.
         start_new_session=True,

@@ -501,8 +501,7 @@ def _served_by(life: ProcessLifetime, commits: Sequence[Record]) -> Record | Non
 def _steps_after(
     life: ProcessLifetime, spans: Sequence[Span], commits: Sequence[Record], step: int
 ) -> int:
-    """Estimates the steps that a killed process trained after the last recorded step.
-    """
+    """Estimates the number of steps after the last recorded step of a killed worker."""
     seconds, row = _step_seconds(commits, life), _milestones(life, commits)
     if not seconds or not row:
         return 0

@@ -1,18 +1,18 @@
 """`tfpreempt run`: training under supervision, through preemptions.
 
-cluster     the cluster of the workers of one machine: free ports, and TF_CONFIG
+cluster     the cluster of the workers of a machine: free ports, and TF_CONFIG
 command     the options on the command line, read and checked
-console     what goes to the console, by threads that hold up nobody else
-guard       ends the workers that a supervisor leaves behind when it is killed itself
-hangs       whether the workers get on, by their signs of life
-launch      becomes a worker's command
+console     console output by threads, so that a slow console delays nothing
+guard       ends the remaining workers after the supervisor was killed
+hangs       detects workers without progress, from their heartbeats
+launch      replaces itself by a worker's command, and ties it to the supervisor
 live        the live view: a line on the terminal, and metrics
 logs        the workers' log files: one per worker over all restarts
-memory      memory for the workers' snapshots: lent for a run
-options     what `tfpreempt run` was asked to do, and what the workers are told of it
-policy      what a supervisor does next, decided from what it has seen; no process
-processes   worker processes: started in groups of their own, seen to end
-reporter    what a supervisor tells: its journal, and its lines on the console
+memory      memory for the workers' snapshots, reserved for the run
+options     the options of `tfpreempt run`, and the environment of the workers
+policy      decides the supervisor's next action from its observations; no process
+processes   worker processes, in groups of their own
+reporter    the supervisor's journal, and its lines on the console
 supervisor  the supervisor: one incarnation of the workers after the other
 
 Imported by cli/journals, cli/status.

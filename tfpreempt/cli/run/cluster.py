@@ -1,4 +1,4 @@
-"""The cluster of the workers of one machine: free ports, and TF_CONFIG."""
+"""The cluster of the workers of a machine: free ports, and TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def make_tf_config(ports: Sequence[int], index: int) -> str:
-    """The TF_CONFIG of one worker of a cluster on this machine."""
+    """Returns the TF_CONFIG of a worker of a cluster on this machine.
+
+    Args:
+        ports: ports of the workers.
+        index: index of the worker.
+    """
     addresses = [f"{_HOST}:{port}" for port in ports]
     return json.dumps(
         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
@@ -28,17 +33,21 @@ def make_tf_config(ports: Sequence[int], index: int) -> str:
 
 @contextlib.contextmanager
 def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
-    """Free ports for one incarnation, which no other supervisor takes meanwhile.
+    """Yields free ports for an incarnation, and keeps other supervisors off the ports.
 
-    TensorFlow's server shares its port with nobody (no SO_REUSEPORT), so before the
-    server's bind, some seconds later, a port can't be held. Two things keep it free:
-    it lies below the range from which the kernel takes ports for outgoing connections
-    (on loopback one could even connect to itself), and an abstract socket that carries
-    its number tells other supervisors of this machine to choose another.
+    TensorFlow's server does not share its port (no SO_REUSEPORT), so a port cannot be
+    held until the server binds it, some seconds later. Two measures keep the port free.
+    The port is below the range from which the kernel takes ports for outgoing
+    connections; on loopback such a connection could even connect to itself. And an
+    abstract socket with the port in its name makes other supervisors of this machine
+    choose another port.
+
+    Args:
+        count: number of ports.
 
     Raises:
         ConfigurationError: there are not enough free ports.
-        OSError: there is no descriptor left to try a port with.
+        OSError: no descriptor is left for testing a port.
     """
     chance, top = random.SystemRandom(), _outgoing_ports_start()
     claims: dict[int, socket.socket] = {}
@@ -58,10 +67,10 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """A socket that claims the port; None if the port is in use.
+    """Returns a socket that claims the port; None if the port is in use.
 
     Raises:
-        OSError: the port cannot be tried, which says nothing about the port.
+        OSError: the port could not be tested, so its state is unknown.
     """
     claim = socket.socket(socket.AF_UNIX)
     try:
@@ -78,7 +87,7 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def _outgoing_ports_start() -> int:
-    """The first port that the kernel gives to outgoing connections, or 65536."""
+    """Returns the first port the kernel gives to outgoing connections, or 65536."""
     try:
         low = int(_RANGE.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):

@@ -31,18 +31,18 @@ from tfpreempt.storage.opening import check_apart, local_path, split
 
 
 class AutoOr(click.ParamType[Any]):
-    """A value, or the word "auto" or "off".
+    """An option type for a value, or the word "auto" or "off".
 
     Args:
-        kind: the type of a value.
-        auto: meaning of "auto".
-        off: meaning of "off".
+        kind: type of the value.
+        auto: result for "auto".
+        off: result for "off".
     """
 
     def __init__(self, kind: click.ParamType[Any], auto: Any, off: Any) -> None:
         kind.name = self.name = f"auto|off|{kind.name}"  # errors name the type
         self._kind = kind
-        # click may convert a default once more.
+        # click may convert a default twice.
         self._words = {"auto": auto, "off": off, auto: auto, off: off}
 
     def convert(
@@ -54,7 +54,7 @@ class AutoOr(click.ParamType[Any]):
 
 
 class Address(click.ParamType[tuple[str, int]]):
-    """Address to listen on: a port, with a host or without."""
+    """An option type for an address to listen on: a port, with or without a host."""
 
     name = "[host:]port"
 
@@ -72,7 +72,7 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 _LIMITS = Limits()
-_MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
+_MAX_IDLE_PREEMPTIONS = 10  # if the supervisor can see commits
 
 
 @click.command(
@@ -80,108 +80,115 @@ _MAX_IDLE_PREEMPTIONS = 10  # where commits can be seen
 )
 @click.option(
     "--workers", type=click.IntRange(min=1, max=MOST_WORKERS),
-    help="Workers on this machine (default 1). Not where TF_CONFIG is set: then this "
-    "machine's one worker is supervised.",
+    help="Number of workers on this machine (default 1). If TF_CONFIG is set, the "
+    "supervisor has one worker, the task of this machine.",
 )  # fmt: skip
 @click.option(
     "--max-preemptions", type=click.IntRange(min=0),
-    help="Preemptions to restart after (default: any number).",
+    help="Largest number of preemptions after which the workers are restarted "
+    "(default: no limit).",
 )  # fmt: skip
 @click.option(
     "--max-idle-preemptions", type=click.IntRange(min=0),
-    help="Preemptions in a row to restart after without progress between them: a newer "
-    "commit in --checkpoint-dir, or a run of --backoff-reset (default: "
-    f"{_MAX_IDLE_PREEMPTIONS} with --checkpoint-dir; without, commits are not seen, "
-    "and any number).",
+    help="Largest number of successive preemptions without progress. Progress is a "
+    "newer commit in --checkpoint-dir, or a run of --backoff-reset seconds (default: "
+    f"{_MAX_IDLE_PREEMPTIONS} with --checkpoint-dir; no limit without, as commits "
+    "are not seen).",
 )  # fmt: skip
 @click.option(
     "--max-failures", type=click.IntRange(min=0), default=_LIMITS.max_failures,
-    help="Failures to restart after without progress between them: a newer commit, or, "
-    "where commits are not seen, a run of --backoff-reset. More than 20 failures in an "
-    "hour, or more than this number if it is larger, end the run too.",
+    help="Largest number of successive failures without progress. Progress is a newer "
+    "commit or, if commits are not seen, a run of --backoff-reset seconds. More than "
+    "20 failures within an hour (or than this number, if larger) also end the run.",
 )  # fmt: skip
 @click.option(
     "--checkpoint-dir", type=click.Path(path_type=str),
-    help="Where the workers commit; handed to them as TFPREEMPT_CHECKPOINT_DIR. Holds "
-    "the journal (what happened to the run) too. With a URL such as gs://bucket/run "
-    "the workers train in a scratch directory of this machine, and copy commits and "
-    "journal to the URL.",
+    help="Checkpoint directory; passed to the workers as TFPREEMPT_CHECKPOINT_DIR. "
+    "Also contains the journal, a record of the events of the run. With a URL such as "
+    "gs://bucket/run the workers train in a scratch directory of this machine, and "
+    "copy commits and journal to the URL.",
 )  # fmt: skip
 @click.option(
     "--remote-checkpoint-dir", metavar="URI",
-    help="gs://bucket/run or s3://bucket/run, where the workers copy their commits. "
-    "Handed to them as TFPREEMPT_REMOTE_CHECKPOINT_DIR.",
+    help="Mirror: gs://bucket/run or s3://bucket/run, to which the workers copy their "
+    "commits. Passed to the workers as TFPREEMPT_REMOTE_CHECKPOINT_DIR.",
 )  # fmt: skip
 @click.option(
     "--log-dir", type=click.Path(path_type=Path),
-    help="For the workers' output (default: logs in the checkpoint directory, "
-    "otherwise ./tfpreempt-logs).",
+    help="Directory for the workers' output (default: logs in the checkpoint "
+    "directory, or ./tfpreempt-logs).",
 )  # fmt: skip
 @click.option(
     "--grace", type=Seconds(),
-    help="Seconds that workers get to commit and leave once the supervisor is told to; "
-    "a step that takes longer is lost with them (default: as long as it takes, until "
-    "the platform kills, or a third Ctrl-C)."
+    help="Seconds for the workers to commit and exit after the supervisor received a "
+    "signal to stop. A step that takes longer is lost (default: no limit, until the "
+    "platform kills the supervisor, or a third Ctrl-C)."
 )  # fmt: skip
 @click.option(
     "--failure-grace", type=Seconds(), default=_LIMITS.failure_grace,
-    help="Seconds that workers get to leave after another one failed."
+    help="Seconds for the workers to exit after another worker has failed."
 )  # fmt: skip
 @click.option(
     "--restart-code", "restart_codes", type=click.IntRange(1, 255), multiple=True,
     default=_LIMITS.restart_codes,
-    help="Exit code that means a preemption; may be given many times. The first is "
-    "the supervisor's own where no worker left with one.",
+    help="Exit code that means a preemption; may be given several times. The first is "
+    "also the supervisor's exit code if no worker has exited with a restart code.",
 )  # fmt: skip
 @click.option(
     "--backoff", type=Seconds(), default=_LIMITS.backoff,
-    help="Seconds before the first restart after a failure; doubles with each. So it "
-    "does from start to start with preemptions that bring no newer commit."
+    help="Seconds before the first restart after a failure; doubles with every failure "
+    "in a row. Preemptions without a newer commit are delayed in the same way, from "
+    "start to start."
 )  # fmt: skip
 @click.option(
     "--backoff-max", type=Seconds(), default=_LIMITS.backoff_max,
-    help="Longest back-off in seconds."
+    help="Longest delay of a restart in seconds."
 )  # fmt: skip
 @click.option(
     "--backoff-reset", type=Seconds(), default=_LIMITS.backoff_reset,
-    help="A run of so many seconds starts the back-off afresh, as a newer commit does."
+    help="Seconds of running after which the delay of restarts is reset, as by a newer "
+    "commit."
 )  # fmt: skip
 @click.option(
     "--log-size", type=Size(), default="64MiB",
-    help="A worker's log of this size becomes worker-<i>.log.1, that .2, and so on.",
+    help="Size at which a worker's log is rotated to worker-<i>.log.1, that file to "
+    ".2, and so on.",
 )  # fmt: skip
 @click.option(
     "--log-files", type=click.IntRange(min=1), default=5,
-    help="Log files to keep of each worker; the oldest goes.",
+    help="Number of log files to keep for every worker; the oldest is deleted.",
 )  # fmt: skip
 @click.option(
     "--tail/--quiet", "has_echo", default=True,
-    help="Copy worker 0's output to the console, or don't.",
+    help="Copy worker 0's output to the console; --quiet copies nothing.",
 )  # fmt: skip
 @click.option(
     "--snapshots", metavar="auto|off|SIZE", type=AutoOr(Size(), AUTO, 0),
     default="auto",
-    help="Memory of this machine for snapshots, from which workers go on after a death "
-    "without a notice. auto: a quarter of what is free, and none where that is little. "
-    "It is shared by the workers here; each needs three times its state.",
+    help="Memory of this machine for snapshots, from which workers resume after a "
+    "crash without a notice; shared by the workers of this machine. A worker needs "
+    "three times the size of its state. auto: a quarter of the free memory, or no "
+    "snapshots if that is too little.",
 )  # fmt: skip
 @click.option(
     "--hang-timeout", metavar="auto|off|SECONDS",
     type=AutoOr(Seconds(hangs.SHORTEST), hangs.AUTO, None), default="off",
-    help="Workers that begin no step for so long hang (2 s at least): their stacks are "
-    "written to the journal, and all are restarted, as after a failure. auto: 20 times "
-    "as long as steps take, and 2 minutes at least. The start, saves and the "
-    "evaluations of a fit may take longer.",
+    help="Seconds without a new step after which the workers are hung (at least 2 s). "
+    "The stacks of hung workers are written to the journal, and all workers are "
+    "restarted, as after a failure. auto: 20 times the duration of a step, and at "
+    "least 2 minutes. The start, saves and the evaluations of a fit may take longer.",
 )  # fmt: skip
 @click.option(
     "--metrics-port", "metrics_address", metavar="[HOST:]PORT", type=Address(),
     help="Serve metrics for Prometheus at http://HOST:PORT/metrics. Without HOST only "
-    "this machine can read them; 0.0.0.0:PORT opens them to all that reach the port.",
+    "this machine can read the metrics; with 0.0.0.0:PORT every machine that reaches "
+    "the port.",
 )  # fmt: skip
 @click.option(
     "--metrics-file", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the same metrics to FILE every 10 s, for node_exporter's textfile "
-    "collector, which reads names that end in .prom. It stays there after the end.",
+    help="Write the metrics to FILE every 10 s, for node_exporter's textfile "
+    "collector, which reads names that end in .prom. The file stays after the end of "
+    "the run.",
 )  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -197,13 +204,14 @@ def run(
     \b
         tfpreempt run --workers 2 --checkpoint-dir ckpt -- python train.py
 
-    A worker that leaves with the restart code was preempted: all are restarted. Any
-    other end but 0 is a failure: the others are ended, all are restarted from the last
-    commit. On SIGTERM or SIGINT the workers commit, and the supervisor leaves with
-    their restart code, so that the platform starts the run again.
+    A worker that exits with a restart code was preempted: all workers are restarted.
+    Any other exit code except 0 is a failure: the other workers are ended, and all
+    workers are restarted from the last commit. On SIGTERM or SIGINT the workers commit,
+    and the supervisor exits with their restart code, so that the platform restarts the
+    run.
 
-    On a terminal one line below all else says how far the run is; `tfpreempt status`
-    says it elsewhere.
+    On a terminal the last line shows the progress of the run; elsewhere use `tfpreempt
+    status`.
     """
     names = {each.name for each in dataclasses.fields(Limits)} & given.keys()
     limits = {name: given.pop(name) for name in names}
@@ -238,7 +246,7 @@ def run(
             task=task,
             environment=dict(os.environ),
             first_worker=_first_worker(),
-            **given,  # the options that have the names of its fields
+            **given,  # options named like fields of RunOptions
         )
         code = supervise(options)
     except ConfigurationError as error:
@@ -255,7 +263,7 @@ def run(
 
 
 def _first_worker() -> int | None:
-    """Its index in the cluster; None where this machine's task does not train."""
+    """Returns the worker index of this machine's task; None if it does not train."""
     try:
         return cluster_from_environment(os.environ).worker
     except ConfigurationError:
@@ -276,7 +284,11 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 
 def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None:
-    """Refuses what no worker could open; no request is made."""
+    """Returns the checked URI of the mirror; no request is made.
+
+    Raises:
+        ConfigurationError: no worker could use the mirror.
+    """
     if given is None:
         return None
     if checkpoint_dir is not None and is_url(checkpoint_dir):
@@ -294,7 +306,14 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
 
 
 def _make_directory(given: str | None) -> str | None:
-    """Makes a local directory, or the scratch directory of a URL."""
+    """Makes the local checkpoint directory, or the scratch directory of a URL.
+
+    Returns:
+        The absolute path, the URL, or None without a checkpoint directory.
+
+    Raises:
+        ConfigurationError: the directory cannot be made.
+    """
     if given is None:
         return None
     if is_url(given):

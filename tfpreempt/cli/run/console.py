@@ -1,4 +1,4 @@
-"""What goes to the console, by threads that hold up nobody else."""
+"""Console output by threads, so that a slow console delays no other thread."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import IO, TextIO
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.threads import OwnedThread
 
-_MOST_BYTES = 4 << 20  # that wait for the console
+_MOST_BYTES = 4 << 20  # waiting for the console
 _BATCH_BYTES = 1 << 16
-_LONGEST_LINE = 1 << 20  # what is longer is shown in parts
+_LONGEST_LINE = 1 << 20  # a longer line is split
 _STALL_SECONDS = 0.5  # without a byte shown
-_LAST_SECONDS = 5.0  # for a slow one, at the end
-_ERASE = b"\r\x1b[2K"  # the line that the cursor is in
+_LAST_SECONDS = 5.0  # for a slow console, at the end
+_ERASE = b"\r\x1b[2K"  # the line of the cursor
 _LEFT_OUT = b"\n(tfpreempt: the console stands still; what is missing is in the log)\n"
 
 
 class StatusLine:
-    """One line below all that is printed on a terminal. Any thread.
+    """A status line below the printed text of a terminal. Any thread.
 
     Args:
         stream: the terminal, unbuffered.
@@ -31,15 +31,15 @@ class StatusLine:
         self._stream = stream
         self._text = b""
         self._is_shown = False
-        self._is_at_start = True  # what was printed last ended its line
+        self._is_at_start = True  # the printed text ended with a line break
         self._lock = threading.Lock()  # held while the terminal is written to
 
     def show(self, text: str) -> None:
-        """Takes the place of the one before; empty shows none."""
+        """Replaces the status line; an empty text removes the line."""
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
-            return  # it is gone
+            return  # the terminal was closed
         text = plain(text)
         cut = text if len(text) < columns else f"{text[: max(0, columns - 4)]}..."
         encoded = cut.encode()
@@ -49,11 +49,11 @@ class StatusLine:
                 self._write(self._stream, b"")
 
     def print(self, stream: IO[bytes], data: bytes) -> None:
-        """Prints above it.
+        """Prints text above the status line.
 
         Args:
-            stream: where to; the same terminal.
-            data: text, in pieces that need not be whole lines.
+            stream: stream to print to, on the same terminal.
+            data: text, in pieces that need not end with a line break.
         """
         with self._lock:
             self._write(stream, data)
@@ -67,17 +67,17 @@ class StatusLine:
 
 
 class Console:
-    """Prints what it is fed, whole lines with a prefix, in a thread of its own.
+    """Prints text in a thread of its own, in whole lines with a prefix.
 
-    A console that is slow slows who feeds it; one that stands still (a stopped
-    terminal) stops nobody: what it does not take is left out.
+    A slow console delays the callers of `feed`. A console that accepts no byte (such as
+    a stopped terminal) delays no caller for long: text is then left out.
 
     Args:
-        prefix: put before each line.
-        stream: where to, unbuffered, as a thread that stands still in the buffer of
-            sys.stdout could hold up the interpreter's end; when it is gone (a closed
-            pipe) the printing ends in silence.
-        line: stays below what is printed, where that is a terminal.
+        prefix: text before every line.
+        stream: stream to print to, unbuffered: a thread blocked in the buffer of
+            sys.stdout could delay the exit of the interpreter. After the stream is
+            closed (a broken pipe) text is dropped silently.
+        line: status line below the text; None without a terminal.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Console:
         self._line = line
         self._torn = b""
         self._waiting = bytearray()
-        self._shown = 0  # bytes so far
+        self._shown = 0  # number of bytes printed
         self._is_stalled = False
         self._changed = threading.Condition()
         self._thread = OwnedThread("tfpreempt-console", self._run)
@@ -110,15 +110,15 @@ class Console:
             self._changed.notify_all()
 
     def flush(self, seconds: float = _STALL_SECONDS) -> None:
-        """Waits until all whole lines are printed, a moment at most."""
+        """Waits until the complete lines are printed, with a timeout in seconds."""
         with self._changed:
             end = self._shown + len(self._waiting)
             self._wait(lambda: self._shown >= end, seconds)
 
     def close(self) -> None:
-        """Prints the rest, whole line or not, and ends the thread.
+        """Prints the rest, including an incomplete line, and ends the thread.
 
-        A console that is slow gets some more time, one that stands still doesn't.
+        A slow console gets up to `_LAST_SECONDS`; a stalled console gets no more time.
         """
         if self._torn:
             self.feed(b"\n")
@@ -131,7 +131,7 @@ class Console:
     def _wait(
         self, condition: Callable[[], bool], seconds: float = threading.TIMEOUT_MAX
     ) -> bool:
-        """Waits for a condition, but for no console that stands still."""
+        """Waits for a condition; returns False on a timeout or a stalled console."""
         deadline = time.monotonic() + seconds
         while not condition():
             shown, left = self._shown, deadline - time.monotonic()
@@ -168,17 +168,17 @@ def _write(stream: IO[bytes], data: bytes) -> None:
         while data and (count := stream.write(data)):
             data = data[count:]
     except (OSError, ValueError):
-        pass  # training goes on without anyone looking
+        pass  # training continues without a console
 
 
 def status_line(stream: IO[bytes]) -> StatusLine | None:
-    """Where there may be one; None on what is no terminal that can erase a line."""
+    """Returns a status line, or None if the stream is not a suitable terminal."""
     is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return StatusLine(stream) if is_terminal else None
 
 
 def unbuffered(stream: TextIO | None) -> IO[bytes]:
-    """A program may be started with its streams closed; what it says goes nowhere."""
+    """Returns an unbuffered copy of a stream, or /dev/null for a closed stream."""
     if stream is None:
         return open(os.devnull, "wb", buffering=0)
     return open(stream.fileno(), "wb", buffering=0, closefd=False)

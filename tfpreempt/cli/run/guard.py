@@ -1,17 +1,18 @@
-"""Ends the workers that a supervisor leaves behind when it is killed itself.
+"""Ends the remaining workers after the supervisor was killed.
 
-A script of its own (run by path). It reads lines from its standard input: `+PGID` for a
-process group that has started, `-PGID` for a process group that has ended, and `.` once
-the supervisor has written its last record. When the input ends, the supervisor has
-ended: remaining groups get SIGTERM, some seconds to commit, and SIGKILL. Without the
-`.` a signal or an error has ended the supervisor, and the guard appends a record to the
-supervisor's journal.
-The workers' pipes do not break meanwhile: their reading ends are open here too, and
-what is written is appended to the logs.
-The kernel's parent-death signal is not enough: TensorFlow's own SIGTERM handler
-swallows it, and two runs in one checkpoint directory would follow.
+A separate script, run by path. The guard reads lines from its standard input: `+PGID`
+for a process group that has started, `-PGID` for a process group that has ended, and
+`.` once the supervisor has written its last record. The end of the input means that the
+supervisor has ended: remaining groups get SIGTERM, some seconds to commit, and SIGKILL.
+Without the `.` a signal or an error has ended the supervisor, and the guard appends a
+record to the supervisor's journal.
 
-No link below the checkpoint directory leads a log or the journal elsewhere.
+The workers' pipes do not break meanwhile: the guard has their reading ends open too,
+and appends the output to the logs. The kernel's parent-death signal is not enough:
+TensorFlow's own SIGTERM handler swallows the signal, and a new run would then share the
+checkpoint directory with the old run.
+
+Links below the checkpoint directory are not followed for a log or the journal.
 
 Usage: guard.py GRACE_SECONDS JOURNAL SUPERVISOR ROOT [DESCRIPTOR LOG ...]
 """
@@ -33,10 +34,10 @@ _READ_BYTES = 1 << 20
 
 
 def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
-    """Follows the supervisor's lines to their end.
+    """Reads the supervisor's lines until the end of the input.
 
     Returns:
-        The groups that remain, and whether the supervisor's last record is missing.
+        The remaining groups, and whether the supervisor's last record is missing.
     """
     groups: set[int] = set()
     is_cut_off = False
@@ -52,7 +53,7 @@ def read_groups(lines: Iterable[str]) -> tuple[set[int], bool]:
 
 
 def record_end(journal: str, supervisor: str) -> None:
-    """Appends a record for the supervisor, which could write none; makes no file."""
+    """Appends a record of the supervisor's death to its journal; makes no new file."""
     from tfpreempt.core.clock import SystemClock
     from tfpreempt.core.journal import JsonLines
     from tfpreempt.core.threads import OutOfTimeError, call_within
@@ -60,14 +61,15 @@ def record_end(journal: str, supervisor: str) -> None:
     if os.path.exists(journal):
         record = {"event": "supervisor_died", "supervisor": supervisor}
         lines = JsonLines(Path(journal), SystemClock())
-        with contextlib.suppress(OutOfTimeError):  # a disk that hangs keeps no group
+        with contextlib.suppress(OutOfTimeError):  # a hung disk delays no signal
             call_within(_RECORD_SECONDS, lambda: lines.append(record))
 
 
 def ask_groups(groups: set[int]) -> None:
-    """Sends SIGTERM to the worker of each group, or to what it has left behind.
+    """Sends SIGTERM to the worker of every group, or to the group of an ended worker.
 
-    To the worker alone, so that its loader processes live through its commit.
+    SIGTERM goes to the worker alone, so that its loader processes survive until the
+    commit.
     """
     for group in groups:
         _signal(group, signal.SIGTERM) or _signal(-group, signal.SIGTERM)
@@ -76,7 +78,7 @@ def ask_groups(groups: set[int]) -> None:
 def end_groups(
     groups: set[int], grace_seconds: float, outputs: dict[int, str], root: str
 ) -> None:
-    """Waits for the end of the groups, copies their output, and kills what stays."""
+    """Waits for the end of the groups, copies their output, and kills the rest."""
     deadline = time.monotonic() + grace_seconds
     while groups and time.monotonic() < deadline:
         _copy(outputs, root, _TICK_SECONDS)
@@ -87,7 +89,7 @@ def end_groups(
 
 
 def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
-    """Appends to the logs what comes within a time; drops the pipes that have ended."""
+    """Appends output that arrives within `seconds` to the logs; drops closed pipes."""
     from tfpreempt.core import contained
 
     poll = select.poll()
@@ -108,7 +110,7 @@ def _copy(outputs: dict[int, str], root: str, seconds: float) -> None:
 
 
 def _signal(target: int, number: int) -> bool:
-    """Sends a signal to a process or, below 0, a group; False where there is none."""
+    """Signals a process or, below 0, a group; returns whether the signal was sent."""
     try:
         os.kill(target, number)
     except OSError:
@@ -117,7 +119,7 @@ def _signal(target: int, number: int) -> bool:
 
 
 def main() -> None:
-    """Guards until the supervisor ends; no signal ends the guard, but for SIGKILL."""
+    """Guards until the supervisor ends; ignores every signal except SIGKILL."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     sys.path[:0] = [str(Path(__file__).parents[3])]  # for this package only
     grace, journal, supervisor, root, *pairs = sys.argv[1:]

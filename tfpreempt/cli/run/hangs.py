@@ -1,6 +1,7 @@
-"""Whether the workers get on: a boundary is a sign of life, and each is due in a time.
+"""Detects hung workers: workers without a step boundary within a time limit.
 
-What it has seen, and when, decides; nobody here reads a clock.
+Decisions depend on the observed heartbeats and the times passed in; no clock is read
+here.
 """
 
 from __future__ import annotations
@@ -16,50 +17,50 @@ from pathlib import Path
 from tfpreempt.core.life import LifeFile, Sign, Stage
 
 AUTO = -1.0
-"""As long as steps take, many times over."""
+"""Timeout derived from the measured step times."""
 
 SHORTEST = 2.0
-"""Seconds that can be told from looking late."""
+"""Shortest timeout in seconds; a shorter delay may come from a late poll."""
 
 _LOOK_SECONDS = 0.5
-_MOST_BETWEEN = 2.0  # two looks; all the rest the supervisor itself stood still
-_LONG_SECONDS = 3600.0  # to trace and compile; and to hold the interpreter's lock
+_MOST_BETWEEN = 2.0  # between polls; in a longer gap the supervisor was suspended
+_LONG_SECONDS = 3600.0  # for tracing and compiling, or with the interpreter lock held
 _LEAST_SECONDS = 120.0
 _STEPS = 20
-_TRACES = 2  # a step may have to be traced and compiled again
-_KEPT = 101  # step times
-_TAKEN_BACK = (Stage.APART, Stage.WAITS)  # where the process is stopped
+_TRACES = 2  # a later step may be traced and compiled again
+_KEPT = 101  # number of step times in the median
+_TAKEN_BACK = (Stage.APART, Stage.WAITS)  # no excuse for a stopped process (state T)
 
 
 @dataclasses.dataclass(eq=False)
 class Life:
-    """What is known of how one worker gets on; times are seconds.
+    """Progress of a worker; times are in seconds.
 
     Args:
-        timeout: without a boundary, or `AUTO`.
+        timeout: seconds allowed without a boundary, or `AUTO`.
 
     Attributes:
-        sign: the newest.
+        sign: newest heartbeat; None before the first.
     """
 
     timeout: float
     sign: Sign | None = None
     _beat: int = -1
-    _heard: float = 0.0  # the newest beat: the process runs
-    _at: Sign | None = None  # of the newest boundary, or change of stage
-    _since: float = 0.0  # that was
-    _first: float = 0.0  # the longest of the first steps, and what was before them
+    _heard: float = 0.0  # time of the newest heartbeat
+    _at: Sign | None = None  # heartbeat at the newest boundary, or change of stage
+    _since: float = 0.0  # time of that heartbeat
+    _first: float = 0.0  # longest of the first steps, with the work before them
     _times: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_KEPT)
     )
 
     def see(self, now: float, beat: int, sign: Sign) -> None:
-        """The newest sign is looked at.
+        """Takes in the newest heartbeat.
 
         Args:
-            now: when.
-            beat: its number.
-            sign: says how far the worker is.
+            now: present time.
+            beat: number of the heartbeat.
+            sign: contents of the heartbeat.
         """
         self.sign = sign
         if beat != self._beat:
@@ -70,7 +71,7 @@ class Life:
         seconds, self._at, self._since = now - self._since, sign, now
         if at is None:
             return
-        steps = sign.step - at.step  # none in a validation: it tells nothing of them
+        steps = sign.step - at.step  # 0 in a validation: no step time
         if at.stage is Stage.FIRST or not at.boundaries:
             self._first = max(self._first, seconds)
         elif at.stage is Stage.STEPS and steps > 0:
@@ -78,17 +79,20 @@ class Life:
 
     @property
     def is_apart(self) -> bool:
-        """Whether it may take as long as it takes; others may wait for it then."""
+        """Whether the worker is in a phase without a step limit, or sent no heartbeat.
+
+        Other workers may wait for such a worker.
+        """
         return self.sign is None or self.sign.stage is Stage.APART
 
     @property
     def since(self) -> float:
-        """From when on its limit counts."""
+        """Time from which the limit counts."""
         return self._heard if self.is_apart else self._since
 
     @property
     def limit(self) -> float:
-        """How long it may give no sign: no boundary, or where it is apart no beat."""
+        """Seconds allowed without a boundary, or in `APART` without a heartbeat."""
         if self.sign is None or self.sign.stage is Stage.WAITS:
             return math.inf
         if self.sign.stage is not Stage.STEPS:
@@ -101,15 +105,16 @@ class Life:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """One of the workers that hang together.
+    """A worker among several that hang together.
 
     Attributes:
-        worker: its index.
-        step: that it has made, over all restarts.
-        is_behind: whether another one has come to more boundaries.
-        stage: what it is in.
-        seconds: since its newest boundary; where it is apart, since it told anything.
-        state: of its process, as the kernel says it, such as "T (stopped)".
+        worker: index of the worker.
+        step: newest step, over all restarts.
+        is_behind: whether another worker has reached more boundaries.
+        stage: stage of the worker.
+        seconds: seconds since its newest boundary; in an `APART` phase, since its last
+            heartbeat.
+        state: state of its process as shown by the kernel, such as "T (stopped)".
     """
 
     worker: int
@@ -121,11 +126,11 @@ class Hang:
 
 
 class Watch:
-    """Looks after the workers of a supervisor. Main thread.
+    """Detects hangs of a supervisor's workers. Main thread.
 
     Args:
-        timeout: seconds without a boundary, or `AUTO`; None looks after none.
-        workers: how many there are.
+        timeout: seconds without a boundary, or `AUTO`; None: no detection.
+        workers: number of workers.
     """
 
     def __init__(self, timeout: float | None, workers: int) -> None:
@@ -137,26 +142,31 @@ class Watch:
         self._now = self._looked = 0.0
 
     def to_environment(self, worker: int) -> Mapping[str, str]:
-        """What a worker is told."""
+        """Returns the environment variables of a worker for its heartbeat."""
         return self._files[worker].to_environment() if self._files else {}
 
     def begin(self) -> None:
-        """The workers are about to be started."""
+        """Clears the heartbeats before the workers are started."""
         for file in self._files:
             file.clear()
         self._lives = [Life(self._timeout) for _ in self._files]
         self._asked = []
 
     def look(self, now: float, running: Sequence[int]) -> float | None:
-        """Looks at those that run.
+        """Reads the heartbeats of the running workers.
 
-        Where one is in what takes as long as it takes, the others may wait for it; one
-        that is stopped is in nothing. Time in which this process itself stood still, as
-        with a machine or a job that is suspended, does not count.
+        While a worker is in a phase without a step limit, the other workers may wait
+        for it, so only workers in such a phase count then. A stopped process (state T)
+        is in no such phase. Time in which the supervisor itself was suspended, with its
+        machine or job, does not count.
+
+        Args:
+            now: monotonic seconds.
+            running: indices of the running workers.
 
         Returns:
-            When the first of them will have had its time; None where that is open, or
-            they were asked for their stacks.
+            The time at which the first worker exceeds its limit; None without a limit,
+            or after the workers were asked for their stacks.
         """
         self._now += min(now - self._looked, _MOST_BETWEEN)
         self._looked = now
@@ -167,7 +177,7 @@ class Watch:
                 continue
             beat, sign = told
             state = _state(sign.pid)
-            if not state:  # another program may follow in the same shell
+            if not state:  # the same shell may start another program
                 self._files[worker].clear()
                 self._lives[worker] = Life(self._timeout)
                 continue
@@ -181,11 +191,11 @@ class Watch:
 
     @property
     def next_look(self) -> float | None:
-        """Seconds until it; None where there is nobody to look after."""
+        """Seconds until the next poll; None without hang detection."""
         return _LOOK_SECONDS if self._files else None
 
     def ask_for_stacks(self, running: Sequence[int]) -> list[Hang]:
-        """Those that run write their stacks, if they can; returns how they hang."""
+        """Asks running workers for their stacks; returns the state of the workers."""
         signs = {each: sign for each in running if (sign := self._lives[each].sign)}
         ahead = max(sign.boundaries for sign in signs.values())
         hangs = []
@@ -206,17 +216,17 @@ class Watch:
         return hangs
 
     def stacks(self) -> dict[int, str]:
-        """What those wrote that were asked, by worker; empty where one could not."""
+        """Returns the stacks by worker; empty text for a worker without stacks."""
         return {worker: self._files[worker].stacks() for worker in self._asked}
 
     def close(self) -> None:
-        """Takes back what was lent."""
+        """Closes the heartbeat files."""
         for file in self._files:
             file.close()
 
 
 def _state(pid: int) -> str:
-    """Of a process; empty where it has ended."""
+    """Returns the state of a process; empty if the process has ended."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         state = status.partition("State:")[2].partition("\n")[0].strip()

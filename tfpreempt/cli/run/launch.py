@@ -1,7 +1,7 @@
-"""Becomes a worker's command, and makes the kernel send it SIGTERM if its parent dies.
+"""Replaces itself by a worker's command; the kernel sends SIGTERM if the parent dies.
 
-A script of its own (run by path, without site packages) because the kernel's setting
-belongs to the process that sets it, and because code between fork and exec of a larger
+A separate script, run by path and without site packages, because the kernel's setting
+belongs to the process that makes it, and because code between fork and exec of a larger
 process (`preexec_fn`) is unsafe.
 
 Usage: launch.py PARENT_PID COMMAND [ARGUMENT ...]
@@ -18,12 +18,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ties this process to its parent and replaces it by the command."""
+    """Ties this process to its parent and replaces the process by the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before it could be watched
+    if os.getppid() != parent:  # the parent died before prctl
         sys.exit(128 + signal.SIGTERM)
-    # The supervisor blocks the signals that it waits for, and a mask outlives exec.
+    # The supervisor blocks the signals it waits for, and a signal mask survives exec.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Python ignores the first two, and the supervisor's caller may ignore the third;
     # an ignored signal stays ignored through exec.

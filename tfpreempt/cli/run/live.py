@@ -1,7 +1,7 @@
-"""The live view of a run: a line on a terminal, and metrics; by threads of its own.
+"""The live view of a run: a line on a terminal, and metrics; in threads of their own.
 
-What it shows is what `tfpreempt status` finds, in the same files: nobody asks a worker,
-and neither training nor the supervisor waits for anything here.
+The view shows the state found by `tfpreempt status`, read from the same files. No
+worker is asked, and neither training nor the supervisor waits for the view.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ def shown(
     line: StatusLine | None,
     lost: Callable[[Path, OSError], None],
 ) -> Iterator[None]:
-    """A context in which what is known of the run is shown, served and written.
+    """A context in which the state of the run is shown, served and written.
 
     Args:
-        options: of the run; its journal's directory exists, if it can.
-        clock: for the ages of things.
-        line: on the terminal; None where there is none.
-        lost: told the metrics' file and the error, whenever it cannot be written.
+        options: options of the run; the directory of its journal exists, if possible.
+        clock: clock that measures ages.
+        line: status line on the terminal; None without a terminal.
+        lost: function called with the metrics file and the error whenever writing
+            fails.
 
     Raises:
         ConfigurationError: the metrics cannot be served or written.
@@ -75,9 +76,10 @@ def shown(
 def _written(
     path: Path, collected: CollectorRegistry, lost: Callable[[Path, OSError], None]
 ) -> Iterator[None]:
-    """Writes the metrics to a file again and again, and once more at the end.
+    """Writes the metrics to a file repeatedly, and a last time at the end.
 
-    A reader of the file finds the metrics of before, or those of now, never a part.
+    A reader of the file finds complete metrics, old or new: the file is replaced as a
+    whole.
     """
     from prometheus_client import write_to_textfile
 
@@ -101,7 +103,7 @@ def _written(
 
 @contextlib.contextmanager
 def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
-    """Shows the status in a line, which is erased at the end."""
+    """Shows the state of the run in a status line, and erases the line at the end."""
     from tfpreempt.cli.status.text import one_line
 
     def draw() -> None:
@@ -117,9 +119,15 @@ def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
 def _repeated(
     name: str, seconds: float, do: Callable[[], None], at_last: Callable[[], None]
 ) -> Iterator[None]:
-    """Does something in a thread every so often, and something at the end.
+    """Calls `do` in a thread at an interval, and `at_last` at the end.
 
-    What it writes to may stand still: the end is not waited for longer than a moment.
+    The output may block, so the end waits at most `_JOIN_SECONDS` for the thread.
+
+    Args:
+        name: name of the thread.
+        seconds: interval.
+        do: function called at every interval.
+        at_last: function called at the end.
     """
 
     def run() -> None:

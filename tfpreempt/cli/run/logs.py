@@ -1,8 +1,8 @@
-"""The workers' log files: one per worker over all restarts, with a line at each start.
+"""The workers' log files: one per worker over all restarts, with a line at every start.
 
-Who looks for the reason at night opens one file and reads upwards; `tail -F` on it goes
-on through restarts. A worker writes into a pipe and not into the file: a disk that is
-full must end no training because `print` raises. What cannot be written is left out.
+To find the cause of a failure, open one file and read upwards; `tail -F` continues
+through restarts. A worker writes into a pipe instead of the file: otherwise `print`
+would raise on a full disk and end training. Text that cannot be written is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfpreempt.core.threads import OwnedThread
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage.files import LocalFiles
 
-_READ_BYTES = 1 << 20  # no pipe holds more, so that one read empties it
+_READ_BYTES = 1 << 20  # at least the size of a pipe, so a single read empties the pipe
 _TAIL_BYTES = 1 << 16
 _JOIN_SECONDS = 5.0
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -32,21 +32,23 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class WorkerLog:
-    """One worker's output: a pipe, and the file that it is emptied into. Any thread.
+    """The output of a worker: a pipe, and the file for its text. Any thread.
 
-    Both ends of the pipe stay open, so that it breaks for no child that outlives its
-    worker, and nothing waits for such a child either.
+    Both ends of the pipe stay open here. So the pipe does not break for a child that
+    outlives its worker, and nothing waits for such a child.
 
     Args:
-        path: the file; it is appended to.
-        size: bytes at which it becomes `<path>.1`, that `<path>.2`, and so on.
-        files: how many there are then at most.
-        lost: told the path and the error whenever text cannot be written.
-        console: gets a copy of what the worker writes.
-        root: the directory below which no link is followed; see `contained`.
+        path: path of the file; text is appended.
+        size: bytes at which the file becomes `<path>.1`, that `<path>.2`, and so on.
+        files: largest number of files.
+        lost: function called with the path and the error whenever text cannot be
+            written.
+        console: console that gets a copy of the worker's output.
+        root: directory below which links are not followed; see `contained`.
 
     Raises:
-        ConfigurationError: the file cannot be written, other than for want of space.
+        ConfigurationError: the file cannot be written, for another reason than a full
+            disk.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class WorkerLog:
         self._lost = lost
         self._console = console
         self._lock = threading.Lock()
-        self._tail = bytearray()  # of the current part; it needs no disk
+        self._tail = bytearray()  # end of the current part, in memory
         self._left_out = 0
         try:
             self._files.make_dirs(str(path.parent))
@@ -83,23 +85,23 @@ class WorkerLog:
         os.set_blocking(self.reading, False)
 
     def take(self) -> None:
-        """Empties the pipe, as far as it is filled now."""
+        """Reads the present contents of the pipe."""
         with self._lock, contextlib.suppress(BlockingIOError):
             self._add(os.read(self.reading, _READ_BYTES))
 
     def begin(self, text: str) -> None:
-        """A new part, with a line of the supervisor's own in front."""
+        """Starts a new part with a line of the supervisor."""
         with self._lock:
             self._tail.clear()
             self._append(self._own_line(text))
 
     def note(self, text: str) -> None:
-        """A line of the supervisor's own, in the midst of the worker's."""
+        """Adds a line of the supervisor amid the worker's output."""
         with self._lock:
             self._append(self._own_line(text))
 
     def end(self, text: str) -> None:
-        """Takes what was written last, and adds a line of the supervisor's own."""
+        """Reads the rest of the pipe, and adds a line of the supervisor."""
         self.take()
         with self._lock:
             if self._tail and not self._tail.endswith(b"\n"):
@@ -109,7 +111,7 @@ class WorkerLog:
             self._console.flush()
 
     def say(self, text: str) -> None:
-        """In place of a worker that says nothing itself; shown like its output."""
+        """Adds a line for a worker that could not be started; shown like its output."""
         with self._lock:
             self._add(f"{text}\n".encode())
 
@@ -119,7 +121,7 @@ class WorkerLog:
         os.close(self.writing)
 
     def error_lines(self, limit: int = 25) -> list[str]:
-        """The last traceback of the current part, otherwise its last lines."""
+        """Returns the last traceback of the current part, or else its last lines."""
         lines, start, end = self._newest_error()
         if start is None:
             return lines[-limit:]
@@ -127,19 +129,19 @@ class WorkerLog:
         return shown + lines[end:][: limit - len(shown)]
 
     def error_line(self) -> str:
-        """The one that names the error; "" where nothing was written."""
+        """Returns the line that names the error; "" without any output."""
         lines, _, end = self._newest_error()
         return "".join(lines[end - 1 : end])
 
     def _newest_error(self) -> tuple[list[str], int | None, int]:
-        """The lines, and where the last traceback begins, if there is one, and ends."""
+        """Returns the lines, and the begin (or None) and end of the last traceback."""
         with self._lock:
             text = self._tail[-_TAIL_BYTES:].decode("utf-8", errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
         if not starts:
             return lines, None, len(lines)
-        # Runtimes write on after a traceback; the error stands where its indent ends.
+        # Runtimes write more after a traceback; the first unindented line is the error.
         after = range(starts[-1] + 1, len(lines))
         end = next((i + 1 for i in after if lines[i][:1] != " "), len(lines))
         return lines, starts[-1], end
@@ -153,7 +155,7 @@ class WorkerLog:
             self._console.feed(data)
 
     def _own_line(self, text: str) -> bytes:
-        """On a line of its own, whatever a worker has left at the end."""
+        """Returns a line of the supervisor, after a line break if the file needs it."""
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         torn = b""
         with (
@@ -165,7 +167,7 @@ class WorkerLog:
         return torn + f"=== {now} {text} ===\n".encode()
 
     def _append(self, data: bytes) -> None:
-        """Writes what can be written, after a word about what could not."""
+        """Writes data, after a note about data that could not be written before."""
         try:
             if self._left_out:
                 self._make_directory()
@@ -178,7 +180,7 @@ class WorkerLog:
             self._lost(self.path, error)
 
     def _write(self, data: bytes) -> None:
-        """Opened each time: the file may be moved, or removed, by others meanwhile."""
+        """Appends data; reopens the file every time, as it may be moved or removed."""
         while data:
             with open(self._opened(_APPEND), "ab", buffering=0) as file:
                 count = self._fitting(data, file.tell())
@@ -189,7 +191,11 @@ class WorkerLog:
                 self._rotate()
 
     def _fitting(self, data: bytes, at: int) -> int:
-        """How much of it goes into a file that has `at` bytes: whole lines, if any."""
+        """Returns how many bytes fit into a file of `at` bytes, in whole lines if
+        possible.
+
+        If a line is longer than a file, the line is split.
+        """
         if at + len(data) <= self._size:
             return len(data)
         lines = data.rfind(b"\n", 0, max(0, self._size - at)) + 1
@@ -203,7 +209,7 @@ class WorkerLog:
                 self._files.rename(str(newer), str(older))
 
     def _make_directory(self) -> None:
-        """Not the directories above: the disk may have been unmounted."""
+        """Makes the log directory without its parents: the disk may be unmounted."""
         with (
             contained.parent(self.path.parent, self._root) as (folder, name),
             contextlib.suppress(FileExistsError),
@@ -218,7 +224,8 @@ class WorkerLog:
 def pumped(logs: Sequence[WorkerLog]) -> Iterator[None]:
     """Empties the workers' pipes in a thread, however slow the disk is.
 
-    At the end a disk that hangs is not waited for.
+    At the end the thread is waited for at most `_JOIN_SECONDS`, because a disk may
+    hang.
     """
     readers = {log.reading: log for log in logs}
     woken, waker = os.pipe()

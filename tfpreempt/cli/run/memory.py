@@ -1,8 +1,9 @@
-"""Memory for the workers' snapshots: lent for a run, taken back at its end.
+"""Memory for the workers' snapshots, reserved for a run and freed at its end.
 
-It is a directory on a file system that lies in memory (tmpfs), so it outlives the
-workers and goes with the machine. A lock on it lives as long as the supervisor: what
-has none was left by one that was killed, and goes at the next start of any.
+The memory is a directory on a file system in memory (tmpfs), so snapshots survive the
+workers, but not the machine. A lock on the directory lasts as long as the supervisor. A
+directory without a lock was left by a killed supervisor, and is removed at the next
+start of any supervisor.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from tfpreempt.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 AUTO = -1
-"""As much as the machine can spare."""
+"""Size chosen from the free memory of the machine."""
 
-_SHARE = 4  # of the memory that is available, one part of so many
-_LEAST = 64 << 20  # for each worker; what fits in less is saved in no time
-_IN_FILES = 2 / 3  # of what snapshots take; the rest are copies in the workers
+_SHARE = 4  # `AUTO` takes a quarter of the available memory
+_LEAST = 64 << 20  # bytes per worker; a smaller state is saved quickly anyway
+_IN_FILES = 2 / 3  # part of the snapshots in files; the rest are copies in workers
 _TRIES = 10
 
 
@@ -41,15 +42,16 @@ def lent(
     """A context in which workers have memory for snapshots.
 
     Args:
-        asked: bytes for all of them; 0: none; `AUTO`: as much as can be spared.
-        workers: how many there are.
-        places: where it may lie; by default those that systems have.
+        asked: bytes for all workers together; 0: no snapshots; `AUTO`: a share of the
+            free memory.
+        workers: number of workers.
+        places: directories to try; by default the usual directories on tmpfs.
 
     Yields:
-        What each gets; None where there is none to be had, or too little.
+        The memory of the workers; None if not wanted, not available, or too small.
 
     Raises:
-        ConfigurationError: bytes were asked for, and cannot be had.
+        ConfigurationError: the requested number of bytes is not available.
     """
     made = None
     try:
@@ -82,19 +84,21 @@ def lent(
 def _lend(
     found: Sequence[Path], asked: int, workers: int
 ) -> tuple[LentMemory, int] | None:
-    """A directory to lend, and the descriptor that holds its lock.
+    """Makes a directory for snapshots.
 
     Args:
-        found: the places in memory.
-        asked: see `lent`.
-        workers: see `lent`.
+        found: directories on tmpfs.
+        asked: number of bytes, see `lent`.
+        workers: number of workers.
 
     Returns:
-        None where none is wanted, or there is too little for `AUTO`.
+        The memory and the descriptor that holds its lock; None if not wanted, or too
+        small for `AUTO`.
 
     Raises:
-        ConfigurationError: bytes were asked for, and are not there.
-        OSError: the place, or what says how much memory there is.
+        ConfigurationError: the requested number of bytes is not available.
+        OSError: the directory, or the file with the size of free memory, cannot be
+            read.
     """
     if asked == 0:
         return None
@@ -118,7 +122,7 @@ def _places() -> list[Path]:
 
 
 def _is_in_memory(place: Path) -> bool:
-    """Whether it is a directory of ours to write in, on tmpfs."""
+    """Returns whether a path is a writable directory on tmpfs."""
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         return False
     mount = mount_of(place)
@@ -126,7 +130,7 @@ def _is_in_memory(place: Path) -> bool:
 
 
 def _room(place: Path) -> int:
-    """Bytes that could be had for snapshots."""
+    """Returns the number of bytes available for snapshots."""
     status = os.statvfs(place)
     return min(available_bytes(), int(status.f_bavail * status.f_frsize / _IN_FILES))
 
@@ -136,20 +140,23 @@ def _begins() -> str:
 
 
 def _make(place: Path) -> tuple[Path, int]:
-    """A new directory, and the descriptor that holds its lock."""
+    """Makes a new directory; returns the path and the descriptor with the lock."""
     for _ in range(_TRIES):
         path = place / f"{_begins()}{secrets.token_hex(8)}"
         path.mkdir(0o700)
         descriptor = _locked(path)
         if descriptor is not None:
             return path, descriptor
-        with contextlib.suppress(OSError):  # somebody else may have removed it
+        with contextlib.suppress(OSError):  # another supervisor may have removed it
             path.rmdir()
     raise OSError(f"no directory can be locked in {place}")
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds its lock; None where somebody else does, or it went."""
+    """Returns a descriptor that holds the lock of a directory, or None.
+
+    There is no lock if another process holds it, or the directory was removed.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -161,7 +168,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _sweep(place: Path) -> None:
-    """Removes what supervisors of this user left that were killed."""
+    """Removes the directories of this user's killed supervisors."""
     name = re.compile(re.escape(_begins()) + "[0-9a-f]{16}")
     with contextlib.suppress(OSError):
         for path in place.iterdir():

@@ -1,4 +1,4 @@
-"""What `tfpreempt run` was asked to do, and what the workers are told of it."""
+"""The options of `tfpreempt run`, and the environment of the workers."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from tfpreempt.core.scratch import local_directory
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """One run under supervision.
+    """The options of a run under supervision.
 
     Attributes:
-        command: the workers' program with its arguments.
-        workers: how many of them.
+        command: program of the workers, with its arguments.
+        workers: number of workers on this machine.
         limits: budgets and times.
-        checkpoint_dir: absolute, or a URL; handed on to the workers.
-        remote_checkpoint_dir: handed on to the workers, which copy their commits there.
-        log_dir: for the workers' output.
-        log_size: bytes of a log file, after which the next one begins.
-        log_files: how many of a worker's are kept.
-        journal_dir: for the supervisor's own record.
-        task: where TF_CONFIG was given what this machine's task is called, such as
-            "worker-3"; then workers is 1.
+        checkpoint_dir: absolute path or URL, passed to the workers.
+        remote_checkpoint_dir: mirror, passed to the workers, which copy their commits
+            there.
+        log_dir: directory for the workers' output.
+        log_size: bytes of a log file at which the next file begins.
+        log_files: number of log files kept per worker.
+        journal_dir: directory of the supervisor's journal.
+        task: name of this machine's task if TF_CONFIG was given, such as "worker-3";
+            then `workers` is 1.
         has_echo: whether worker 0's output is copied to the console.
-        environment: what the workers inherit.
-        snapshots: bytes for the workers' snapshots; 0 for none, or `memory.AUTO`.
-        memory: what each worker has for them; None for none.
-        hang_timeout: seconds that a boundary may take, or `hangs.AUTO`; None: as long
-            as it takes.
-        first_worker: index in the cluster of the first of them; None where TF_CONFIG
-            names a task that does not train.
-        metrics_address: host and port, where metrics are served; None: nowhere.
-        metrics_file: that metrics are written to; None: none.
+        environment: environment inherited by the workers.
+        snapshots: bytes for the workers' snapshots; 0 for no snapshots, or
+            `memory.AUTO`.
+        memory: memory of the workers for snapshots; None without snapshots.
+        hang_timeout: seconds allowed without a boundary, or `hangs.AUTO`; None: no
+            limit.
+        first_worker: index in the cluster of this machine's first worker; None if
+            TF_CONFIG names a task that does not train.
+        metrics_address: host and port for serving metrics; None: not served.
+        metrics_file: file for metrics; None: not written.
     """
 
     command: tuple[str, ...]
@@ -61,7 +63,7 @@ class RunOptions:
     metrics_file: Path | None = None
 
     def label(self, worker: int) -> str:
-        """What a worker is called in files and on the console."""
+        """Returns the name of a worker in files and on the console."""
         return self.task or f"worker-{worker}"
 
     @property
@@ -72,18 +74,24 @@ class RunOptions:
 
     @property
     def journal_path(self) -> Path:
-        """The supervisor's record; those of other machines may lie beside it."""
+        """The supervisor's journal file; other machines may have files beside it."""
         suffix = f"-{self.task}" if self.task else ""
         return self.journal_dir / f"supervisor{suffix}.jsonl"
 
     def worker_environment(
         self, worker: int, incarnation: str, restart: int, ports: tuple[int, ...]
     ) -> dict[str, str]:
-        """The environment of one worker.
+        """Returns the environment of a worker.
 
-        Where TF_CONFIG is given it stays, and the workers get no incarnation: the
-        supervisors of the other machines have other names for theirs. What this one
-        calls the start goes into their journals.
+        A given TF_CONFIG is passed on, and the workers then get no common incarnation
+        name: supervisors of other machines use other names. The name of this
+        supervisor's start is recorded in the workers' journals.
+
+        Args:
+            worker: index of the worker on this machine.
+            incarnation: name of the start of the workers.
+            restart: number of restarts so far.
+            ports: ports of the local cluster; empty with a given TF_CONFIG.
         """
         told = {
             "TFPREEMPT_SUPERVISED": incarnation,
@@ -99,6 +107,6 @@ class RunOptions:
             told["TFPREEMPT_INCARNATION"] = incarnation
         if self.memory is not None:
             told |= self.memory.to_environment()
-        lent = (*VARIABLES, life.VARIABLE)  # by a supervisor of this one
+        lent = (*VARIABLES, life.VARIABLE)  # set by a parent supervisor
         given = {k: v for k, v in self.environment.items() if k not in lent}
         return {**given, **told}

@@ -1,8 +1,8 @@
-"""What a supervisor does next, decided from what it has seen; no process, no clock.
+"""Decides the supervisor's next action from its observations; no process, no clock.
 
-`decide` is asked again after everything that happens and at the time that `Wait` names.
-A failure outweighs a preemption, the supervisor's own stop outweighs both: the machine
-is going away then, and only the restart code makes the platform start the run again.
+`decide` is called again after every event and at the time named by `Wait`. A failure
+outweighs a preemption, and a signal to the supervisor outweighs both: the machine is
+then going away, and only the restart code makes the platform start the run again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NewType
 
 ReturnCode = NewType(
     "ReturnCode", int
-)  # of subprocess: an exit code, or minus a signal
+)  # as in subprocess: an exit code, or minus the number of a signal
 
 _HOUR = 3600.0  # seconds
 _FAILURES_PER_HOUR = 20
-_HUNG = 128 + signal.SIGKILL  # as a shell gives the code of a worker that was killed
+_HUNG = 128 + signal.SIGKILL  # exit code of a killed process in a shell
 
 
 def describe_end(returncode: ReturnCode) -> str:
-    """A process's end for people: the exit code, or the name of the signal."""
+    """Returns the exit code, or the name of the terminating signal, as text."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
@@ -32,16 +32,16 @@ def describe_end(returncode: ReturnCode) -> str:
 
 
 class Cause(enum.Enum):
-    """Why a run of the workers ended."""
+    """Reason why a run of the workers ended."""
 
     FINISHED = "finished"
     PREEMPTION = "preemption"
     FAILURE = "failure"
-    HANG = "hang"  # a failure too: no boundary came in time
-    NO_PROGRESS = "no_progress"  # preempted again and again, with nothing gained
+    HANG = "hang"  # a kind of failure: no step boundary within the limit
+    NO_PROGRESS = "no_progress"  # preempted repeatedly without a newer commit
     FAILURE_RATE = "failure_rate"  # too many failures within an hour
-    MOVED = "moved"  # the checkpoint directory is another one than at the start
-    STOPPED = "stopped"  # the supervisor itself was told to leave
+    MOVED = "moved"  # the checkpoint directory was moved or replaced
+    STOPPED = "stopped"  # the supervisor received a signal to stop
 
 
 OUTCOMES = {
@@ -54,67 +54,73 @@ OUTCOMES = {
     Cause.MOVED: "the checkpoint directory is not the one of the start",
     Cause.STOPPED: "told to stop, and to be started again by the platform",
 }
-"""How a supervisor ended, by the cause with which it left."""
+"""Outcome of a supervisor as text, by the cause of its exit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the user allows; times in seconds, None is without limit."""
+    """Limits set by the user; times in seconds, None is without limit."""
 
     max_preemptions: int | None = None
     max_idle_preemptions: int | None = None  # in a row, without progress
     max_failures: int | None = 3  # in a row, without progress
     restart_codes: tuple[int, ...] = (143, 42)
-    grace: float | None = None  # to commit and leave, once told to stop
-    failure_grace: float = 15.0  # to leave, once another worker has failed, or all hang
-    stacks_grace: float = 1.0  # to write their stacks, where they hang
-    unkillable: float = 10.0  # how long a process may outlive SIGKILL
+    grace: float | None = None  # for committing and exiting after a signal to stop
+    failure_grace: float = 15.0  # for exiting after another worker failed, or a hang
+    stacks_grace: float = 1.0  # for hung workers to write their stacks
+    unkillable: float = 10.0  # for a process to end after SIGKILL
     backoff: float = 1.0
     backoff_max: float = 60.0
-    backoff_reset: float = 600.0  # a run this long is progress, and ends the back-off
+    backoff_reset: float = 600.0  # a longer run counts as progress and resets the delay
 
     @property
     def leave_grace(self) -> float:
-        """To leave once the commit is made, or the supervisor is gone.
+        """Seconds for exiting after the commit, or after the end of the supervisor.
 
-        No step is waited for then, so there is a limit where `grace` is None too.
+        No step is waited for then, so there is a limit even if `grace` is None.
         """
         return 35.0 if self.grace is None else self.grace
 
     @property
     def max_failures_per_hour(self) -> int | None:
-        """Failures within an hour, with or without progress between them.
+        """Largest number of failures within an hour, with or without progress.
 
-        A program that commits and fails at once, each time, makes progress; it is a
-        fault all the same. Never less than the failures that the user allows in a row.
+        A program that commits and then fails at once, every time, makes progress but is
+        still faulty. The number is never smaller than the allowed number of failures in
+        a row.
         """
         if self.max_failures is None:
             return None
         return max(_FAILURES_PER_HOUR, self.max_failures)
 
     def is_preempted(self, exit: WorkerExit) -> bool:
-        """Whether it left to be started again.
+        """Returns whether a worker exited to be restarted.
 
-        SIGTERM itself ends a worker only where nothing listens to it: before its
+        SIGTERM itself ends a worker only while no handler is installed: before the
         first handler, and after the last.
         """
         return exit.code in self.restart_codes or exit.returncode == -signal.SIGTERM
 
     def restart_code(self, exit: WorkerExit | None) -> int:
-        """What tells the platform to start the run again, as this worker's end does."""
+        """Returns the exit code that makes the platform restart the run.
+
+        Args:
+            exit: exit of a preempted worker, or None; the first restart code replaces
+                an exit code that is not a restart code.
+        """
         codes = self.restart_codes
         return exit.code if exit is not None and exit.code in codes else codes[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What was spent so far.
+    """Used parts of the budgets.
 
     Attributes:
-        preemptions: in all.
-        failures: in all.
-        in_a_row: failures without progress between.
-        idle_in_a_row: preemptions without progress between.
+        preemptions: total number of preemptions.
+        failures: total number of failures.
+        in_a_row: failures since the last progress.
+        idle_in_a_row: preemptions since the last progress.
         failed_at: monotonic seconds of the failures of the last hour.
     """
 
@@ -127,13 +133,13 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """A worker's end.
+    """The end of a worker.
 
     Attributes:
-        worker: its index.
-        returncode: as subprocess gives it, negative for a signal.
+        worker: index of the worker.
+        returncode: exit code as in subprocess, negative for a signal.
         at: monotonic seconds.
-        was_asked: the supervisor had told it to leave before it ended.
+        was_asked: whether the supervisor had sent SIGTERM before.
     """
 
     worker: int
@@ -143,32 +149,33 @@ class WorkerExit:
 
     @property
     def code(self) -> int:
-        """The exit code as a shell gives it: 128 + n for signal n."""
+        """Exit code as in a shell: 128 + n for signal n."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
     def describe(self) -> str:
-        """For people: the exit code, or the name of the signal."""
+        """Returns the exit code, or the name of the signal, as text."""
         return describe_end(self.returncode)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """All that a decision depends on; times are monotonic seconds.
+    """The observations for a decision; times are monotonic seconds.
 
     Attributes:
-        workers: how many were started.
-        started_at: when.
-        exits: in the order in which they were seen.
-        stop_at: when the supervisor was told to leave.
-        asked_at: when those still running were sent SIGTERM.
-        killed_at: when they were sent SIGKILL.
-        hang_due: when the workers hang, if no boundary comes before; None where that
-            is open.
-        hung_at: when they were found to, and asked for their stacks.
-        urges: each Ctrl-C that came after the signal to leave.
-        has_progressed: the run has committed another step than it began with; None if
-            commits cannot be seen.
-        spent: what earlier runs have spent.
+        now: present time.
+        workers: number of workers that were started.
+        started_at: time of the start.
+        exits: ends of workers in the order of observation.
+        stop_at: time of the signal to stop; None without a signal.
+        asked_at: time at which the running workers were sent SIGTERM.
+        killed_at: time at which the running workers were sent SIGKILL.
+        hang_due: time at which the workers count as hung without another boundary; None
+            without such a time.
+        hung_at: time at which a hang was detected, and stacks were requested.
+        urges: number of Ctrl-C after the signal to stop.
+        has_progressed: whether the run has committed another step since its start; None
+            if commits cannot be seen.
+        spent: budgets used by earlier runs.
     """
 
     now: float
@@ -186,35 +193,35 @@ class Situation:
 
     @property
     def is_urged(self) -> bool:
-        """Whether to wait no longer: the first urge only asks what is waited for."""
+        """Whether to stop waiting; the first urge only shows the awaited workers."""
         return self.urges > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Nothing to do before the next event, or before `until`."""
+    """Do nothing before the next event, or before `until`."""
 
     until: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AskForStacks:
-    """Tell that the workers that still run hang, and have them write where."""
+    """Report that the running workers hang, and request their stacks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Send SIGTERM to the workers that still run."""
+    """Send SIGTERM to the running workers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Send SIGKILL to the workers that still run, and to their children."""
+    """Send SIGKILL to the running workers and to their children."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Start all workers again after `delay` seconds."""
+    """Restart all workers after `delay` seconds."""
 
     cause: Cause
     delay: float
@@ -223,7 +230,7 @@ class Restart:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """End the supervisor with this exit code."""
+    """Exit the supervisor with the given code."""
 
     cause: Cause
     code: int
@@ -235,20 +242,23 @@ Action = Wait | AskForStacks | Ask | Kill | Restart | Leave
 
 
 def decide(limits: Limits, seen: Situation) -> Action:
-    """The one next action."""
+    """Returns the next action."""
     if len(seen.exits) < seen.workers:
         return _while_some_run(limits, seen)
     return _after_all(limits, seen)
 
 
 def first_failure(limits: Limits, seen: Situation) -> WorkerExit | None:
-    """The failure that the others' ends follow from, if there is one."""
+    """Returns the first failure of a worker that was not asked to exit, or None.
+
+    The ends of the other workers follow from this failure.
+    """
     own = (e for e in seen.exits if not e.was_asked)
     return next((e for e in own if e.code and not limits.is_preempted(e)), None)
 
 
 def leave_between_runs(limits: Limits, spent: Spent) -> Leave:
-    """A stop while no worker runs (in the back-off)."""
+    """Returns the action after a signal to stop in the back-off, without workers."""
     return Leave(cause=Cause.STOPPED, code=limits.restart_codes[0], spent=spent)
 
 
@@ -258,13 +268,13 @@ def _while_some_run(limits: Limits, seen: Situation) -> Action:
     if seen.is_urged:
         return Kill()
     if seen.asked_at is not None:
-        # Told to stop, workers commit. After a failure or a preemption those that still
-        # run can't be in a commit that all take part in, and get a short time. So do
-        # those that hang: who was only slow commits in it.
+        # Workers asked to stop make a commit. After a failure or a preemption a commit
+        # of all workers is impossible, so the running workers get a short time. Hung
+        # workers get the same time, in which a merely slow worker can commit.
         is_whole = seen.hung_at is None and not _ended_by_signal(limits, seen)
         can_commit = seen.stop_at is not None and is_whole
         limit = limits.grace if can_commit else limits.failure_grace
-        if limit is None:  # how long a step takes nobody knows: the platform kills
+        if limit is None:  # a step may take any time: the platform kills
             return Wait(until=None)
         return _wait_or(Kill(), seen.now, seen.asked_at + limit)
     is_failed = first_failure(limits, seen) is not None
@@ -277,11 +287,14 @@ def _while_some_run(limits: Limits, seen: Situation) -> Action:
         return _wait_or(Ask(), seen.now, preempted.at + limits.leave_grace)
     if seen.hang_due is not None:
         return _wait_or(AskForStacks(), seen.now, seen.hang_due)
-    return Wait(until=None)  # some may have finished: uneven ends are fine
+    return Wait(until=None)  # workers may finish at different times
 
 
 def _after_kill(limits: Limits, seen: Situation, killed_at: float) -> Action:
-    """What outlives SIGKILL hangs in the kernel; a restart beside it is unsafe."""
+    """Waits for killed processes; exits instead of restarting if a process survives.
+
+    A process that survives SIGKILL hangs in the kernel; a restart beside it is unsafe.
+    """
     if seen.now < killed_at + limits.unkillable:
         return Wait(until=killed_at + limits.unkillable)
     ended = _after_all(limits, seen)
@@ -302,7 +315,7 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
     own = preempted if preempted and not preempted.was_asked else None
     first = _failure(limits, seen) or own
     came_first = first is not None and first.at < seen.stop_at
-    # Seen before the stop came and the last one allowed: it is what ended the run.
+    # A failure before the signal that used up the budget has ended the run.
     if came_first and isinstance(first, _Failure) and isinstance(verdict, Leave):
         return verdict
     return Leave(
@@ -313,7 +326,7 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
 
 
 def _after_own_end(limits: Limits, seen: Situation) -> Restart | Leave:
-    """What would follow if the supervisor were not told to leave."""
+    """Returns the action without a signal to stop."""
     failure = _failure(limits, seen)
     if failure is not None:
         return _after_failure(limits, seen, failure)
@@ -325,7 +338,7 @@ def _after_own_end(limits: Limits, seen: Situation) -> Restart | Leave:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """What counts as one: a worker's end, or that all hang."""
+    """A failure of the run: the end of a worker, or a hang."""
 
     cause: Cause
     code: int
@@ -336,7 +349,7 @@ def _failure(limits: Limits, seen: Situation) -> _Failure | None:
     is_finished = len(seen.exits) == seen.workers and not any(
         each.code for each in seen.exits
     )
-    if seen.hung_at is not None and not is_finished:  # else they were only slow
+    if seen.hung_at is not None and not is_finished:  # else the workers were only slow
         return _Failure(cause=Cause.HANG, code=_HUNG, at=seen.hung_at)
     if (own := first_failure(limits, seen)) is not None:
         return _Failure(cause=Cause.FAILURE, code=own.code, at=own.at)
@@ -394,28 +407,29 @@ def _after_preemption(
                 spent=spent,
                 is_over_budget=True,
             )
-    # The run's own time counts: what trains for a while is started again at once. But
-    # what leaves at once, every time, must not spin, whatever it commits.
+    # The duration of the run is subtracted: a run that trained for a while restarts at
+    # once. A run that exits at once, every time, must not spin, even with commits.
     delay = max(0.0, _backoff(limits, max(1, spent.idle_in_a_row)) - lasted)
     return Restart(cause=Cause.PREEMPTION, delay=delay, spent=spent)
 
 
 def _backoff(limits: Limits, row: int) -> float:
-    """How long the last of so many in a row is paused after."""
-    # The exponent is capped because a float is not endless.
+    """Returns the delay after the last of `row` ends in a row."""
+    # The exponent is capped because a float overflows.
     return min(limits.backoff_max, limits.backoff * 2.0 ** min(row - 1, 60))
 
 
 def _first_preempted(limits: Limits, seen: Situation) -> WorkerExit | None:
-    """The first worker with the restart code, of its own accord if there is one."""
+    """Returns the first preempted worker, preferably without a supervisor's SIGTERM."""
     left = [e for e in seen.exits if limits.is_preempted(e)]
     return next((e for e in left if not e.was_asked), left[0] if left else None)
 
 
 def _ended_by_signal(limits: Limits, seen: Situation) -> bool:
-    """Whether SIGTERM has ended a worker before its handler stood.
+    """Returns whether SIGTERM ended a worker before its handler was installed.
 
-    The others cannot commit without it, and may wait for it for minutes in the start.
+    The other workers cannot commit without the ended worker, and may wait for minutes
+    in the start.
     """
     return any(e.returncode < 0 and limits.is_preempted(e) for e in seen.exits)
 

@@ -1,9 +1,9 @@
-"""Worker processes: started in groups of their own, seen to end, never left behind.
+"""Worker processes, in process groups of their own; none survives the supervisor.
 
-Signals that ask go to the worker alone, as Kubernetes and Docker do it: a group-wide
-SIGTERM would end the data loaders that the commit may still need. What a worker leaves
-in its group is asked when the worker has ended, and killed with the group at the limit.
-A program behind a shell should be started with `exec`.
+SIGTERM is sent to the worker alone, as Kubernetes and Docker do: a SIGTERM to the group
+would end data loaders that the commit may still need. Remaining processes of the group
+get SIGTERM when the worker has ended, and SIGKILL at the limit. A program behind a
+shell should be started with `exec`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Fleet:
-    """The workers of one incarnation, by index. Main thread only: it is their parent.
+    """The workers of an incarnation, by index. Main thread only: it is their parent.
 
-    A guard process is told of each of their groups, and ends what is left of them when
-    this process is gone, however that was.
+    A guard process knows the process groups of the workers, and ends the remaining
+    groups after this process has ended in any way.
 
     Args:
-        leave_seconds: what children of an ended worker get between SIGTERM and SIGKILL,
-            and what the guard gives the workers to commit and leave.
-        outputs: the reading ends of the workers' pipes, and the files that the guard
-            empties them into.
-        journal: the supervisor's, where the guard records an end without a last record.
-        supervisor: id of this supervisor's life.
-        root: the directory below which the guard follows no link; see `contained`.
+        leave_seconds: seconds between SIGTERM and SIGKILL for children of an ended
+            worker, and for workers that the guard ends.
+        outputs: reading ends of the workers' pipes, and the files for the output when
+            the guard reads the pipes.
+        journal: journal of the supervisor, where the guard records an unexpected end.
+        supervisor: id of this supervisor.
+        root: directory below which the guard does not follow links; see `contained`.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Fleet:
     ) -> None:
         self._leave_seconds = leave_seconds
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._left_behind: dict[int, float] = {}  # group -> when it is killed
+        self._left_behind: dict[int, float] = {}  # group -> time of SIGKILL
         self._started: list[subprocess.Popen[bytes]] = []
-        # Without this, orphans of the workers go to process 1, which in a container may
-        # reap late or never, and a dead child looks like a living one until then.
+        # Otherwise orphans of the workers go to process 1. In a container process 1 may
+        # reap late or never, and until then an ended child looks like a running child.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pairs = [str(each) for pair in outputs.items() for each in pair]
         self._guard = subprocess.Popen(
@@ -71,11 +71,11 @@ class Fleet:
         self._started.append(self._guard)
 
     def end_orderly(self) -> None:
-        """Tells the guard that the journal has the supervisor's last record."""
+        """Tells the guard that the journal contains the supervisor's last record."""
         self._tell_guard(".\n")
 
     def close(self) -> None:
-        """The supervisor ends; the guard ends what is left and follows."""
+        """Closes the guard's input: the guard ends remaining processes and exits."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -88,10 +88,19 @@ class Fleet:
         environment: Mapping[str, str],
         output: int,
     ) -> int:
-        """Starts a worker that writes to a descriptor; returns its process id.
+        """Starts a worker.
+
+        Args:
+            worker: index of the worker.
+            command: program and arguments.
+            environment: environment of the worker.
+            output: descriptor for stdout and stderr.
+
+        Returns:
+            The process id.
 
         Raises:
-            OSError: there is no memory, or no process left.
+            OSError: memory or process ids are exhausted.
         """
         process = subprocess.Popen(
             [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command],
@@ -107,7 +116,14 @@ class Fleet:
         return process.pid
 
     def reap(self, now: float) -> list[tuple[int, ReturnCode]]:
-        """The workers that have ended since the last call, and a look at leftovers."""
+        """Returns the workers ended since the last call, and ends leftover children.
+
+        Args:
+            now: monotonic seconds.
+
+        Returns:
+            Indices and exit codes of the ended workers.
+        """
         ended = []
         for worker, process in list(self._running.items()):
             code = process.poll()
@@ -126,51 +142,52 @@ class Fleet:
         return ended
 
     def _reap_adopted(self) -> None:
-        """Reaps orphans that have ended; their parent, a worker or its child, had too.
+        """Reaps ended orphans of the workers.
 
-        The codes of processes that were started here are kept for their `Popen`.
+        The exit codes of processes started here are kept for their `Popen`.
         """
         self._started = [each for each in self._started if each.poll() is None]
         own = {each.pid for each in self._started}
         options = os.WEXITED | os.WNOHANG
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
-                if ended.si_pid in own:  # since it was polled; SIGCHLD is pending
+                if ended.si_pid in own:  # ended after the poll; SIGCHLD is pending
                     break
                 os.waitid(os.P_PID, ended.si_pid, options)
 
     @property
     def running(self) -> list[int]:
-        """The workers that have not ended, as far as `reap` has seen."""
+        """Workers that have not ended, as of the last call of `reap`."""
         return list(self._running)
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether children of ended workers still run; `reap` ends them in time."""
+        """Whether children of ended workers still run; `reap` kills them in time."""
         return bool(self._left_behind)
 
     def ask(self) -> None:
-        """Sends SIGTERM to the workers that still run."""
+        """Sends SIGTERM to the running workers."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Sends SIGKILL to the workers that still run, and to all children."""
+        """Sends SIGKILL to the running workers, and to all children."""
         for group in [p.pid for p in self._running.values()] + list(self._left_behind):
             _signal_group(group, signal.SIGKILL)
 
     def _tell_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
-        with contextlib.suppress(OSError):  # without it, only a killed one is unguarded
+        # Without a guard, workers are left behind only if this process is killed.
+        with contextlib.suppress(OSError):
             os.write(self._guard.stdin.fileno(), line.encode("ascii"))
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """False where the group has no member any more."""
+    """Signals a process group; returns False if the group has no process any more."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # a member has another user: it is there, and beyond our reach
+        pass  # a process of another user: running, but not ours to signal
     return True

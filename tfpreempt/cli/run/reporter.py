@@ -1,4 +1,4 @@
-"""What a supervisor tells: its journal, and its lines on the console."""
+"""The supervisor's journal, and its lines on the console."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.core.life import Stage
 
-_NEWEST_LINES, _SHOWN_LINES = 3, 12  # of a stack; the newest call comes first
-_LIBRARIES = "/site-packages/"  # whose lines, but for the newest, say less
+_NEWEST_LINES, _SHOWN_LINES = 3, 12  # of a stack, with the newest call first
+_LIBRARIES = "/site-packages/"  # older calls in libraries are not shown
 
 
 @dataclasses.dataclass(eq=False)
 class Reporter:
-    """Writes what happens to `supervisor.jsonl` and to the console. Any thread.
+    """Writes events to `supervisor.jsonl` and to the console. Any thread.
 
     Args:
-        journal: the file.
-        supervisor: id of this supervisor's life; goes into every record.
-        console: where lines for people go; one that is closed or stands still ends and
-            delays nothing.
+        journal: journal of the supervisor.
+        supervisor: id of this supervisor, part of every record.
+        console: console for messages; a closed or stalled console delays nothing.
     """
 
     journal: JsonLines
@@ -53,13 +52,15 @@ class Reporter:
         pids: Sequence[int | None],
         first_worker: int | None = 0,
     ) -> None:
-        """All workers were started, for the first time or again.
+        """Records that all workers were started or restarted.
 
         Args:
-            incarnation: its name.
-            restart: how many came before.
-            pids: of the workers; None where one could not be started.
-            first_worker: index in the cluster of the first; None where it has none.
+            incarnation: name of the incarnation.
+            restart: number of restarts so far.
+            pids: process ids of the workers; None for a worker that could not be
+                started.
+            first_worker: index in the cluster of the first worker; None for a task that
+                does not train.
         """
         self._incarnation = incarnation
         count, event = len(pids), "restarted" if restart else "started"
@@ -69,7 +70,7 @@ class Reporter:
         self._say(f"started {count} worker(s), restart {restart} ({incarnation})")
 
     def worker_ended(self, ended: WorkerExit, log: Path | None) -> None:
-        """One worker has ended; where it failed, its log says more."""
+        """Records the end of a worker; the message names the log after a failure."""
         told = dataclasses.asdict(ended) | {"code": ended.code}
         del told["at"]
         self._add("worker_ended", incarnation=self._incarnation, **told)
@@ -77,13 +78,13 @@ class Reporter:
         self._say(f"worker {ended.worker} ended: {ended.describe()}{hint}")
 
     def told_to_stop(self, signal_name: str, grace: float | None) -> None:
-        """The supervisor itself got a signal to leave."""
+        """Records that the supervisor received a signal to stop."""
         self._add("told_to_stop", signal=signal_name)
         limit = "as long as it takes" if grace is None else f"up to {grace:g} s"
         self._say(f"{signal_name}: waiting {limit} for the workers to commit")
 
     def urged(self, workers: Sequence[int], seconds: float | None) -> None:
-        """A Ctrl-C that came after the signal to leave."""
+        """Records a Ctrl-C after the signal to stop, and shows the awaited workers."""
         self._add("urged", workers=workers, seconds=seconds)
         whom = _names(workers) if workers else "what the workers left behind"
         limit = "" if seconds is None else f", up to {seconds:.0f} s"
@@ -95,13 +96,13 @@ class Reporter:
     def ended_others(
         self, signal_name: str, workers: Sequence[int], why: str = ""
     ) -> None:
-        """The supervisor sent a signal to the workers that still ran."""
+        """Records that the supervisor sent a signal to the running workers."""
         self._add("ended_others", signal=signal_name, workers=workers)
         because = f", because {why}" if why else ""
         self._say(f"sent {signal_name} to {_names(workers)}{because}")
 
     def hung(self, hangs: Sequence[Hang]) -> None:
-        """The workers come to no boundary any more."""
+        """Records that the workers reach no step boundary any more."""
         told = [
             dataclasses.asdict(each) | {"stage": each.stage.name.lower()}
             for each in hangs
@@ -110,7 +111,7 @@ class Reporter:
         self._say("the workers hang:", *(_how(each) for each in hangs))
 
     def stacks(self, stacks: Mapping[int, str]) -> None:
-        """What the workers that hung were in; empty where one could not say it."""
+        """Records the stacks of hung workers; empty text for workers without stacks."""
         for worker, text in stacks.items():
             told = {"incarnation": self._incarnation, "worker": worker, "stacks": text}
             self._add("stacks", **told)
@@ -133,7 +134,7 @@ class Reporter:
         )
 
     def decided(self, verdict: Restart | Leave, limits: Limits) -> None:
-        """What follows from the end of a run."""
+        """Records the decision after the end of a run."""
         spent = verdict.spent
         self._add(
             "budget",
@@ -178,13 +179,13 @@ class Reporter:
     def left(
         self, verdict: Leave, incarnations: int, seconds: float, why: str = ""
     ) -> None:
-        """The end: the last record, and a summary.
+        """Records the end of the supervisor, and shows a summary.
 
         Args:
-            verdict: how it ends.
-            incarnations: how many there were.
-            seconds: all of them took.
-            why: the last one failed; "": it did not, or nobody said.
+            verdict: final decision.
+            incarnations: number of incarnations.
+            seconds: duration of the supervisor.
+            why: reason of the last failure; "" without a failure.
         """
         spent = verdict.spent
         told = {"code": verdict.code, "incarnations": incarnations, "seconds": seconds}
@@ -212,7 +213,7 @@ class Reporter:
         )
 
     def log_lost(self, log: Path, error: OSError) -> None:
-        """A worker's output cannot be written; the first time is told."""
+        """Reports, the first time only, that a worker's output cannot be written."""
         if not self._has_told_loss:
             self._has_told_loss = True
             self._add("log_lost", log=str(log), error=str(error))
@@ -222,14 +223,14 @@ class Reporter:
             )
 
     def metrics_lost(self, path: Path, error: OSError) -> None:
-        """The metrics' file cannot be written; the first time is told."""
+        """Reports, the first time only, that the metrics file cannot be written."""
         if not self._has_told_metrics_loss:
             self._has_told_metrics_loss = True
             self._add("metrics_lost", file=str(path), error=str(error))
             self._say(f"cannot write the metrics to {path}: {error}. Training goes on")
 
     def close(self) -> None:
-        """Ends the journal, and the printing once all is shown."""
+        """Closes the journal, and the console once its text is printed."""
         self.journal.close()
         self.console.close()
 
@@ -240,13 +241,13 @@ class Reporter:
         )
 
     def _say(self, text: str, *more: str) -> None:
-        # The deciding thread says what it does before it does it, and must not wait.
+        # The deciding thread reports actions before acting, and must not be delayed.
         lines = "".join(f"{plain(line)}\n" for line in (f"tfpreempt: {text}", *more))
         self.console.feed(lines.encode())
 
 
 def _counts(spent: Spent) -> dict[str, int]:
-    """The numbers of a record; times of one machine's clock say nothing elsewhere."""
+    """Returns the counters for a record, without times of this machine's clock."""
     counts = dataclasses.asdict(spent)
     counts["failures_in_an_hour"] = len(counts.pop("failed_at"))
     return counts

@@ -1,8 +1,8 @@
 """The supervisor: one incarnation of the workers after the other, to the exit code.
 
-One thread decides and acts: the kernel ties a worker's parent-death signal to it, as it
-starts them, and it waits for signals. Others take in what the workers write, and
-print: a console that stands still must delay no decision.
+The main thread decides and acts: it starts the workers, so the kernel ties their
+parent-death signal to it, and it waits for signals. Other threads read the workers'
+output and print: a stalled console must not delay a decision.
 """
 
 from __future__ import annotations
@@ -40,23 +40,26 @@ from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
 
-_LEFTOVER_SECONDS = 0.05  # nobody tells when the last child of a dead worker goes
-_LINE_LENGTH = 500  # of an error in the summary; its log has all of it
+_LEFTOVER_SECONDS = 0.05  # poll interval: no signal reports the end of such a child
+_LINE_LENGTH = 500  # of an error in the summary; the log has the full line
 _CANNOT_START = ReturnCode(126)
 
 
 def supervise(options: RunOptions) -> int:
     """Supervises a run, from the first start to the end. Main thread only.
 
+    Args:
+        options: options of the run.
+
     Returns:
         The exit code for the platform.
 
     Raises:
         ConfigurationError: a log file or the metrics cannot be written, or there are
-            not enough ports, or not the memory that was asked for.
+            not enough ports, or not enough memory for snapshots.
     """
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose caller may ignore it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore SIGCHLD
     with held_signals(signal.SIGCHLD, *NOTICES) as wait, contextlib.ExitStack() as ends:
         lent = ends.enter_context(memory.lent(options.snapshots, options.workers))
         options = dataclasses.replace(options, memory=lent)
@@ -99,21 +102,21 @@ def supervise(options: RunOptions) -> int:
 
 
 _Steps = tuple[int | None, int | None]
-"""Steps of the newest commits that are seen; None where no commit is seen."""
+"""Steps of the newest commits in the directory and in the journal, or None."""
 
 
 @dataclasses.dataclass(eq=False)
 class Supervisor:
-    """Starts all workers, follows them to the end, and again. Main thread only.
+    """Starts all workers, follows them to the end, and restarts them. Main thread only.
 
     Args:
-        options: what to run, and within which limits.
-        reporter: is told what happens.
-        logs: one per worker.
-        fleet: has no workers yet.
-        watch: sees whether they get on.
-        wait: for SIGCHLD, and the signals that tell the supervisor to exit.
-        clock: for durations.
+        options: command and limits.
+        reporter: reporter of events.
+        logs: log of every worker.
+        fleet: worker processes; none is running yet.
+        watch: hang detector.
+        wait: function that waits for SIGCHLD and the signals to stop.
+        clock: clock that measures durations.
     """
 
     options: RunOptions
@@ -124,7 +127,7 @@ class Supervisor:
     wait: Wait
     clock: Clock
     seen: Situation = dataclasses.field(init=False)
-    """What the next decision depends on."""
+    """Observations for the next decision."""
 
     def __post_init__(self) -> None:
         self._journals = JournalTailer(
@@ -135,12 +138,12 @@ class Supervisor:
         """Runs to the end; returns the exit code.
 
         Args:
-            name: of this supervisor's life.
+            name: id of this supervisor.
         """
         began = self.clock.monotonic()
         self.seen = Situation(now=began, workers=0)
         identity, directory, restart = None, self.options.local_dir, 0
-        with contextlib.suppress(OSError):  # the workers will hear of it, and say so
+        with contextlib.suppress(OSError):  # the workers report the error
             identity = DirectoryIdentity(directory) if directory else None
         while True:
             verdict = self._run_once(f"{name}-{restart}", restart, identity)
@@ -154,7 +157,7 @@ class Supervisor:
     def _run_once(
         self, name: str, restart: int, identity: DirectoryIdentity | None
     ) -> Restart | Leave:
-        """One incarnation, and the pause after it."""
+        """Runs an incarnation, and the pause after it; returns the decision."""
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
             first_steps = self._newest_steps()
@@ -162,7 +165,7 @@ class Supervisor:
             self._start(name, restart, ports, obstacle)
             verdict = self._follow(first_steps)
             if isinstance(verdict, Restart) and identity and _is_elsewhere(identity):
-                # A restart would train from the start, in another directory.
+                # A restart would train from scratch in another directory.
                 verdict = Leave(cause=Cause.MOVED, code=1, spent=verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
@@ -179,9 +182,13 @@ class Supervisor:
     def _claim_ports(
         self, claims: contextlib.ExitStack, restart: int
     ) -> tuple[tuple[int, ...], Exception | None]:
-        """Free ports for the workers, and the error if there are none now.
+        """Claims free ports for the workers.
 
-        A shortage of ports or descriptors may pass: it is a failure of this start.
+        A shortage of ports or descriptors may be temporary: it counts as a failed
+        start.
+
+        Returns:
+            The ports, and the error if there are no ports now.
 
         Raises:
             ConfigurationError: there are not enough ports for the first start.
@@ -206,10 +213,10 @@ class Supervisor:
         """Starts all workers; a worker that cannot be started counts as ended.
 
         Args:
-            name: of the incarnation.
-            restart: number of starts before.
-            ports: of the local cluster; empty without one.
-            obstacle: error by which no worker can be started; None without one.
+            name: name of the incarnation.
+            restart: number of restarts so far.
+            ports: ports of the local cluster; empty without a local cluster.
+            obstacle: error that prevents the start of any worker, or None.
         """
         now = self.clock.monotonic()
         options = self.options
@@ -237,7 +244,7 @@ class Supervisor:
                 self._add_exit(worker, _CANNOT_START, now)
 
     def _follow(self, first_steps: _Steps) -> Restart | Leave:
-        """Does what the policy says until it has a verdict."""
+        """Performs the actions of the policy until the policy returns a verdict."""
         while True:
             now = self.clock.monotonic()
             for worker, code in self.fleet.reap(now):
@@ -268,9 +275,10 @@ class Supervisor:
                     return verdict
 
     def _ask(self) -> None:
-        """Asks all to leave, and tells in their logs whose failure that follows from.
+        """Sends SIGTERM to the running workers, and writes the reason to their logs.
 
-        A worker cannot know: to it this is a notice like any other.
+        A worker cannot know the reason: to the worker SIGTERM is a notice like any
+        other.
         """
         failure, others, why = self._first_failure(), self.fleet.running, ""
         if failure is not None:
@@ -286,9 +294,10 @@ class Supervisor:
         return policy.first_failure(self.options.limits, self.seen)
 
     def _last_failure(self) -> str:
-        """By which the last run ended, with the line of its log that names the error.
+        """Returns the failure that ended the last run, with the error line of its log.
 
-        What a killed worker wrote last is not its reason. "" where none failed.
+        The last line of a killed worker is not the reason, so it is left out. Returns
+        "" if no worker failed.
         """
         failure = self._first_failure()
         if failure is None:
@@ -299,7 +308,7 @@ class Supervisor:
         return f"worker {failure.worker}, {failure.describe()}: {said or log.path}"
 
     def _add_exit(self, worker: int, code: ReturnCode, now: float) -> None:
-        """Notes and tells that a worker has ended, or could not be started."""
+        """Records that a worker has ended, or could not be started."""
         asked = self.seen.asked_at is not None
         one = WorkerExit(worker=worker, returncode=code, at=now, was_asked=asked)
         self._note(exits=(*self.seen.exits, one))
@@ -311,7 +320,7 @@ class Supervisor:
     def _clear(self, delay: float) -> None:
         """Waits for a delay, and until no child of a worker is left.
 
-        A stop ends the delay. What the workers leave behind gets its time too.
+        A signal to stop ends the delay. Children of the workers also get time to exit.
         """
         now = self.clock.monotonic()
         due, gone_by = now + delay, now + self.options.limits.leave_grace
@@ -327,10 +336,10 @@ class Supervisor:
             now = self.clock.monotonic()
 
     def _wait(self, seconds: float | None) -> None:
-        """Waits for a worker's end or a signal to leave, and remembers that.
+        """Waits for the end of a worker or a signal to stop, and notes the signal.
 
-        The first one stays. One Ctrl-C or Ctrl-\\ after it must not cut short what was
-        asked for; platforms repeat SIGTERM, which asks for nothing new.
+        The first signal counts. A single Ctrl-C or Ctrl-\\ after it must not cut the
+        stop short, and SIGTERM, which platforms repeat, requests nothing new.
         """
         times = [] if seconds is None else [max(0.0, seconds)]
         if self.fleet.has_leftovers:
@@ -352,11 +361,11 @@ class Supervisor:
         self.seen = dataclasses.replace(self.seen, **values)
 
     def _has_progressed(self, first_steps: _Steps) -> bool | None:
-        """Whether there is a commit of another step than at the start.
+        """Returns whether there is a commit of another step than at the start.
 
         Returns:
             None if no commit is seen and the chief may commit unseen: on another
-            machine, or in a directory that this supervisor does not know.
+            machine, or in a directory unknown to this supervisor.
         """
         steps, chief = self._newest_steps(), self.options.journal_dir / "worker-0.jsonl"
         is_known = self.options.local_dir is not None or chief.exists()
@@ -367,11 +376,11 @@ class Supervisor:
         return False if is_chief_here or steps[0] is not None else None
 
     def _newest_steps(self) -> _Steps:
-        """Steps of the newest commit in the directory, and in the chief's journal.
+        """Returns the newest committed steps in the directory and the chief's journal.
 
-        A program may commit elsewhere than in the directory: in object storage, or in
-        one directory below for each fit. The journal of a chief on another machine is
-        seen if the machines share the journal's directory.
+        A program may commit elsewhere than in the directory: in object storage, or in a
+        subdirectory per fit. The journal of a chief on another machine is seen if the
+        machines share the journal's directory.
         """
         in_directory = in_journal = None
         if self.options.local_dir is not None:
@@ -386,7 +395,7 @@ class Supervisor:
 
 
 def _is_elsewhere(identity: DirectoryIdentity) -> bool:
-    """Whether another directory is there; not where the disk does not say."""
+    """Returns whether the directory was replaced; False if the disk does not answer."""
     try:
         return not identity.is_same()
     except OSError:

@@ -1,10 +1,10 @@
-"""`tfpreempt status`, and what it has in common with the live view of `tfpreempt run`.
+"""`tfpreempt status`, and code shared with the live view of `tfpreempt run`.
 
 command      the command
 metrics      the state of a run as metrics for Prometheus: scraped, or in a file
 read_status  reads the state of a run from its journals and status files
-run_status   the state of a run, made of all that was read; no file, no clock
-text         the state of a run for people, in a table or in one line; and as JSON
+run_status   builds the state of a run from the records; no file, no clock
+text         formats the state of a run: a table, a line, or JSON
 
 Imported by cli/report, cli/run.
 """

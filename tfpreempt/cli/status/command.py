@@ -16,43 +16,43 @@ from tfpreempt.cli.terminal import echo
 from tfpreempt.core.scratch import is_url
 from tfpreempt.errors import ConfigurationError
 
-_UNFOLDED = 10_000  # columns
+_UNFOLDED = 10_000  # columns, so that no line is folded
 
 
 @click.command()
 @click.argument("place", metavar="DIR|URI")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object only.")
 def status(place: str, as_json: bool) -> None:
-    """Show what a running job is at, from any machine that sees its directory.
+    """Show the live status of a job, from any machine that sees its directory.
 
-    DIR is the checkpoint directory, or the journal in it. URI, such as gs://bucket/run,
-    works on a machine that trains: the journal is in the scratch directory of the URL,
-    or in $TFPREEMPT_JOURNAL_DIR. Nothing is changed, and no worker is asked: each tells
-    every five seconds how far it is.
+    DIR is the checkpoint directory, or the directory of the journal. URI, such as
+    gs://bucket/run, works on a machine that trains: the journal is in the scratch
+    directory of the URL, or in $TFPREEMPT_JOURNAL_DIR. Nothing is changed, and no
+    worker is asked: every worker updates a status file every five seconds.
 
     \b
-    starting  no step was begun yet
-    training  so it is also in an evaluation, or in callbacks of a fit
-    saving    and training waits for it
+    starting  before the first step
+    training  also during an evaluation, or in the callbacks of a fit
+    saving    training waits for a save
     waiting   at the end of a step, for the other workers
-    silent    nothing was heard of it for 30 s: it is stopped, or its machine has gone
-    down      its process has ended, or left to be started again
-    finished  its training is over
+    silent    no report for 30 s: the process is stopped, or its machine is gone
+    down      the process has ended, or exited to be restarted
+    finished  the training is complete
 
-    Beside these: that no step has come for a minute or longer, the time that a notice
-    leaves, the newest commit and its age, restarts by what they were for, and the
-    upload to an object store. Ages are as exact as the clocks of the machines agree; a
-    worker that seems silent gets seven seconds more.
+    The table also shows a minute or more without a step, the time left after a notice,
+    the newest commit and its age, restarts by reason, and the upload to the mirror.
+    Ages depend on how well the clocks of the machines agree; a worker that seems silent
+    gets seven seconds more.
 
     \b
     Exit status:
-      0  it goes on, its supervisor is about to start it again, or training is finished
-      1  it has ended otherwise (also to be started again by its platform), or a
+      0  the job is running, is about to be restarted by its supervisor, or is finished
+      1  the job has ended otherwise (also to be restarted by its platform), or a
          worker is silent
-      2  DIR is none, or nothing is told there
+      2  DIR does not exist, or contains no status
 
-    --json: an object with at, is_fine (exit status 0), ended (how; "" while it goes
-    on), commits, commit_step, committed_at, restarts (by reason), restarts_by, and
+    --json: an object with at, is_fine (exit status 0), ended (outcome; "" while the job
+    runs), commits, commit_step, committed_at, restarts (by reason), restarts_by, and
     workers: a list of objects with worker, state, since, why, step, steps_per_second,
     stepped_at, noticed_at, deadline, host, pid and upload (as handler.mirror_status).
     Times are seconds since 1970; null where unknown.
@@ -80,7 +80,7 @@ def status(place: str, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(to_json(found), indent=1))
     else:
-        # A terminal folds what is too long; in a pipe a row is one line.
+        # A terminal folds long lines; in a pipe a row is one line.
         width = None if sys.stdout.isatty() else _UNFOLDED
         Console(width=width).print(table(found))
     raise SystemExit(0 if found.is_fine else 1)

@@ -1,6 +1,6 @@
 """The state of a run as metrics for Prometheus: scraped, or in a file.
 
-prometheus_client is an extra, and imported when it is asked for.
+prometheus_client is an optional dependency, imported only when metrics are requested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):)?(?P<port>\d{1,5})")
 _MOST_CONNECTIONS = 16
-_END_SECONDS = 1.0  # until an ended connection is closed by its thread
+_END_SECONDS = 1.0  # for a thread to close its ended connection
 
 _OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     "step": ("Steps that the worker has made.", lambda w: w.step),
@@ -59,14 +59,14 @@ _OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
 
 
 class _Run:
-    """What is known of a run, collected when it is asked for."""
+    """A collector that reads the state of a run at every scrape."""
 
     def __init__(self, name: str, look: Callable[[], RunStatus]) -> None:
         self._name = name
         self._look = look
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of this moment."""
+        """Yields the present metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
@@ -100,7 +100,7 @@ class _Run:
             step.add_metric([self._name], status.commit_step)
             yield step
         restarts = counter("restarts", "Restarts, by what they were for.", "reason")
-        for reason in sorted({*RESTARTS, *status.restarts}):  # from 0 on, for rate()
+        for reason in sorted({*RESTARTS, *status.restarts}):  # rate() needs the 0
             count = status.restarts.get(reason, 0)
             restarts.add_metric([self._name, reason], count)
         yield restarts
@@ -116,12 +116,12 @@ class _Run:
 
 
 def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:
-    """The metrics of a run.
+    """Returns a registry with the metrics of a run.
 
     Args:
-        name: of the run; the label `run` of each metric, so that those of several runs
-            of one machine differ.
-        look: what it is at now; any thread.
+        name: name of the run, used as the label `run` to distinguish several runs of a
+            machine.
+        look: function that returns the present state of the run; called by any thread.
 
     Raises:
         ConfigurationError: prometheus_client is not installed.
@@ -139,9 +139,9 @@ def registry(name: str, look: Callable[[], RunStatus]) -> CollectorRegistry:
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """The host and port of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; None for other text.
+    """Returns the host and port of `PORT`, `HOST:PORT` or `[IPv6]:PORT`, or None.
 
-    Without a host the port is open to this machine alone: metrics have no password.
+    Without a host only this machine can connect, because metrics have no password.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
@@ -152,13 +152,14 @@ def parse_address(text: str) -> tuple[str, int] | None:
 class _Server(socketserver.ThreadingTCPServer):
     """A server with a limit of connections; a new connection ends the oldest.
 
-    Each connection takes a descriptor of this process. Clients that keep connections
-    open use up no more than the limit, and keep no other client from being served.
+    Every connection takes a descriptor of this process. Clients that keep connections
+    open use no more descriptors than the limit, and do not keep other clients from
+    being served.
     """
 
     allow_reuse_address = True
     daemon_threads = True
-    request_queue_size = 128  # a client that is not queued tries again after a second
+    request_queue_size = 128  # a client that is not queued retries after a second
 
     def __init__(
         self,
@@ -167,15 +168,15 @@ class _Server(socketserver.ThreadingTCPServer):
         handler: type[socketserver.BaseRequestHandler],
     ) -> None:
         self.address_family = family
-        self._connections: dict[Any, None] = {}  # the oldest first
+        self._connections: dict[Any, None] = {}  # oldest first
         self._changed = threading.Condition()
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Makes room for a connection; False if the oldest one does not end."""
+        """Makes room for a connection; returns False if the oldest does not end."""
         with self._changed:
             if len(self._connections) >= _MOST_CONNECTIONS:
-                with contextlib.suppress(OSError):  # the client has closed it
+                with contextlib.suppress(OSError):  # closed by the client
                     next(iter(self._connections)).shutdown(socket.SHUT_RDWR)
             return self._changed.wait_for(
                 lambda: len(self._connections) < _MOST_CONNECTIONS, _END_SECONDS
@@ -193,7 +194,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs an error of the metrics; a closed connection is none."""
+        """Logs an error of the metrics; a closed connection is not an error."""
         if not isinstance(sys.exc_info()[1], OSError):
             _logger.exception("tfpreempt: metrics cannot be served")
 
@@ -202,16 +203,16 @@ class _Server(socketserver.ThreadingTCPServer):
 def served(
     host: str, port: int, metrics: CollectorRegistry, *, timeout: float = 5.0
 ) -> Iterator[None]:
-    """Serves the metrics at http://host:port/metrics in threads of the server's own.
+    """Serves the metrics at http://host:port/metrics, in threads of the server.
 
     Args:
         host: name or address to listen on.
         port: number of the port.
-        metrics: the metrics of a run.
+        metrics: metrics of a run.
         timeout: seconds that a connection may wait for its client.
 
     Raises:
-        ConfigurationError: the port cannot be had.
+        ConfigurationError: the port cannot be used.
     """
     from prometheus_client import MetricsHandler
 

@@ -12,17 +12,17 @@ from tfpreempt.core.clock import SystemClock
 from tfpreempt.handler.status_file import TOLD_EVERY
 
 LOOKS_AGAIN = TOLD_EVERY + 2
-"""Seconds until a second look at a worker that seems silent by its machine's clock."""
+"""Seconds before a worker that seems silent by its machine's clock is read again."""
 
-_CLOCKS_DIFFER = 600.0  # seconds at most: a longer silence is one by any clock
+_CLOCKS_DIFFER = 600.0  # seconds at most; a longer silence is certain
 
 
 def read_status(journals: JournalTailer, at: float) -> RunStatus:
-    """Reads what is new, and returns the state of the run. Any thread.
+    """Reads new records, and returns the state of the run. Any thread.
 
     Args:
         journals: journals of the run.
-        at: wall seconds, now.
+        at: present time, in wall seconds.
 
     Raises:
         OSError: the directory of the journals cannot be read.
@@ -32,8 +32,8 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
         status = build_status(
             at, journals.workers, journals.supervisors, journals.reports
         )
-    # A program with States alone has no journal. The journal of a chief may be read by
-    # another supervisor, or come later.
+    # A program that saves States without a handler has no journal, but commits. The
+    # journal of a chief may belong to another supervisor, or be written later.
     is_alone = journals.reads_chief and not journals.workers
     commits = commits_in(journals.directory.parent) if is_alone else []
     if not commits:

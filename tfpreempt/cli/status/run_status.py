@@ -1,7 +1,8 @@
-"""The present state of a run: made of its journals and its workers' status files.
+"""Builds the present state of a run from its journals and its workers' status files.
 
-Nothing here reads a file or a clock. Times are wall seconds. Those of a worker and of
-its supervisor are of one machine; between machines they are compared for people only.
+This module reads no file and no clock. Times are wall seconds. Times of a worker and of
+its supervisor come from the same machine; times of different machines are compared only
+for display.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tfpreempt.handler.status_file import TOLD_EVERY
 SILENT_AFTER = 6 * TOLD_EVERY
 """Seconds without a new status file after which a worker is called silent."""
 
-_LEFT_AFTER = 2 * TOLD_EVERY  # without a report of a worker that says that it exits
-_LONGEST_DELAY = 60.0  # before a start, where the supervisor has not recorded the delay
-_STARTS_WITHIN = 60.0  # after that
+_LEFT_AFTER = 2 * TOLD_EVERY  # without a report after an exit record
+_LONGEST_DELAY = 60.0  # before a restart, if the supervisor recorded no delay
+_STARTS_WITHIN = 60.0  # after the delay
 RESTARTS = (Cause.PREEMPTION.value, Cause.FAILURE.value, Cause.HANG.value)
-"""Why a supervisor starts its workers again."""
+"""Reasons for which a supervisor restarts its workers."""
 
 
 class State(StrEnum):
@@ -41,28 +42,28 @@ class State(StrEnum):
     SAVING = "saving"
     WAITING = "waiting"
     STARTING = "starting"  # before its first step
-    SILENT = "silent"  # its status file is not written any more
+    SILENT = "silent"  # its status file is no longer written
     DOWN = "down"  # its process has exited, or is about to
     FINISHED = "finished"  # its training is over
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One worker; times are wall seconds, and None is unknown.
+    """The state of a worker; times are wall seconds, and None is unknown.
 
     Attributes:
         worker: index of the worker.
         state: state of the worker.
         since: time of the last report, or of the end.
-        why: how the worker ended; empty while it runs.
-        step: newest step that is known.
+        why: how the worker ended; empty while the worker runs.
+        step: newest known step.
         steps_per_second: mean of the last minute, while the worker trains.
-        stepped_at: time of that step.
-        noticed_at: time of the notice that the worker handles; None without one.
+        stepped_at: time of the newest step.
+        noticed_at: time of the notice being handled; None without a notice.
         deadline: time at which the machine is taken away.
         host: name of the machine.
         pid: id of the process.
-        upload: state of the mirror; None if the worker has none.
+        upload: state of the mirror; None without a mirror.
     """
 
     worker: int
@@ -81,18 +82,18 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run at one moment; times are wall seconds.
+    """The state of a run at one moment; times are wall seconds.
 
     Attributes:
         at: time of the status.
-        workers: the workers, by index.
+        workers: states of the workers, by index.
         commits: number of commits.
         commit_step: step of the newest commit; None before the first.
         committed_at: time of the newest commit; None before the first.
         restarts: number of restarts by reason, see docs/live.md.
-        restarts_by: time until which workers that have ended are to be started again;
-            None if they are not.
-        ended: how the run ended, in words; empty while it runs.
+        restarts_by: time before which ended workers are to be restarted; None without a
+            restart.
+        ended: how the run ended, in words; empty while the run continues.
     """
 
     at: float
@@ -127,7 +128,7 @@ class RunStatus:
 
     @property
     def noticed(self) -> Worker | None:
-        """The worker with a notice and the earliest deadline; None without a notice."""
+        """The worker with a notice and the earliest deadline, or None."""
         told = [each for each in self.workers if each.noticed_at is not None]
         return min(told, key=lambda each: each.deadline or float("inf"), default=None)
 
@@ -146,10 +147,10 @@ def build_status(
     """Returns the state of a run.
 
     Args:
-        at: wall seconds, now.
+        at: present time, in wall seconds.
         workers: journals of the workers, by index.
-        supervisors: journals of the supervisors, one for each machine of the run.
-        reports: last report of each worker that has a status file, by index.
+        supervisors: journals of the supervisors, one for every machine of the run.
+        reports: last report of every worker with a status file, by index.
     """
     trainings = {index: journal.training for index, journal in workers.items()}
     over = _supervisors_by_worker(supervisors, trainings)
@@ -185,7 +186,7 @@ def build_status(
         commits=sum(each.commits for each in workers.values()),
         commit_step=commit["step"] if commit else None,
         committed_at=commit.wall if commit else None,
-        # One of the whole cluster is written by the supervisor of each machine.
+        # The supervisor of every machine records a restart of the whole cluster.
         restarts=dict(max(counts, key=lambda each: each.total(), default={})),
         restarts_by=max(pauses, default=None),
         ended=_ended(starts, found),
@@ -193,16 +194,16 @@ def build_status(
 
 
 def _began(start: Records | None) -> float:
-    """Returns when a training, or a start of all workers, began; 0 without one."""
+    """Returns the start time of a training, or of a start of all workers; or 0."""
     return start.records[0].wall if start is not None else 0.0
 
 
 def _supervisors_by_worker(
     supervisors: Iterable[SupervisorJournal], trainings: Mapping[int, Training | None]
 ) -> dict[int, SupervisorJournal]:
-    """Returns the journal of the supervisor of each worker.
+    """Returns the journal of the supervisor of every worker, by index.
 
-    A supervisor that left before the worker was started again is none of them.
+    A supervisor that left before the worker was restarted is not returned.
     """
     found = {}
     for journal in sorted(supervisors, key=lambda each: _began(each.start)):
@@ -224,7 +225,7 @@ def _worker(
 ) -> Worker:
     began = _began(training if start is None else start)
     if report is not None and report.now.at < began:
-        report = None  # of the process before
+        report = None  # from the previous process
     if _began(training) < began:
         training = None
     known = Worker(worker=worker, state=State.STARTING, since=began or None)
@@ -250,7 +251,7 @@ def _worker(
 
 
 def _with_records(known: Worker, training: Training) -> Worker:
-    """Returns what the journal says of a worker."""
+    """Returns the state of a worker, updated from its journal."""
     reached = training.exit or training.newest("restored", "commit")
     known = dataclasses.replace(
         known, step=None if reached is None else reached["step"]
@@ -264,7 +265,7 @@ def _with_records(known: Worker, training: Training) -> Worker:
 
 
 def _with_report(known: Worker, report: LastReport) -> Worker:
-    """Returns what the journal says of a worker, with its last report."""
+    """Returns the state of a worker, updated from its last report."""
     now = report.now
     known = dataclasses.replace(
         known,
@@ -275,14 +276,14 @@ def _with_report(known: Worker, report: LastReport) -> Worker:
         upload=now.upload,
     )
     if now.at < (known.noticed_at or 0.0):
-        return known  # the notice has come since
+        return known  # the notice is newer than the report
     return dataclasses.replace(known, noticed_at=now.noticed_at, deadline=now.deadline)
 
 
 def _at_commit(worker: Worker, commit: Record) -> Worker:
-    """Raises the step of a worker to that of a commit made after its last report.
+    """Raises the step of a worker to the step of a commit made after its last report.
 
-    All workers that train take part in a commit.
+    All training workers take part in a commit.
     """
     has_part = worker.state in (State.TRAINING, State.SAVING)
     if not has_part or (worker.since or 0.0) >= commit.wall:
@@ -297,7 +298,7 @@ def _end(
     training: Training | None,
     report: LastReport | None,
 ) -> tuple[State, float, str] | None:
-    """Returns how a worker ended, when and why; None while it runs."""
+    """Returns how a worker ended, and when and why; None while the worker runs."""
     said = None
     left = None if training is None else training.exit
     if left is not None:
@@ -311,13 +312,13 @@ def _end(
             return State.DOWN if code else State.FINISHED, seen.wall, why
         if (gone := start.newest("left")) is not None:
             return State.DOWN, gone.wall, "its supervisor has left"
-        # The guard gives the workers time to commit: a worker may still report.
+        # The guard gives the workers time to commit, so a worker may still report.
         died = start.newest("supervisor_died")
         if said is None and died is not None:
             is_quiet = report is None or report.at < died.wall
             if is_quiet and (report is None or at - died.wall > _LEFT_AFTER):
                 said = State.DOWN, died.wall, "its supervisor died"
-    # A worker that says that it exits may have a mirror to finish, or train on.
+    # After an exit record a worker may still finish an upload, or continue training.
     still_runs = (
         said is not None
         and training is not None
@@ -339,7 +340,7 @@ def _why(left: Record) -> str:
 
 
 def _restarts_by(start: Start) -> float | None:
-    """Returns when the workers are to be started again; None if they are not."""
+    """Returns the time before which the workers are to be restarted, or None."""
     budget = start.newest("budget")
     if budget is None or budget["is_used_up"] or budget["cause"] not in RESTARTS:
         return None
@@ -350,7 +351,7 @@ def _restarts_by(start: Start) -> float | None:
 
 
 def _ended(starts: Sequence[Start], workers: Sequence[Worker]) -> str:
-    """Returns how the run ended; empty while it runs, or if no record says."""
+    """Returns how the run ended; empty while the run continues, or without a record."""
     if not starts:
         states = {each.state for each in workers}
         if not states <= {State.DOWN, State.FINISHED}:

@@ -1,4 +1,4 @@
-"""The state of a run for people, in a table or in one line; and for programs."""
+"""Formats the state of a run: a table or a line for people, values for JSON."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _STYLES = {
     State.SILENT: "red",
     State.DOWN: "yellow",
 }
-_LONG_STEP = 60.0  # seconds without a step that are worth a word
+_LONG_STEP = 60.0  # seconds without a step, after which the table mentions the time
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def age_text(seconds: float) -> str:
-    """A length of time for people, such as 34 s or 2 h 5 min."""
+    """Returns a duration as text, such as 34 s or 2 h 5 min."""
     left, words = max(0, round(seconds)), []
     for unit, name in _UNITS:
         if left >= unit:
@@ -38,12 +38,12 @@ def age_text(seconds: float) -> str:
 
 
 def one_line(status: RunStatus) -> str:
-    """What matters most in one line, the most urgent first."""
+    """Returns the state of a run in a line, with the most urgent part first."""
     return " | ".join(_parts(status))
 
 
 def table(status: RunStatus) -> RenderableType:
-    """A line for each worker, and what concerns all of them."""
+    """Returns a table with a row per worker, and lines about the run below."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("worker", justify="right", no_wrap=True)
     shown.add_column("state", no_wrap=True)
@@ -66,7 +66,7 @@ def table(status: RunStatus) -> RenderableType:
 
 
 def to_json(status: RunStatus) -> dict[str, Any]:
-    """The state of a run as values that JSON has."""
+    """Returns the state of a run as values for JSON."""
     return {**dataclasses.asdict(status), "is_fine": status.is_fine}
 
 
@@ -93,7 +93,7 @@ def _parts(status: RunStatus) -> Iterable[str]:
 
 
 def _since_start(at: float, workers: Sequence[Worker]) -> str:
-    """For how long they have been starting; empty where they don't, or nobody knows."""
+    """Returns for how long workers have been starting; empty if unknown or running."""
     began = [w.since for w in workers if w.state is State.STARTING and w.since]
     return f" for {age_text(at - min(began))}" if began else ""
 
@@ -136,7 +136,7 @@ def _upload(upload: MirrorStatus) -> str:
 
 
 def _remark(status: RunStatus, worker: Worker) -> str:
-    """What is to be said of one worker beside its step."""
+    """Returns the last column of a worker's row: its end, notice, silence, or stall."""
     if worker.why:
         is_told_below = worker.why == status.ended
         told = [] if is_told_below else [plain(worker.why)]
@@ -156,7 +156,7 @@ def _remark(status: RunStatus, worker: Worker) -> str:
 
 
 def _still(at: float, stepped_at: float | None) -> str:
-    """That no step has come for long; empty where one has."""
+    """Returns text about a long time without a step; empty after a recent step."""
     seconds = 0.0 if stepped_at is None else at - stepped_at
     return f"no step for {age_text(seconds)}" if seconds > _LONG_STEP else ""
 
