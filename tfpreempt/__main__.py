@@ -1,4 +1,4 @@
-"""Entry point of `python -m tfpreempt`, equivalent to the command `tfpreempt`."""
+"""Lets `python -m tfpreempt` do what the command `tfpreempt` does."""
 
 from __future__ import annotations
 

@@ -1,21 +1,18 @@
-"""Types of the agreement: state of a worker, events and actions.
+"""The words of the agreement: what a worker knows, what it is told, what it does.
 
-Frozen values only. `agreement.py` has the rows of the table, and `coordinator.py` turns
+Frozen values only. `agreement.py` has the rows that use them, `coordinator.py` turns
 events and actions into reads and writes of the store.
 
 Four roles share a worker's state, each with its own rows:
-
   watch   reads the round's keys in order: notice, decision, commit;
-  main    stops at boundaries, saves, exits; training waits only for this role;
-  gather  (only on the chief, whose process hosts the store) collects counts, done
+  main    stands at boundaries, saves, leaves; the only role that training waits for;
+  gather  (only on the worker whose process hosts the store) collects counts, done
           marks and byes;
-  notice  inserts this machine's own notices into the store.
-
-An interval is the time between two boundaries; a worker's count is the number of
-intervals started so far.
+  notice  brings this machine's own notices into the store.
+An interval lies between two boundaries; a worker's count is how many it has started.
 """
 
-# ruff: noqa: D101 - a class with a self-explanatory name has no docstring
+# ruff: noqa: D101 - where the name says it all there is no docstring
 
 from __future__ import annotations
 
@@ -32,30 +29,30 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """Makes a class a frozen, slotted dataclass, for arguments and results of rows."""
+    """A frozen, slotted dataclass: what a row is given and what it returns."""
     return dataclasses.dataclass(frozen=True, slots=True)(cls)
 
 
 class NoticeKind(enum.Enum):
-    """Purpose of a round; the value of the key `notice`."""
+    """What a round is for; the value of the key `notice`."""
 
-    FINAL = "final"  # save, then exit
-    TRAIN_ON = "train_on"  # save, and continue if the chief finds enough time
-    PERIODIC = "periodic"  # no preemption: save, then continue
-    FINISHED = "finished"  # training is over on every worker: exit normally
+    FINAL = "final"  # save, then leave
+    TRAIN_ON = "train_on"  # save, and go on if the chief finds that time allows
+    PERIODIC = "periodic"  # nobody goes away: save, then go on
+    FINISHED = "finished"  # training is over everywhere: leave normally
 
 
 class CommitKind(enum.Enum):
-    """Result of a round; the value of the key `commit`."""
+    """How a round ended; the value of the key `commit`."""
 
-    EXIT = "exit"  # durable: exit with the restart code
-    TRAIN_ON = "train_on"  # durable: continue with the next round
-    ALONE = "alone"  # the chief saved without its peers: the peers exit as lost
+    EXIT = "exit"  # durable: leave with the restart code
+    TRAIN_ON = "train_on"  # durable: go on into the next round
+    ALONE = "alone"  # the chief saved without its peers: they leave as lost
     NONE = "none"  # nothing was saved in this round
 
 
 class Key(enum.Enum):
-    """The insert-once keys of a round; COUNT, DONE and BYE exist once per worker."""
+    """The insert-once keys of one round; COUNT, DONE and BYE exist once per worker."""
 
     NOTICE = "notice"
     COUNT = "count"
@@ -67,7 +64,7 @@ class Key(enum.Enum):
 
 @value
 class Count:
-    """A worker's count; final once the worker's training is over."""
+    """A worker's count; final once its training is over."""
 
     count: int
     final: bool = False
@@ -75,12 +72,12 @@ class Count:
 
 @value
 class Tombstone:
-    """Replaces a missing value: the worker is dead, late, or has exited."""
+    """Stands where a worker's value will never come: it is dead, late, or has left."""
 
 
 @value
 class Decided:
-    """The boundary of the save; None: lost, because a required worker is missing."""
+    """The boundary to save at; None: lost, because a worker that is needed is gone."""
 
     boundary: int | None
 
@@ -90,27 +87,27 @@ class Watch(enum.Enum):
 
     LISTENING = "listening"  # for the round's notice
     COUNTING = "counting"  # flag raised, own counter not read yet
-    PUBLISHING = "publishing"  # own count being inserted
+    PUBLISHING = "publishing"  # own count on its way
     DECIDING = "deciding"  # waits for the decision
     FOLLOWING = "following"  # waits for the commit
     EXCLUDED = "excluded"  # found its own tombstone
-    OVER = "over"  # no key of this round left to read
+    OVER = "over"  # this round has no more to read
     GONE = "gone"  # the store is gone
 
 
 class Main(enum.Enum):
     """States of the main role."""
 
-    TRAINING = "training"  # in the user's code
+    TRAINING = "training"  # in the user's hands
     WAITING = "waiting"  # at a boundary, flag up, decision unknown
-    FINISHING = "finishing"  # training over, waits for other workers or a notice
+    FINISHING = "finishing"  # training over, waits for the others or a notice
     SAVING = "saving"
-    COLLECTING = "collecting"  # chief: own part is saved, done marks are missing
+    COLLECTING = "collecting"  # chief: its part is saved, others' done marks missing
     COMMITTING = "committing"  # chief: writes the marker
     AWAITING = "awaiting"  # saved, or lost: waits for the commit key
-    LEAVING = "leaving"  # inserts bye; the chief reads the byes
+    LEAVING = "leaving"  # says bye; the store's host hears everyone's
     ENDED = "ended"
-    DETACHED = "detached"  # raised, or closed the handler; peers were informed
+    DETACHED = "detached"  # raised, or gave up its handler; peers were told
 
 
 PHASES = {
@@ -137,7 +134,7 @@ AWAITED = {
 
 @value
 class Settings:
-    """Constants of a worker. The chief also hosts the store."""
+    """What does not change for a worker: the host of the store is also the chief."""
 
     worker: int
     world: int
@@ -151,7 +148,7 @@ class Settings:
 
 @value
 class State:
-    """Complete state of the agreement on a worker."""
+    """Everything that one worker knows."""
 
     round: int = 1
     watch: Watch = Watch.LISTENING
@@ -160,13 +157,13 @@ class State:
     own: Count | Tombstone | None = None
     decision: Decided | None = None
     commit: CommitKind | None = None
-    at: int = 0  # main's current or last boundary
+    at: int = 0  # the boundary where main stands, or stood last
     last: bool = False  # training is over at that boundary
     saved_at: int | None = None  # boundary of the newest commit of this process
     outcome: Outcome | None = None
     held: NoticeKind | None = None  # this machine's own notice
-    counts: tuple[Count | Tombstone, ...] = ()  # chief: own count, later every count
-    staged: tuple[int, ...] = ()  # chief: workers with parts in the save, once known
+    counts: tuple[Count | Tombstone, ...] = ()  # host: its own; once all are read, all
+    staged: tuple[int, ...] = ()  # chief: whose parts its save has, once all are read
 
 
 # --- events --------------------------------------------------------------------------
@@ -174,7 +171,7 @@ class State:
 
 @value
 class Event:
-    """An input of the table."""
+    """What a worker is told."""
 
 
 @value
@@ -191,7 +188,7 @@ class CounterRead(Event):
 
 @value
 class OwnCount(Event):
-    """The watch's insert of the own count is done; `value` is the value of the key."""
+    """The watch's insert of the own count is done; value is what the key holds."""
 
     round: int
     value: Count | Tombstone
@@ -216,7 +213,7 @@ class StoreGone(Event):
 
 @value
 class Boundary(Event):
-    """Main is at a boundary with the flag raised, or at the last boundary."""
+    """Main stands at a boundary with the flag up, or at its last one."""
 
     count: int
     last: bool = False
@@ -224,7 +221,7 @@ class Boundary(Event):
 
 @value
 class FinalCount(Event):
-    """Main's insert of the final count is done; `value` is the value of the key."""
+    """Main's insert of the final count is done; value is what the key holds."""
 
     round: int
     value: Count | Tombstone
@@ -237,41 +234,41 @@ class Saved(Event):
 
 @value
 class Committed(Event):
-    """The chief wrote the marker; with NONE, the write failed."""
+    """The chief wrote the marker (or NONE: it could not)."""
 
     kind: CommitKind
 
 
 @value
 class StepFailed(Event):
-    """A step failed because a peer crashed."""
+    """A step failed because a peer is gone."""
 
 
 @value
 class Detached(Event):
-    """Main raises, or closes its handler while training continues."""
+    """Main raises, or gives up its handler while training goes on."""
 
 
 @value
 class DeadlinePassed(Event):
-    """Main's wait has reached its deadline."""
+    """Main has waited as long as it may."""
 
 
 @value
 class ByeSaid(Event):
-    """The worker's own `bye` is in the store."""
+    """The own bye is in the store."""
 
 
 @value
 class NextRound(Event):
-    """Main continues after an exit: the exit function returned, or a handler opens."""
+    """Main goes on after leaving: the exit function returned, or a handler opens."""
 
-    served: bool = True  # whether the held notice was handled
+    served: bool = True  # the held notice is dealt with
 
 
 @value
 class CountsRead(Event):
-    """The counts of the other workers, in worker order."""
+    """All others' counts, in the order of the workers."""
 
     round: int
     counts: tuple[Count | Tombstone, ...]
@@ -279,7 +276,7 @@ class CountsRead(Event):
 
 @value
 class DonesRead(Event):
-    """Every gathered worker has answered; `staged` workers have a staged part."""
+    """All who were asked have answered; the workers whose part is staged."""
 
     round: int
     staged: tuple[int, ...]
@@ -287,7 +284,7 @@ class DonesRead(Event):
 
 @value
 class ByesRead(Event):
-    """Every other worker has inserted `bye`, or was given up."""
+    """All others have said bye, or are given up."""
 
     round: int
 
@@ -299,7 +296,7 @@ class LocalNotice(Event):
 
 @value
 class NoticeExists(Event):
-    """The insert of the own notice found an older notice in that round."""
+    """The own notice met an older one in that round."""
 
     round: int
     kind: NoticeKind
@@ -310,12 +307,12 @@ class NoticeExists(Event):
 
 @value
 class Action:
-    """An output of the table; actions must take effect in order."""
+    """What a worker is to do, in the order in which it must take effect."""
 
 
 @value
 class RaiseFlag(Action):
-    """Makes main enter the slow path before the next interval."""
+    """Main must look before it starts another interval."""
 
 
 @value
@@ -325,12 +322,12 @@ class LowerFlag(Action):
 
 @value
 class ReadCounter(Action):
-    """Reads the counter strictly after RaiseFlag; answered by CounterRead."""
+    """Answer with CounterRead; strictly after RaiseFlag took effect."""
 
 
 @value
 class Get(Action):
-    """Waits for a key of the watch role."""
+    """Wait for a key of the watch role."""
 
     key: Key
     round: int
@@ -338,7 +335,7 @@ class Get(Action):
 
 @value
 class Insert(Action):
-    """Inserts a key; `worker` is the owner, for keys that exist once per worker."""
+    """Insert a key; worker names whose it is, for keys that exist once per worker."""
 
     key: Key
     round: int
@@ -348,9 +345,9 @@ class Insert(Action):
 
 @value
 class Gather(Action):
-    """Reads the key of every worker in `workers`; inserts tombstones at the deadline.
+    """Read the key of every worker in `workers`, tombstones at the deadline.
 
-    Answered by one event with the complete result; a partial result has no effect.
+    Answered by one event once all are there: nothing follows from some of them.
     """
 
     key: Key
@@ -360,19 +357,19 @@ class Gather(Action):
 
 @value
 class Verdict(Action):
-    """An instruction to main, which waits for a verdict."""
+    """What main is to do, which waits for it."""
 
 
 @value
 class Proceed(Verdict):
-    """Continue training; the decided boundary is ahead."""
+    """Train on; the decision lies ahead."""
 
     until: int
 
 
 @value
 class Save(Verdict):
-    """Save at this boundary; with `repeat` already committed, so write no files."""
+    """Save now. repeat: this boundary is committed already, write nothing."""
 
     boundary: int
     alone: bool
@@ -381,23 +378,23 @@ class Save(Verdict):
 
 @value
 class WriteMarker(Verdict):
-    """Commit the parts staged by these workers; on the chief."""
+    """For the chief: commit what these workers staged."""
 
     workers: tuple[int, ...]
 
 
 @value
 class Resume(Verdict):
-    """Continue training after the round."""
+    """Committed, train on."""
 
 
 @value
 class Leave(Verdict):
-    """Exit with this outcome."""
+    """Leave with this outcome."""
 
     outcome: Outcome
 
 
 @value
 class Raise(Verdict):
-    """Raise the error of the failed step as an ordinary error."""
+    """The failed step is an ordinary error."""

@@ -1,7 +1,7 @@
-"""Names of keys, and the text stored under the keys.
+"""Key names and the text that keys hold.
 
-Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`. Values are JSON objects,
-with fields for the agreement, and extra fields for deadlines and for people.
+Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; values are JSON objects:
+what the agreement needs, and beside it what people and deadlines need.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tfpreempt.coordination.events import (
 from tfpreempt.errors import CoordinationError
 
 Extra = dict[str, Any]
-_SECONDS = ("age", "remaining", "save_seconds")  # extra fields that must be finite
+_SECONDS = ("age", "remaining", "save_seconds")  # that travel beside a value
 
 
 def name(incarnation: str, round: int, key: Key, worker: int | None = None) -> str:
-    """Returns the name of a key of a round."""
+    """The name of a key of a round."""
     tail = "" if worker is None else f"/{worker}"
     return f"tfpreempt/{incarnation}/{round}/{key.value}{tail}"
 
 
 def encode(value: Any, extra: Extra | None = None) -> str:
-    """Returns a value of the agreement as text, with the extra fields."""
+    """A value of the agreement as text."""
     match value:
         case NoticeKind() | CommitKind():
             fields: Extra = {"kind": value.value}
@@ -49,10 +49,10 @@ def encode(value: Any, extra: Extra | None = None) -> str:
 
 
 def decode(key: Key, text: str) -> tuple[Any, Extra]:
-    """Returns a value of the agreement, and the extra fields.
+    """The value and what travels beside it.
 
     Raises:
-        CoordinationError: this version of tfpreempt does not write such a text.
+        CoordinationError: the text is not what this version of tfpreempt writes.
     """
     try:
         fields: Extra = json.loads(text)

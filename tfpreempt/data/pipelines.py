@@ -36,7 +36,7 @@ from tfpreempt.checkpoint.tensors.data_order import first_positions, with_permut
 from tfpreempt.checkpoint.tensors.shuffle_seeds import DRAWS_SEEDS
 from tfpreempt.data.slices import with_batch_size
 
-# TensorFlow's default of 4 rounds leaves patterns that are easy to measure (60,000
+# TensorFlow's default of 4 rounds results in patterns that are easy to measure (60,000
 # indices: an index next to its neighbour a sixth as often as by chance). From 12 rounds
 # on, no difference from NumPy's permutations was found.
 _ROUNDS = 16

@@ -1,9 +1,8 @@
 """Single-client clusters: this process alone runs the program, on remote workers.
 
-TPU pods are used in this way, and so can any `tf.distribute.Server`. The platform
-preempts the machines of the workers. TensorFlow's C++ code on the machines turns
-SIGTERM into a key of the coordination service, and the worker keeps serving until its
-machine is terminated.
+TPU pods are used so, and any `tf.distribute.Server` can be. The workers' machines are
+what is taken away: TensorFlow's C++ code on them turns SIGTERM into a key of the
+coordination service, and the worker goes on serving until its machine goes.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Connection:
     """A connection to remote workers.
 
     Attributes:
-        number: number of connections made in this process, including this connection.
-        device: the CPU of this machine, where files are written and read.
+        number: how many were made in this process, this one included.
+        device: this machine's CPU, where files are written and read.
     """
 
     number: int
@@ -40,7 +39,7 @@ class Connection:
 
     @property
     def notice_identity(self) -> tuple[str, int]:
-        """Identity under which TensorFlow's key is read; changes at a reconnection."""
+        """What TensorFlow's key is read for; another one after a reconnection."""
         return "tfpreempt-remote-cluster", self.number
 
 
@@ -48,30 +47,29 @@ _connection: Connection | None = None
 
 
 def connection() -> Connection | None:
-    """Returns the newest connection of `connect_to_cluster`; None without any."""
+    """The one that `connect_to_cluster` made last; None in all other programs."""
     return _connection
 
 
 def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
-    """Connects this process to remote workers, and receives their preemption notices.
+    """Connects this process to remote workers, so that their preemption is heard of.
 
-    Call the function in place of `tf.config.experimental_connect_to_cluster`, before
-    anything else of TensorFlow. Only then can the coordination service be set up, by
-    which workers report a SIGTERM. The first worker hosts the service. When workers
-    have been replaced, call the function again in the same process, and then create the
-    strategy, the variables and the handler again.
+    In place of `tf.config.experimental_connect_to_cluster`, before anything else of
+    TensorFlow: the coordination service, by which workers tell of a SIGTERM, can be
+    set up only then. The first worker hosts it. When workers have been replaced, call
+    it again in the same process, and then make strategy, variables and handler anew.
 
     Main thread.
 
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, such as a
             TPUClusterResolver, or a `tf.train.ClusterSpec` with a job "worker".
-        protocol: protocol of the workers' servers.
+        protocol: of the workers' servers.
 
     Raises:
-        ConfigurationError: the resolver names no remote workers.
+        ConfigurationError: it names no remote workers.
         UsageError: TensorFlow was used before the first call.
-        TensorFlowMissingError: TensorFlow is not installed.
+        TensorFlowMissingError: there is none.
     """
     global _connection
     if not loading.has_tensorflow():
@@ -92,15 +90,15 @@ def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
 
 
 class PreemptionWatcher:
-    """Reports whether a remote worker is preempted; the program itself saves.
+    """Tells whether a remote worker is preempted; saving is up to the program.
 
-    For programs without a handler. The interface is that of TensorFlow's class of the
-    same name, whose op is missing in the pip packages of TensorFlow. Create the watcher
-    after `connect_to_cluster()`; a new connection needs a new watcher.
+    For programs without a handler, in the shape of TensorFlow's class of this name,
+    whose op the wheels lack. Make it after `connect_to_cluster()`; a new connection
+    needs a new one.
 
     Attributes:
-        preemption_message: the task that received SIGTERM, such as
-            "/job:worker/task:1"; None before. Set on a thread.
+        preemption_message: the task that got SIGTERM, such as "/job:worker/task:1";
+            None until then. Set on a thread.
 
     Raises:
         UsageError: there is no connection.
@@ -125,32 +123,31 @@ class PreemptionWatcher:
         self.preemption_message = detail
 
     def block_until_worker_exit(self, limit: float = 60.0) -> bool:
-        """Waits until the first worker, the host of the service, has ended.
+        """Waits until the first worker, which hosts the service, is gone.
 
-        A program that reconnects earlier would connect to a worker that is about to
-        end.
+        Whoever connects again before that gets a worker that is about to go.
 
         Args:
-            limit: longest wait in seconds.
+            limit: seconds to wait at most.
 
         Returns:
-            Whether the worker has ended.
+            Whether it is gone.
         """
         is_gone: bool = _service().wait_service_gone(limit)
         return is_gone
 
     def close(self) -> None:
-        """Stops watching, and makes way for the next notice."""
+        """Stops to listen, and lets the next notice come."""
         self._source.close()
         if self.preemption_message is not None:
             notice_was_served()
 
 
 def notice_was_served() -> None:
-    """Deletes TensorFlow's notice key after a notice was handled.
+    """A notice led to a commit, or to nothing any more: the next one can come.
 
-    The key remains after a preempted worker has ended, and would be taken for the next
-    notice, here or in a restarted program.
+    TensorFlow's key stays after a preempted worker is gone, and would be taken for the
+    next notice, here or in a restarted program.
     """
     if _connection is None:
         return

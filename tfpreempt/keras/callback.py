@@ -139,7 +139,7 @@ class PreemptionCallback:
 
         Returns None without a mirror, before the first fit, and on workers other than
         the chief. The end of a fit waits for the upload of the last commit. After a
-        fit, the status tells how much of that commit was uploaded.
+        fit, the status contains the result of that upload.
         """
         training = self._training
         if training is None:
@@ -264,7 +264,7 @@ class PreemptionCallback:
     on_predict_begin = on_predict_end = _not_used
     on_predict_batch_begin = on_predict_batch_end = _not_used
 
-    # --- what tf_keras asks a callback -----------------------------------------------
+    # --- attributes that tf_keras reads from a callback -------------------------------
 
     _supports_tf_logs = True
 

@@ -104,7 +104,11 @@ class Fit(Protocol):
 
     @property
     def array_batch(self) -> int | None:
-        """Returns the samples in a global batch of arrays; None for other data."""
+        """Returns the number of samples in a global batch, if the data are arrays.
+
+        Returns:
+            The number; None for other data.
+        """
 
     @property
     def array_way(self) -> str | None:
@@ -169,9 +173,9 @@ class Fit(Protocol):
     def read_one_pass(self) -> Any:
         """Returns a dataset of one pass over the sequence, read by Keras' workers.
 
-        Without workers returns None. The readers of Keras are bound to epochs. The
-        readers draw an order when an epoch begins, before the state of a restart is
-        restored (Keras 3), or begin another pass on their own (tf_keras).
+        Returns None if Keras reads without workers. The readers of Keras are bound to
+        epochs. The readers draw an order when an epoch begins, before the state of a
+        restart is restored (Keras 3), or begin another pass on their own (tf_keras).
         """
         return None
 
@@ -220,14 +224,15 @@ class Fit(Protocol):
         """
 
     def forget_answer(self) -> None:
-        """Subtracts a step past the end of the data from the count of steps."""
+        """Corrects the count of steps after a call past the end of the data."""
         return
 
     def ends(self) -> None:
         """Removes the changes made on the model by `start_at`; also after a failure."""
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        """Returns TensorFlow's function inside a train function, to trace in `build`.
+        """Returns TensorFlow's function inside a train function, if a trace is
+        possible.
 
         Args:
             train_function: train function made by Keras or by the program.

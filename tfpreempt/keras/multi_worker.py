@@ -36,7 +36,7 @@ _Function = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Replacement:
-    """A replaced function of Keras: where Keras looks for it, and both functions.
+    """A replaced function of Keras: the owner, the name, and both functions.
 
     Attributes:
         owner: class or module with the function.
@@ -299,8 +299,9 @@ def _several_steps(model: Any, step_function: _Function) -> _Function:
             following = tf.cond(is_last, lambda: batch, iterator.get_next_as_optional)
             return done + 1, following, outputs
 
-        # The first step is before the loop: its outputs give the loop its structure,
-        # and its read raises the OutOfRangeError that ends an epoch.
+        # The first step is before the loop, because its outputs define the structure of
+        # the loop variables, and because its read raises the OutOfRangeError that ends
+        # an epoch.
         outputs = one_step(iterator.get_next())
         start = (tf.constant(1), iterator.get_next_as_optional(), outputs)
         return tf.while_loop(goes_on, body, start, parallel_iterations=1)[-1]

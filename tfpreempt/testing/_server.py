@@ -1,4 +1,4 @@
-"""Base of the fake servers: requests, replies, and failures on demand."""
+"""What all fake servers are: requests, replies, and failures on demand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _names = itertools.count()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request as received by the server.
+    """One request as the server got it.
 
     Attributes:
         method: GET, PUT, POST or DELETE.
-        path: path without the query, still percent-encoded.
-        query: fields of the query; a field without a value is "".
-        headers: values by lower-case name.
-        body: bytes sent with the request.
+        path: without the query, still quoted.
+        query: the query's fields; without a value they are "".
+        headers: by lower-case names.
+        body: what was sent with it.
     """
 
     method: str
@@ -40,18 +40,18 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Length of the body in bytes, as announced by the Content-Length header."""
+        """Of the body, in bytes, as announced."""
         return int(self.headers.get("content-length") or 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A reply of the server.
+    """One answer.
 
     Attributes:
         status: the HTTP status.
-        body: bytes of the body; the Content-Length header is added.
-        headers: additional headers.
+        body: sent with its length.
+        headers: sent with it.
     """
 
     status: int = 200
@@ -59,7 +59,7 @@ class Reply:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def send(self, to: http.server.BaseHTTPRequestHandler) -> None:
-        """Sends the reply.
+        """Sends the answer.
 
         Args:
             to: handler of the connection.
@@ -77,15 +77,14 @@ class FakeServer(http.server.ThreadingHTTPServer):
     """A server on a free port of 127.0.0.1; a context manager.
 
     Attributes:
-        requests: received requests, newest last.
-        changed: condition held during changes of the server's state, and notified after
-            them.
+        requests: what was asked, the newest last.
+        changed: held while any of this changes, and notified then.
     """
 
     request_queue_size = 32
     headers: ClassVar[Mapping[str, str]] = {}
-    _name = "fake-metadata"  # prefix of thread names, for tests
-    _port = 0  # any free port
+    _name = "fake-metadata"  # of its threads, so that a test knows them from its own
+    _port = 0  # any free one
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", self._port), _Handler)
@@ -104,57 +103,52 @@ class FakeServer(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """URL of the server, such as "http://127.0.0.1:40001"."""
+        """Where it listens, such as "http://127.0.0.1:40001"."""
         return f"http://{self.host}"
 
     @property
     def host(self) -> str:
-        """Host and port of the server, without the scheme."""
+        """The same without the scheme."""
         return f"127.0.0.1:{self.server_port}"
 
     def environment(self) -> dict[str, str]:
-        """Returns environment variables by which the cloud's clients use the server."""
+        """The variables that lead the cloud's clients here."""
         return {}
 
     def answer(self, request: Request) -> Reply:
-        """Returns the reply of the service. Runs on the connection's thread."""
+        """What the service says. In a thread of the request's connection."""
         raise NotImplementedError
 
     def reply(self, status: int, said: object) -> Reply:
-        """Returns a reply with the service's own headers.
-
-        Args:
-            status: the HTTP status.
-            said: the body: text, or a value to be sent as JSON.
-        """
+        """An answer with the service's own headers: text, or what is sent as JSON."""
         text = said if isinstance(said, str) else json.dumps(said)
         return Reply(status=status, headers=self.headers, body=text.encode())
 
     def failure(self, status: int) -> Reply:
-        """Returns the reply of a failing service."""
+        """The answer of a service that fails."""
         return self.reply(status, "try again\n")
 
     def fail(self, count: int, status: int = 503) -> None:
-        """Answers the next requests with an error.
+        """Answers the next `count` requests with an error.
 
         Args:
-            count: number of requests; 0 ends the failure.
-            status: HTTP status of the error.
+            count: how many; 0 ends it.
+            status: the error's HTTP status.
         """
         with self.changed:
             self._failing, self._status = count, status
 
     def stall(self, count: int | None = None) -> None:
-        """Accepts requests without an answer, until `up()`.
+        """Accepts requests and answers none, until `up()`.
 
         Args:
-            count: number of requests; None: every request.
+            count: how many requests; None: all.
         """
         with self.changed:
             self._stalling += math.inf if count is None else count
 
     def down(self) -> None:
-        """Closes the open connections, and new connections at once, until `up()`."""
+        """Drops all connections, and each new one at once, until `up()`."""
         with self.changed:
             self._is_down = True
             self._drop_connections()
@@ -168,7 +162,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Stops the server. Idempotent."""
+        """Stops. Idempotent."""
         with self.changed:
             if self._is_closing:
                 return
@@ -183,28 +177,23 @@ class FakeServer(http.server.ThreadingHTTPServer):
         self.close()
 
     def wait(self, is_met: Callable[[], bool], seconds: float) -> None:
-        """Waits, with `changed` held, for a condition or the end of the server.
-
-        Args:
-            is_met: the condition.
-            seconds: longest wait.
-        """
+        """Waits with `changed` held until it is met, time is up or the server ends."""
         self.changed.wait_for(lambda: is_met() or self._is_gone, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Waits for a time; returns False if the server is closed meanwhile."""
+        """Waits; returns whether the server goes on."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing, seconds)
             return not self._is_closing
 
-    # --- a request, and the faults ordered for it ------------------------------------
+    # --- a request, and what was ordered for it --------------------------------------
 
     def serve(self, head: Request, read: Callable[[int], bytes]) -> Reply | None:
-        """Returns the reply to a request; None drops the connection.
+        """Returns the answer to a request; None drops the connection.
 
         Args:
             head: the request without its body.
-            read: returns the given number of bytes of the body.
+            read: returns so many bytes of the body.
         """
         request = dataclasses.replace(head, body=read(head.length))
         if len(request.body) < head.length:
@@ -219,7 +208,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self.changed.notify_all()
 
     def respond(self, request: Request) -> Reply | None:
-        """Returns the reply, or an ordered error, after an ordered stall."""
+        """Returns the answer, or an error that was ordered, after an ordered stall."""
         with self.changed:
             is_stalled, before = self._stalling > 0, self._releases
             self._stalling = max(0.0, self._stalling - 1)
@@ -233,11 +222,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return None if self._is_gone else reply
 
     def await_release(self, before: int) -> None:
-        """Waits until the server is closed, or `up()` is called.
-
-        Args:
-            before: number of calls of `up()` so far.
-        """
+        """Waits for the end, or for an `up()` after so many."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing or self._releases != before)
 
@@ -245,10 +230,10 @@ class FakeServer(http.server.ThreadingHTTPServer):
     def _is_gone(self) -> bool:
         return self._is_closing or self._is_down
 
-    # --- connections: methods called by http.server ----------------------------------
+    # --- connections, as http.server calls it ----------------------------------------
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Registers a new connection; returns whether the connection is served."""
+        """Whether a new connection is served."""
         with self.changed:
             if self._is_gone:
                 return False
@@ -256,13 +241,13 @@ class FakeServer(http.server.ThreadingHTTPServer):
             return True
 
     def shutdown_request(self, request: Any) -> None:
-        """Unregisters a connection at its end."""
+        """A connection has ended."""
         with self.changed:
             self._connections.discard(request)
         super().shutdown_request(request)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # Named before the start, so a test can distinguish server threads.
+        # Named from the start, so that a test can tell these threads from its own.
         threading.Thread(
             target=self.process_request_thread,
             args=(request, client_address),
@@ -271,18 +256,18 @@ class FakeServer(http.server.ThreadingHTTPServer):
         ).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # disconnecting clients are expected by these servers
+        pass  # clients that go away are what these servers are for
 
     def _drop_connections(self) -> None:
         for connection in self._connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # closed by the client
+                pass  # the client was first
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Handles a connection, without any output."""
+    """One connection; nothing is printed."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # no delay between head and body

@@ -1,4 +1,4 @@
-"""A source of notices that a test fires."""
+"""A source of notices that says what a test tells it to say."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from tfpreempt.notice.source import Source
 
 
 class ScriptedSource(Source):
-    """A `NoticeSource` without threads; `fire` reports a notice.
+    """A `NoticeSource` without threads: it speaks when fired.
 
     Args:
-        name: name of the source.
-        start_error: error raised by `start()`, as by a source that cannot work on the
-            machine.
+        name: its name.
+        start_error: raised by `start()`, as by a source that cannot work here.
 
     Attributes:
         rearmed: number of calls of `rearm()`.
@@ -29,13 +28,7 @@ class ScriptedSource(Source):
         self.is_closed = False
 
     def fire(self, detail: str = "") -> None:
-        """Reports a notice now, in this thread.
-
-        Does nothing before the start and after the close.
-
-        Args:
-            detail: text of the notice, for people.
-        """
+        """Reports a notice now, in this thread; nothing when not started or closed."""
         self.send(detail)
 
     def rearm(self) -> None:

@@ -1,7 +1,6 @@
-"""Metadata that users attach to a checkpoint: a JSON object beside the manifest.
+"""What users note about a checkpoint: a JSON object beside its manifest, never in it.
 
-The marker vouches for the manifest, so the manifest never changes. The metadata may
-change at any time, and therefore is never in the manifest.
+The manifest is vouched for by the marker and never changes; this may, at any time.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _MAX_BYTES = 4 << 20
 
 
 def encoded(metadata: object) -> bytes:
-    """Returns the metadata as bytes.
+    """Metadata as bytes.
 
     Raises:
-        ConfigurationError: the metadata is no mapping of strings to JSON values.
+        ConfigurationError: it is no mapping of strings to what JSON can hold.
     """
     if not isinstance(metadata, Mapping) or not all(
         isinstance(name, str) for name in metadata
@@ -47,11 +46,11 @@ def encoded(metadata: object) -> bytes:
 
 
 def read(checkpoint: Entry) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint; empty if there is none.
+    """What was noted about a checkpoint; empty if nothing was.
 
     Raises:
-        CheckpointDamagedError: the file is no JSON object, or too large.
-        CheckpointError: the file cannot be read.
+        CheckpointDamagedError: it is no JSON object, or too large.
+        CheckpointError: it cannot be read.
     """
     target = io.BytesIO()
     name = checkpoint.control(layout.METADATA)
@@ -73,10 +72,10 @@ def read(checkpoint: Entry) -> dict[str, Any]:
 
 
 def write(checkpoint: Entry, values: Mapping[str, Any]) -> None:
-    """Writes the metadata of a checkpoint atomically; the last writer wins.
+    """Notes a JSON object, all or nothing; whoever is last wins.
 
     Raises:
-        ConfigurationError: JSON cannot hold the values.
-        SaveError: the file cannot be written.
+        ConfigurationError: JSON cannot hold it.
+        SaveError: it cannot be written.
     """
     checkpoint.store.replace(checkpoint.control(layout.METADATA), encoded(values))

@@ -1,10 +1,9 @@
-"""Checkpoints of other programs, among tfpreempt's commits in a directory.
+"""Checkpoints that somebody else wrote, among ours in a directory.
 
-Foreign checkpoints have no marker: the time of the index is compared with the times of
-the markers. A save of tfpreempt that is running or incomplete is not a foreign
-checkpoint. Neither is a commit of tfpreempt, even a corrupt commit: TensorFlow might
-read incomplete files. A flat commit that was later overwritten without tfpreempt is a
-foreign checkpoint.
+They have no marker, so they rank among our commits by the time of their index against
+the times of our markers. What our own save is writing, or left half-written, is none,
+and neither is a commit of ours, be it damaged: what TensorFlow can read of it may be
+half of it. A flat one that was saved over without us is.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _OVERWRITTEN = "saved again without tfpreempt after our commit of this name"
 
 
 def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
-    """Returns tfpreempt's and foreign checkpoints, newest first.
+    """Ours and theirs, newest first.
 
     Args:
         directory: the checkpoint directory; it need not exist.
-        ours: the result of `catalog.scan` for the directory.
+        ours: what `catalog.scan` found there.
 
     Raises:
-        OSError: the directory cannot be read; or a state file that may name the only
-            checkpoints.
+        OSError: the directory, or a state file that may name all that there is, cannot
+            be read.
     """
     flat = [entry for entry in ours if entry.kind is Kind.FLAT]
     overwritten = {entry.name for entry in flat if is_overwritten(entry)}
@@ -67,10 +66,9 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
 
 
 def is_overwritten(entry: Entry) -> bool:
-    """Returns whether the user's manager overwrote a flat checkpoint after our commit.
+    """Whether the user's manager wrote a flat checkpoint anew after our commit.
 
-    The time alone does not show an overwrite: copying a directory gives every file a
-    new time.
+    The time alone doesn't tell: copying a directory gives all files new times.
     """
     if entry.condition is Condition.NOT_COMMITTED or entry.prefix is None:
         return False
@@ -88,15 +86,15 @@ def is_overwritten(entry: Entry) -> bool:
 
 
 def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> set[str]:
-    """Returns the prefixes of flat checkpoints, and the prefixes in the state file.
+    """Prefixes of flat checkpoints, and of those that the state file names.
 
-    Prefixes outside of the directory, or inside a commit of tfpreempt, are left out.
+    Not of what it names outside of the directory, or inside a commit of ours.
 
     Args:
         directory: the checkpoint directory.
-        names: the names in the directory.
-        needs_pointer: whether the state file may name the only checkpoints; otherwise
-            an unreadable state file is only logged.
+        names: the names in it.
+        needs_pointer: whether the state file may name all that there is; otherwise one
+            that cannot be read is only said.
 
     Raises:
         OSError: the state file cannot be read.
@@ -128,7 +126,7 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
 
 
 def _may_be(prefix: str) -> bool:
-    """Returns whether an index may exist; an unreadable index is reported later."""
+    """Whether an index could be there: what cannot be looked at is damaged, later."""
     try:
         there = reading.is_there(prefix + INDEX)
         return reading.is_file(prefix + INDEX) or not there
@@ -137,7 +135,7 @@ def _may_be(prefix: str) -> bool:
 
 
 def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
-    """Returns a foreign checkpoint or an incomplete save; None if just deleted."""
+    """One of theirs, or a half-written one of ours; None if it went meanwhile."""
     name = os.path.relpath(prefix, directory)
     entry = Entry(
         store=reader(directory),
@@ -165,15 +163,14 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a checkpoint in the state file has data, but has lost its index.
+    """Whether the state file names what lacks its index, and its data are there.
 
-    A manager deletes the oldest checkpoint first, index before data, and may have been
-    interrupted. A checkpoint that is neither the newest nor preceded by an older
-    checkpoint is therefore not counted.
+    A manager deletes the oldest first, and that may have been cut short: then it is not
+    the newest, and no older one is there.
     """
     try:
         listed = checkpoint_state.named(directory)
-    except OSError:  # `_prefixes` has logged or raised the error
+    except OSError:  # `_prefixes` told, or raised
         return False
     if name not in listed:
         return False

@@ -1,8 +1,8 @@
-"""The tables of `tfpreempt inspect` and `tfpreempt verify`.
+"""What `tfpreempt inspect` and `tfpreempt verify` show: the catalog, and what it hides.
 
-The tables also show the checkpoints skipped by a restart: corrupt commits, saves that
-are running or were interrupted, links that lead elsewhere. No file is changed, and no
-content is trusted.
+Shown is also what a restart passes over: damaged commits, saves that are under way or
+died, links that lead elsewhere. Nothing is changed, and nothing that lies there is
+trusted.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _LINK = "is a symbolic link; links aren't followed"
 
 
 def at(place: str) -> list[Entry]:
-    """Returns the checkpoints at a path: those of a run, or the named checkpoint.
+    """The checkpoints at a place: all of a run, or the one that it names.
 
     Args:
         place: a run's directory, a commit's directory, a flat prefix, or the URI of a
-            mirror or of one folder of a mirror.
+            mirror or of one folder of it.
 
     Raises:
-        ConfigurationError: there is no checkpoint.
-        CheckpointError: the path cannot be listed or read.
+        ConfigurationError: there is nothing of the kind.
+        CheckpointError: it cannot be listed or read.
     """
     path = opening.local_path(place)
     if path is not None:
@@ -62,14 +62,13 @@ def check(
     threads: int = THREADS,
     watch: Callable[[int], None] = lambda done: None,
 ) -> Entry:
-    """Returns the entry with its files checked.
+    """The same, its files checked.
 
     Args:
-        entry: the entry to check. For a checkpoint of another program index and lengths
-            are checked; an uncommitted entry is returned unchanged.
-        every_byte: whether to read all bytes; otherwise only the sizes.
-        threads: number of reading threads, see `verification.faults`.
-        watch: function called with the bytes read so far, see `verification.faults`.
+        entry: what is to be checked; what isn't committed is returned as it is.
+        every_byte: whether to read all bytes; the sizes otherwise.
+        threads: see `verification.faults`.
+        watch: likewise.
 
     Raises:
         CheckpointError: the store cannot be reached.
@@ -79,7 +78,7 @@ def check(
     if not entry.is_committed:
         return entry
     found = faults(entry, every_byte=every_byte, threads=threads, watch=watch)
-    # Retention may have deleted the commit meanwhile, beginning with the marker.
+    # Retention may have taken it meanwhile: the marker is what goes first.
     if found and catalog.control_file(entry, layout.MARKER) == (None, None):
         return dataclasses.replace(
             entry,
@@ -95,7 +94,7 @@ def check(
     )
 
 
-# --- listing -------------------------------------------------------------------------
+# --- what there is -------------------------------------------------------------------
 
 
 def _at_path(path: str, place: str) -> list[Entry]:
@@ -119,7 +118,7 @@ def _at_path(path: str, place: str) -> list[Entry]:
 
 
 def _in_directory(directory: str) -> list[Entry]:
-    """Returns the checkpoints, and the directories meant to become checkpoints.
+    """All that looks like a checkpoint, or was to become one, in a directory.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -143,7 +142,7 @@ def _in_directory(directory: str) -> list[Entry]:
 
 
 def _told(entry: Entry) -> Entry:
-    """Adds a remark to an entry without a marker."""
+    """What has no marker says so."""
     if entry.condition is not Condition.NOT_COMMITTED or entry.remarks == (_DELETED,):
         return entry
     remark = _UPLOAD if entry.kind is Kind.REMOTE else _SAVE
@@ -151,7 +150,7 @@ def _told(entry: Entry) -> Entry:
 
 
 def _unless_deleted(entry: Entry) -> Entry:
-    """Marks a flat commit as not committed if the user's manager deleted its files."""
+    """A flat commit whose manager deleted it is none any more."""
     there = (entry.path, entry.path + external_checkpoints.INDEX)
     is_flat = entry.kind is Kind.FLAT and entry.is_committed
     if not is_flat or any(map(os.path.lexists, there)):
@@ -162,14 +161,14 @@ def _unless_deleted(entry: Entry) -> Entry:
 
 
 def _described(entry: Entry) -> Entry:
-    """Adds size and remarks to an entry written by a different program."""
+    """One of somebody else's, with its size."""
     remarks = ("; ".join((*entry.remarks, _NOT_OURS)),)
     size = _size_of(flat_commit.payload_files(entry.path))
     return dataclasses.replace(entry, size=size, remarks=remarks)
 
 
 def _odd(directory: str) -> Iterator[Entry]:
-    """Returns entries for links and unsafe names that look like a commit's name."""
+    """What has the name of a commit and is not looked into."""
     store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):
         if catalog.kind_of(name) is None:
@@ -183,7 +182,7 @@ def _odd(directory: str) -> Iterator[Entry]:
 
 
 def _staged(directory: str) -> Iterator[Entry]:
-    """Returns entries for running and interrupted saves."""
+    """What saves are writing, or left when they died."""
     root = os.path.join(directory, layout.STAGING)
     if os.path.islink(root):
         return
@@ -201,7 +200,7 @@ def _staged(directory: str) -> Iterator[Entry]:
         try:
             modified = os.lstat(path).st_mtime
         except FileNotFoundError:
-            continue  # the save ended meanwhile
+            continue  # the save is over meanwhile
         size = _size_of(
             os.path.join(folder, each)
             for folder in (path, path + layout.PARTS_SUFFIX)
@@ -213,7 +212,7 @@ def _staged(directory: str) -> Iterator[Entry]:
 def _size_of(files: Iterable[str]) -> int:
     total = 0
     for path in files:
-        with contextlib.suppress(FileNotFoundError):  # a save or a deletion is running
+        with contextlib.suppress(FileNotFoundError):  # a save or a deletion goes on
             total += os.lstat(path).st_size
     return total
 
@@ -231,11 +230,11 @@ def _has_control(path: str) -> bool:
     return any(os.path.lexists(os.path.join(path, name)) for name in names)
 
 
-# --- checking ------------------------------------------------------------------------
+# --- is it whole ---------------------------------------------------------------------
 
 
 def _extra_files(entry: Entry) -> tuple[str, ...]:
-    """Returns a remark about files not named in the manifest."""
+    """A remark about files that the manifest doesn't name."""
     assert entry.manifest is not None
     known = {entry.object(file.name) for file in entry.manifest.files}
     control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)

@@ -1,4 +1,4 @@
-"""Loads a single State from the newest commit, or from a separate file."""
+"""Finds what a single State was: in the newest commit, or in a file of its own."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tfpreempt.core.restarts import read_restarts
 from tfpreempt.storage import reading
 
 _log = logging.getLogger(__name__)
-_SECONDS = 30.0  # timeout for the chief's commit
+_SECONDS = 30.0  # that the chief may take to commit
 
 
 @dataclasses.dataclass(eq=False)
 class StateLoader:
-    """Loads single States; verifies a commit once, not for each State again.
+    """Loads States one by one; verifies a commit once, not once for each State.
 
     Args:
-        directory: path of the checkpoint directory, which need not exist.
-        cluster: the workers, and the index of this worker.
-        agreed: the commit restored by all workers; None without a commit.
-        after: the highest sequence at the time of the agreement. Commits with a higher
-            sequence are newer than the agreed commit; other commits were refused.
-        clock: time source for the timeout of a wait for the chief.
+        directory: the checkpoint directory; it need not exist.
+        cluster: who the workers are.
+        agreed: the commit that all workers restored; None if there is none.
+        after: the highest sequence when the workers agreed: what is higher is newer
+            than the agreed one, and what isn't was refused.
+        clock: for the deadline of a wait for the chief.
     """
 
     directory: str
@@ -43,36 +43,35 @@ class StateLoader:
     after: int = 0
     clock: Clock = dataclasses.field(default_factory=SystemClock)
     _pending: str = dataclasses.field(default="", init=False)
-    # Problem of a commit, or "", by path and token. The token alone is not enough: a
-    # commit fetched in place of a corrupt commit has the same token.
+    # What is wrong with a commit, by path and token: what is fetched in place of a
+    # damaged one has its token.
     _checked: dict[tuple[str, str], str] = dataclasses.field(
         default_factory=dict, init=False
     )
-    # Logged problems, and tokens of commits with logged restarts.
+    # Problems, and tokens of commits, that were said.
     _told: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
-        """Records a staging directory with a commit to be expected from the chief.
+        """The chief is about to commit this staging directory; `load` waits for it.
 
-        `load` waits for the commit. Otherwise a worker that is faster than the chief
-        would load the previous commit.
+        Otherwise a worker that is quicker than the chief would load the commit before.
         """
         self._pending = staged
 
     def load(self, state: State) -> bool:
-        """Loads a State from the newer of its commit and its separate file.
+        """Loads a State from wherever it was saved last.
 
         Returns:
-            Whether a saved value was found.
+            Whether there was something.
 
         Raises:
-            CheckpointDamagedError: saved values exist, but no intact value; or the
+            CheckpointDamagedError: something was saved, and none of it is whole; or the
                 State cannot read its own bytes.
         """
         self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
-        own = None  # rank and bytes of the separate file
+        own = None  # a file of its own: its rank, and the bytes
         try:
             path = state_file.path_of(self.directory, self.cluster.worker, state)
             own = state_file.read(path)
@@ -101,7 +100,7 @@ class StateLoader:
         return False
 
     def _await_pending(self) -> None:
-        """Waits until the expected staging directory is committed or removed."""
+        """Until what was staged is committed, or was dropped."""
         if not self._pending:
             return
         end = self.clock.monotonic() + _SECONDS
@@ -121,23 +120,23 @@ class StateLoader:
         self._pending = ""
 
     def newest(self) -> Entry | None:
-        """Returns the newest intact commit; `load` logs the problems of other commits.
+        """The newest commit that is whole; `load` tells what is wrong with others.
 
         Raises:
             CheckpointError: the directory cannot be read.
         """
         found = self._newest([])
-        # A corrupt commit may be fetched again, to the same path.
+        # What is damaged may be fetched again, to the same place.
         self._checked = {key: text for key, text in self._checked.items() if not text}
         return found
 
     def _newest(self, problems: list[str]) -> Entry | None:
-        """Returns the newest intact commit, or the commit restored by all workers."""
+        """The newest whole commit; else the one that all workers restored."""
         if not reading.is_dir(self.directory):
             return None
         found = restoring.newest_verified(
             self.directory,
-            lambda problem: None,  # foreign checkpoints have no States
+            lambda problem: None,  # somebody else's: it has no States
             problems.append,
             wants=lambda each: (
                 each.manifest is not None and (each.sequence or 0) > self.after
@@ -176,7 +175,7 @@ class StateLoader:
         )
 
     def _tell_of_lost_restarts(self, commit: Entry) -> None:
-        """Logs a warning if the restarts after a commit lost their work."""
+        """Restarts that left nothing: their work is lost, which someone should know."""
         if commit.token in self._told or commit.manifest is None:
             return
         self._told.add(commit.token)

@@ -57,9 +57,7 @@ _BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")
 
 
 def kind(callback: Any) -> str | None:
-    """Returns the name of the known Keras class of a callback or its base; else
-    None.
-    """
+    """Returns the name of the known Keras class of a callback or its base, or None."""
     for cls in type(callback).__mro__:
         if cls.__name__ in REMEMBERED and cls.__module__.startswith(ROOTS):
             return cls.__name__

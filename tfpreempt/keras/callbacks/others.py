@@ -127,11 +127,12 @@ class OtherCallbacks:
 def unsupported(callbacks: Sequence[Any]) -> list[str]:
     """Returns the names of callbacks whose state may be lost, with the reason.
 
-    Settings cannot be told from state. So any attribute set by a class of the user
-    counts, unless its value cannot change in training: functions, classes, modules, the
-    model. A default of the class counts if the methods of the class assign the
-    attribute, or if the default is mutable, such as a list, and not a CONSTANT. A
-    callback with a `State` is assumed to keep its entire state in the `State`.
+    The function cannot distinguish settings from state. So any attribute set by a class
+    of the user counts, unless its value cannot change in training: functions, classes,
+    modules, the model. A default of the class counts if the methods of the class assign
+    the attribute, or if the default is mutable, such as a list, and not a CONSTANT. For
+    a callback with a `State`, the function assumes that the `State` contains the
+    callback's entire state.
 
     Args:
         callbacks: callbacks of the fit, without our callback.

@@ -91,9 +91,9 @@ def restore(
 def capture_files(callbacks: Sequence[Any]) -> Encoded:
     """Returns the files of this worker's callbacks: the text of each CSVLogger.
 
-    The function may also be called before training begins. A fit that is not to train
-    keeps the text in this way: `on_train_begin` of a CSVLogger truncates the file, and
-    `restore_files` writes the text back.
+    The function may also be called before training begins. For a fit that trains
+    nothing, such a call preserves the text: `on_train_begin` of a CSVLogger truncates
+    the file, and `restore_files` writes the text back.
 
     Args:
         callbacks: callbacks of the fit.

@@ -44,9 +44,7 @@ class CountedDataset:
         return iterator  # type: ignore[no-any-return]  # TensorFlow is untyped
 
     def number(self, iterator: Any) -> int:
-        """Returns the number, from 1, of an iterator made here; 0 for a foreign
-        iterator.
-        """
+        """Returns the number, from 1, of an iterator made here; 0 for a foreign one."""
         owner, number = getattr(iterator, _MARK, (None, 0))
         return number if owner is self else 0
 

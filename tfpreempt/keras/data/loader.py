@@ -1,9 +1,9 @@
 """The position in third-party loaders with a readable position, such as Grain's.
 
 tf.data reads a loader in its own thread, ahead of training, so the loader's position is
-ahead of the position of training. The tracker records the position after each batch
-that leaves the loader, and saves the position of the last trained batch. A restart sets
-a fresh loader to the saved position, and reads the following batches.
+ahead of the position of training. The tracker records the loader's position after each
+batch, and saves the position after the last trained batch. A restart sets a fresh
+loader to the saved position, and reads the following batches.
 """
 
 from __future__ import annotations

@@ -135,9 +135,7 @@ class Tracker:
     data: CountedDataset
 
     def epoch_begins(self) -> None:
-        """Called before Keras reads the data of an epoch; also at the end of
-        training.
-        """
+        """Called before Keras reads an epoch's data; also at the end of training."""
 
     def begins(self, iterator: Any) -> None:
         """Called when the fit uses an iterator for the first time, before a read."""
