@@ -1,24 +1,24 @@
-"""What every room stands on; it knows of no notice, no commit and no TensorFlow.
+"""The base of every package; independent of notices, commits and TensorFlow.
 
 arguments   checks of arguments that several public classes take
 clock       time as an argument
-cluster     who the workers are, and which of them this process is
+cluster     the workers, and the index of this process among the workers
 contained   opens files below a directory, and follows no link out of the directory
 deadline    arithmetic of deadlines
-events      the frozen values that travel the path
+events      the frozen values passed from notice to commit, exit and restore
 frameworks  the adapters of the frameworks that a program computes with
-fields      what a value may be that is read from a file of others
-journal     the record of what happened, one JSON object a line
-life        signs of life: how a worker tells its supervisor that it gets on
+fields      validation of values read from files of other users
+journal     the record of events, one JSON object per line
+life        heartbeats: a worker reports its progress to its supervisor
 loading     public names that are loaded on first use
-memory      memory for snapshots, which whoever supervises a program lends
+memory      memory for snapshots, lent by the supervisor of a program
 progress    a progress bar for bytes, on a terminal
-python      what Python 3.10 lacks of the later versions
-reach       what Python objects hold
-restarts    how often this run was started again
-scratch     where a run trains whose checkpoint directory is a URL
-seams       every private name of TensorFlow and Keras that we take, checked once
-threads     threads with an owner, jobs in many, calls with an end
+python      features of later Python versions for Python 3.10
+reach       a walk over the objects reachable from Python objects
+restarts    the number of restarts of this run
+scratch     the local directory of a run whose checkpoint directory is a URL
+seams       the private names of TensorFlow and Keras in use, checked once
+threads     threads with an owner, jobs in many threads, calls with a timeout
 
 Imported by checkpoint, cli, coordination, data, handler, keras, notice, platforms,
 states, storage, testing, tfpreempt.

@@ -1,4 +1,4 @@
-"""Checks of the handler's arguments: what was received, what was expected."""
+"""Checks of arguments; an error shows the received and the expected value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from tfpreempt import errors
 
 
 def check_save_every(value: Any) -> int | datetime.timedelta | None:
-    """Checks `save_every`."""
+    """Returns a valid `save_every`.
+
+    Raises:
+        ConfigurationError: the value is invalid.
+    """
     if value is None or (
         isinstance(value, datetime.timedelta) and value.total_seconds() > 0
     ):
@@ -25,13 +29,20 @@ def check_save_every(value: Any) -> int | datetime.timedelta | None:
 
 
 def is_seconds(value: Any) -> bool:
-    """Whether it is a finite number of seconds from 0 on; NumPy's are numbers too."""
+    """Returns whether a value is a finite number of seconds from 0 on.
+
+    NumPy's scalars are numbers too.
+    """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """A positive, finite number of seconds, as Python's: waits take no other."""
+    """Returns a positive, finite number of seconds as a Python float, as waits need.
+
+    Raises:
+        ConfigurationError: the value is something else.
+    """
     if not is_seconds(value) or not value:
         raise errors.ConfigurationError(
             f"{name} is {value!r}; expected a positive, finite number of seconds"

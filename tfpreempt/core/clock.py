@@ -1,4 +1,4 @@
-"""Time as an argument: the clock that everything else is given."""
+"""Time as an argument: the clock passed to every other package."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from. Durations use `monotonic`, records also use `wall`."""
+    """A time source. Durations use `monotonic`, records also use `wall`."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; its zero means nothing."""
+        """Returns seconds on a clock that never goes back; the zero has no meaning."""
         ...
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch, for records read by people only."""
+        """Returns seconds since the Unix epoch, for records read by people only."""
         ...
 
 
@@ -27,10 +27,11 @@ class SystemClock:
 
 
 def process_seconds() -> float | None:
-    """How long this process has been there; None where the system does not say."""
+    """Returns the age of the process in seconds; None without /proc."""
     try:
         with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # its name may have spaces
+            # The process name, in parentheses, may have spaces.
+            fields = file.read().rpartition(b")")[2].split()
         began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
     except (OSError, ValueError, IndexError, AttributeError):

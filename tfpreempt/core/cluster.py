@@ -1,4 +1,4 @@
-"""Who the workers are: read once from the cluster resolver, checked, frozen."""
+"""The workers of a run: read once from the cluster resolver, checked, frozen."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TRAINING_JOBS = ("chief", "worker")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The workers of this run.
+    """The workers of a run.
 
     Attributes:
         worker: index of this worker; the chief is 0.
         jobs: (job name, number of tasks), in the order in which workers are numbered.
-        saves_all: whether this worker writes the replicated state too, into a place of
-            its own.
+        saves_all: whether this worker writes the replicated state too, into a separate
+            directory.
     """
 
     worker: int
@@ -42,7 +42,7 @@ LOCAL = Cluster(worker=0, jobs=())
 
 
 def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
-    """Reads who the workers are.
+    """Returns the workers described by a cluster resolver.
 
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, of which
@@ -50,7 +50,7 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
         drives_others: whether this process runs the program alone, on remote workers.
 
     Raises:
-        ConfigurationError: it describes a cluster that this package cannot serve.
+        ConfigurationError: tfpreempt cannot serve the described cluster.
     """
     if resolver is None:
         return LOCAL
@@ -67,10 +67,16 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
 
 
 def _place(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
-    """Where a task stands in a cluster: its jobs by name, each a list of tasks.
+    """Returns the cluster and the index of a task in it.
+
+    Args:
+        spec: tasks by job name.
+        task_type: job name of this task.
+        task_id: index of this task in its job.
 
     Raises:
-        ConfigurationError: nowhere, or this package cannot serve the cluster.
+        ConfigurationError: the cluster has no such task, or tfpreempt cannot serve the
+            cluster.
     """
     if "ps" in spec:
         raise UnsupportedClusterError(
@@ -97,12 +103,12 @@ def _place(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GivenTask:
-    """What a TF_CONFIG says.
+    """The content of TF_CONFIG.
 
     Attributes:
-        type: of this process, such as "worker".
-        index: among the tasks of its type.
-        jobs: the addresses of each job's tasks.
+        type: job name of this process, such as "worker".
+        index: index of this process among the tasks of its type.
+        jobs: the addresses of the tasks, by job name.
     """
 
     type: str
@@ -111,10 +117,10 @@ class GivenTask:
 
 
 def given_task(environment: Mapping[str, str]) -> GivenTask | None:
-    """Reads TF_CONFIG; None where it is not set.
+    """Returns the content of TF_CONFIG; None if the variable is not set.
 
     Raises:
-        ConfigurationError: no task can be read from it.
+        ConfigurationError: TF_CONFIG has no readable task.
     """
     text = environment.get("TF_CONFIG", "").strip()
     if not text:
@@ -138,10 +144,10 @@ def given_task(environment: Mapping[str, str]) -> GivenTask | None:
 
 
 def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
-    """Reads who the workers are from TF_CONFIG; one process alone where it is not set.
+    """Returns the workers described by TF_CONFIG; one process if TF_CONFIG is not set.
 
     Raises:
-        ConfigurationError: TF_CONFIG is no cluster that this package can serve.
+        ConfigurationError: TF_CONFIG has no cluster that tfpreempt can serve.
     """
     task = given_task(environment)
     return LOCAL if task is None else _place(task.jobs, task.type, task.index)

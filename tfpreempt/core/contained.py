@@ -1,13 +1,14 @@
-"""Opens what lies below a directory, and follows no link that leads out of it.
+"""Opens files below a directory, and follows no link that leads out of the directory.
 
 Other users may be able to write to a checkpoint directory, to a directory of logs or to
-a journal. A link that another user put there would make this process read, overwrite or
-delete files elsewhere; a pipe would block it; a sparse file would fill its memory.
+a journal. A link created there by another user would make this process read, overwrite
+or delete files elsewhere; a pipe would block the process; a sparse file would fill its
+memory.
 
-The directory itself, the *root*, is the user's choice, and may be reached by links.
-Each part of a path below the root is opened from the directory above it, so that there
-is no moment between a check and the operation. A path outside of the root, or without a
-root, is the program's own: there only the last part must not be a link.
+The directory itself, the *root*, is the user's choice, and may be reached through
+links. Each part of a path below the root is opened from the directory above it, so that
+there is no moment between a check and the operation. A path outside of the root, or
+without a root, is the program's own: there only the last part must not be a link.
 """
 
 from __future__ import annotations
@@ -52,24 +53,24 @@ def directory(
     """Opens a directory.
 
     Args:
-        path: of the directory.
+        path: path of the directory.
         root: the directory below which no link is followed.
-        makes: whether to make the directory and the directories above it.
-        reads: whether the descriptor is to list or sync the directory too.
+        makes: whether to create the directory and the directories above it.
+        reads: whether the descriptor must also allow to list or sync the directory.
 
     Yields:
         A descriptor for `dir_fd`, open while the body runs.
 
     Raises:
         LinkError: a part of the path below the root is a link.
-        OSError: a directory cannot be opened or made.
+        OSError: a directory cannot be opened or created.
     """
     retries = _MAKING_RETRIES if makes else 0
     while True:
         try:
             opened = _open_directory(path, root, makes=makes, reads=reads)
             break
-        except FileNotFoundError:  # one above was empty, and another process removed it
+        except FileNotFoundError:  # another process removed an empty parent directory
             if retries == 0:
                 raise
             retries -= 1
@@ -89,7 +90,7 @@ def parents_kept_open() -> Iterator[None]:
     """Lets `parent` open each directory once, in this thread, while the body runs.
 
     For a body that changes many files of few directories. If a directory is replaced
-    meanwhile, the body continues in the directory that was opened.
+    meanwhile, the body continues in the opened directory.
     """
     before = getattr(_kept, "opened", _NONE_KEPT)
     opened: dict[tuple[str, str], int] = {}
@@ -104,17 +105,18 @@ def parents_kept_open() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parent(path: str | os.PathLike[str], root: str = "") -> Iterator[tuple[int, str]]:
-    """Opens the directory in which a file or directory lies.
+    """Opens the parent directory of a file or directory.
 
     Args:
-        path: of the file or directory.
-        root: see `directory`.
+        path: path of the file or directory.
+        root: the directory below which no link is followed, see `directory`.
 
     Yields:
-        A descriptor for `dir_fd`, open while the body runs, and the name in it.
+        A descriptor for `dir_fd`, open while the body runs, and the name in the
+        directory.
 
     Raises:
-        LinkError: see `directory`.
+        LinkError: a part of the path below the root is a link.
         OSError: the directory cannot be opened.
     """
     folder, name = os.path.split(_normal(os.fspath(path)))
@@ -146,16 +148,17 @@ def open_file(
 ) -> int:
     """Opens a regular file, without waiting for a pipe or a device.
 
-    A file to be written must have one name only: a second name may lie elsewhere.
+    A file to be written must have one name only: a second name may be in a different
+    directory.
 
     Args:
-        path: of the file.
-        flags: of `os.open`; with O_TRUNC the file is truncated once it is known to be
-            a regular file.
-        mode: of a new file.
+        path: path of the file.
+        flags: flags of `os.open`; with O_TRUNC the file is truncated after the check
+            for a regular file.
+        mode: mode of a new file.
         root: the directory below which no link is followed.
-        copies: replaces a file that has a second name by a copy, if the file is to be
-            written. `cp -al` of a checkpoint directory gives each file a second name.
+        copies: whether to replace a file with a second name by a copy, before a write.
+            `cp -al` of a checkpoint directory gives each file a second name.
 
     Returns:
         The descriptor.
@@ -183,11 +186,11 @@ def open_at(
 
     Args:
         folder: descriptor of the directory.
-        name: of the file in it.
-        flags: see `open_file`.
-        mode: see `open_file`.
-        path: of the file, for errors.
-        copies: see `open_file`.
+        name: name of the file in the directory.
+        flags: flags of `os.open`, see `open_file`.
+        mode: mode of a new file.
+        path: path of the file, for errors.
+        copies: whether to replace a file with a second name by a copy, see `open_file`.
     """
     path = path or name
     try:
@@ -221,14 +224,15 @@ def open_at(
 
 
 def _replace_by_copy(folder: int, name: str, path: str) -> None:
-    """Replaces a file by a copy with one name; the file with the other name stays.
+    """Replaces a file by a copy with a single name; the file keeps its other name.
 
-    The copy has the file's mode, so that other users may read and write it as before.
+    The copy has the mode of the file, so other users may read and write the copy as
+    before.
     """
     source = open_at(folder, name, os.O_RDONLY, path=path)
     with open(source, "rb") as old:
         mode, temporary = stat.S_IMODE(os.fstat(source).st_mode), f"{name}.copy"
-        with contextlib.suppress(FileNotFoundError):  # of a copy that was cut off
+        with contextlib.suppress(FileNotFoundError):  # left by an interrupted copy
             os.unlink(temporary, dir_fd=folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(open_at(folder, temporary, flags, 0o600, path=path), "wb") as new:
@@ -243,13 +247,13 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
     """Reads a small file.
 
     Args:
-        path: of the file.
-        most: bytes that the file may have.
+        path: path of the file.
+        most: maximum size in bytes.
         root: the directory below which no link is followed.
 
     Raises:
-        LinkError: see `open_file`.
-        OSError: see `open_file`; EFBIG: the file has more bytes.
+        LinkError: a part of the path is a link, see `open_file`.
+        OSError: the file cannot be opened; EFBIG: the file is larger.
     """
     descriptor = open_file(path, os.O_RDONLY, root=root)
     with open(path, "rb", buffering=0, opener=lambda *_: descriptor) as file:
@@ -257,15 +261,15 @@ def read(path: str | os.PathLike[str], most: int, *, root: str = "") -> bytes:
 
 
 def read_all(file: IO[bytes], most: int, path: str | os.PathLike[str]) -> bytes:
-    """Reads the rest of a small file, with no more memory than its bytes take.
+    """Reads the rest of a small file, with no more memory than the bytes need.
 
     Args:
-        file: to be read.
-        most: bytes that the rest may have.
-        path: of the file, for errors.
+        file: the open file.
+        most: maximum size of the rest in bytes.
+        path: path of the file, for errors.
 
     Raises:
-        OSError: as the storage says; EFBIG: the file has more bytes.
+        OSError: the storage reports an error; EFBIG: the rest is larger.
     """
     data = bytearray()
     while len(data) <= most and (piece := file.read(_PIECE)):
@@ -296,7 +300,7 @@ def _open_directory(
 
 
 def _split(folder: str, root: str) -> tuple[str, list[str]]:
-    """Returns the directory to open by its path, and the names to open below it."""
+    """Returns the directory to open by its path, and the names to open below."""
     start = root if root.endswith("/") else f"{root}/"
     if root and folder.startswith(start) and folder != start:
         return root, folder[len(start) :].split("/")
@@ -310,7 +314,7 @@ def _normal(path: str) -> str:
 
 
 def _folder(above: int, name: str, flags: int, path: str, makes: bool) -> int:
-    """Opens a directory below another one."""
+    """Opens a directory inside an open directory."""
     for _ in range(2):
         try:
             return os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)

@@ -1,36 +1,42 @@
-"""What a told deadline is reckoned with: pure arithmetic on seconds.
+"""Arithmetic of deadlines: pure functions on seconds.
 
-All times are monotonic seconds of one process; a deadline never travels between
-processes, only the seconds that remain until it do.
+Times are monotonic seconds of one process. A deadline never travels between processes,
+only the seconds remaining until the deadline do.
 """
 
 from __future__ import annotations
 
-TRAVEL_MARGIN = 0.5  # a notice from a peer is this much older than it says
-LATE = 900.0  # a machine that was told to go may still be there this much later
-SAFETY = 1.5  # a save under pressure takes this much longer than the last one
+TRAVEL_MARGIN = 0.5  # seconds of delay of a notice from a peer
+LATE = 900.0  # seconds by which a termination may come later than announced
+SAFETY = 1.5  # factor by which a save under pressure exceeds the last save
 
 
 def after_travel(remaining: float, delay: float = TRAVEL_MARGIN) -> float:
-    """What is left of a grace that was told somewhere else, some time ago.
+    """Returns the remaining seconds of a grace period reported by another process.
 
     Args:
-        remaining: seconds as told.
-        delay: seconds that it may be old; of a short grace a fifth at most, because a
-            margin must not use up what it protects.
+        remaining: reported seconds.
+        delay: maximum age of the report in seconds. At most a fifth of a short grace
+            period is subtracted, because a margin must not use up the time that it
+            protects.
     """
     return remaining - min(delay, 0.2 * remaining)
 
 
 def needed_seconds(save_seconds: float, grace: float) -> float:
-    """What a save of that length needs of a grace period, margins included."""
+    """Returns the seconds of a grace period needed for a save, margins included.
+
+    Args:
+        save_seconds: duration of the save.
+        grace: seconds of the grace period.
+    """
     return SAFETY * save_seconds + min(2.0, 0.25 * grace)
 
 
 def until_end(grace: float) -> float:
-    """When a process ends itself, rather than be killed: seconds after the notice.
+    """Returns the seconds from a notice until a process ends itself to avoid a kill.
 
     Args:
-        grace: seconds from the notice until the machine goes.
+        grace: seconds from the notice until the machine is terminated.
     """
     return grace - min(1.0, 0.1 * grace)

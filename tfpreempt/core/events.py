@@ -1,7 +1,7 @@
-"""The frozen values that travel the path, from notice to commit, exit and restored.
+"""The frozen values passed through the packages, from notice to commit and restore.
 
-Times named `_at` are monotonic seconds of the process that made the value; they are
-never compared between processes. The journal adds wall time when it records a value.
+Times named `_at` are monotonic seconds of the process that made the value, and are
+never compared between processes. The journal adds wall time to each record.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from tfpreempt.core.python import StrEnum
 
 
 class Outcome(StrEnum):
-    """How a worker's run ended."""
+    """The way in which the run of a worker ended."""
 
     COMMITTED = "committed"  # the agreed step is durable
-    LOST = "lost"  # this preemption committed nothing; the last commit stands
+    LOST = "lost"  # the preemption made no commit; the last commit remains
     FINISHED = "finished"  # training was over on every worker
-    FAILED = "failed"  # the program broke off, by an error or Ctrl-C; of no round
+    FAILED = "failed"  # the program ended by an error or Ctrl-C, outside of a round
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """A source says that this machine is going away.
+    """An announcement by a source: the machine will be terminated.
 
     Attributes:
-        source: the source's name, such as "signal:SIGTERM" or "file:/run/stop".
-        worker: index of the worker that saw it.
-        grace_seconds: time until the machine goes, as told when the notice was
-            received; None where nobody said.
-        received_at: monotonic seconds at which it was seen.
-        detail: what the source said, for people.
+        source: name of the source, such as "signal:SIGTERM" or "file:/run/stop".
+        worker: index of the worker that saw the notice.
+        grace_seconds: time until the termination, as known when the notice was
+            received; None if unknown.
+        received_at: monotonic seconds at which the notice was seen.
+        detail: text from the source, for people.
     """
 
     source: str
@@ -42,15 +42,15 @@ class Notice:
 
     @property
     def origin(self) -> str:
-        """The source, and what it said beyond its own name, for people."""
-        detail = str(self.detail)  # which is not always what the type says
+        """The source, and further text from the source, for people."""
+        detail = str(self.detail)  # a user's source may set another type
         is_new = detail and not self.source.endswith(f":{detail}")
         return f"{self.source} ({detail})" if is_new else self.source
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The boundary at which every worker saves in this round; None means lost."""
+    """The boundary at which every worker saves in a round; None for a lost round."""
 
     round: int
     boundary: int | None
@@ -59,21 +59,22 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A step is durable.
+    """A durable step.
 
     Attributes:
         step: the step number that the checkpoint carries.
-        path: the directory of our own layout, or the prefix of a user's manager.
-        sequence: 1 for the first commit in a directory, then counting up; ranks
-            commits without comparing clocks.
-        world_size: number of workers that took part.
-        save_seconds: from the start of writing to the marker, on the chief.
-        bytes: total size of its files.
+        path: directory in the own layout, or the prefix of a user's manager.
+        sequence: 1 for the first commit in a directory, then counting up; ranks commits
+            without comparing clocks.
+        world_size: number of workers in the save.
+        save_seconds: time from the start of writing to the marker, on the chief.
+        bytes: total size of the files.
         because: "preemption", "periodic" or "save".
-        notice_to_commit_seconds: of a preemption, from the first notice on any worker.
-        step_seconds: the mean of this process's steps so far; None while unknown.
-        blocked_seconds: of `save_seconds`, for how long training stood still; less than
-            all where the save was asynchronous.
+        notice_to_commit_seconds: for a preemption, time since the first notice on any
+            worker.
+        step_seconds: mean duration of this process's steps so far; None if unknown.
+        blocked_seconds: part of `save_seconds` for which training was blocked; less
+            than the whole time if the save was asynchronous.
     """
 
     step: int
@@ -90,13 +91,13 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """This worker is about to leave.
+    """The imminent exit of this worker.
 
     Attributes:
-        outcome: what for.
-        code: the exit code; None where the program's own error decides on it.
-        step: that it has made.
-        detail: the reason, or the error; empty where there is no more to say.
+        outcome: way in which the run ended.
+        code: the exit code; None if the program's own error decides the code.
+        step: number of completed steps.
+        detail: the reason, or the error; empty if there is nothing to add.
     """
 
     outcome: Outcome
@@ -107,19 +108,23 @@ class Exit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A checkpoint was restored.
+    """A restored checkpoint.
 
     Attributes:
-        path: of the checkpoint; None means that training starts afresh.
-        step: that it carries.
-        sequence: its rank among the commits of its place.
-        world_size: number of workers that it is of.
-        skipped: what was found damaged on the way.
-        tier: where it was: "memory", "disk" or "bucket"; None without one.
-        seconds: that the start took: to agree with the others, to fetch and to read.
-        process_seconds: since this process began; None where the system does not say.
-        start: what the supervisor calls this start of the workers; None without one.
-        reached: the step that the process before told last; None where it told none.
+        path: path of the checkpoint; None means that training starts from scratch.
+        step: step of the checkpoint.
+        sequence: rank among the commits of the same directory or store.
+        world_size: number of workers that wrote the checkpoint.
+        skipped: descriptions of corrupt checkpoints that were skipped.
+        tier: storage of the checkpoint: "memory", "disk" or "bucket"; None without a
+            checkpoint.
+        seconds: duration of the start: the agreement with other workers, fetch and
+            read.
+        process_seconds: age of the process; None if unknown.
+        start: the supervisor's name of this start of the workers; None without a
+            supervisor.
+        reached: last step reported by the previous process; None if no step was
+            reported.
     """
 
     path: str | None
@@ -136,10 +141,12 @@ class Restored:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep:
-    """The first step of this process is made: it traced its function, the others train.
+    """The completion of the first step of the process.
+
+    The first step traced the function; the later steps only train.
 
     Attributes:
-        step: the number of steps that are made now.
+        step: number of completed steps.
     """
 
     step: int
@@ -147,11 +154,11 @@ class FirstStep:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What a fit has logged at the end of an epoch.
+    """The logs of a fit at the end of an epoch.
 
     Attributes:
-        step: the number of steps that are made.
-        values: such as "loss" and "val_loss".
+        step: number of completed steps.
+        values: logged values by name, such as "loss" and "val_loss".
     """
 
     step: int
@@ -160,7 +167,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something went wrong that training survived; nothing is lost in silence."""
+    """An error survived by training; recorded, so that no loss is silent."""
 
     where: str
     error: str
@@ -168,7 +175,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheWrite:
-    """This process writes the files of a `Dataset.cache(path)`.
+    """A statement that this process writes the files of a `Dataset.cache(path)`.
 
     Attributes:
         path: absolute path of the cache.
@@ -182,7 +189,7 @@ class CacheWrite:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataRefused:
-    """A fit was refused: the directory has a complete fit on other training arrays.
+    """The refusal of a fit: the directory has a complete fit on other training arrays.
 
     Attributes:
         complete: samples of the arrays of the complete fit.

@@ -1,8 +1,9 @@
-"""What a value may be that is read from a file which anybody may have written.
+"""Validation of values read from a file, possibly written by any user.
 
-A journal is read by people's commands on other machines, long after it was written, and
-whoever can write there can write anything. So each field has a kind, and each kind has
-bounds within which readers can compute, show it and count by it.
+Commands read a journal on other machines, long after the journal was written, and every
+process with write access can write any value. So each field has a kind. Each kind has
+bounds within which readers can compute with the value, show the value and use it as a
+count.
 """
 
 from __future__ import annotations
@@ -26,25 +27,28 @@ has a date for it."""
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number of a size that can be computed with."""
+    """Returns whether a value is a finite number small enough for computations."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= _LARGEST and math.isfinite(value)
 
 
 def is_time(value: Any) -> bool:
-    """Whether it is a time, in seconds since the epoch, that a calendar has."""
+    """Returns whether a value is a time with a calendar date, in seconds since 1970."""
     return is_number(value) and 0 <= value <= _LATEST
 
 
 def is_kind(value: Any, kind: str) -> bool:
-    """Whether a value is of a kind.
+    """Returns whether a value is of a kind.
 
     Args:
-        value: as JSON gives it.
-        kind: "text", "flag", "number", "count", "workers" (a count of them), "seconds"
-            (a length of time), "time" (since the epoch), "object", or "objects" (a list
-            of them); with "?" behind it None is one too.
+        value: value parsed from JSON.
+        kind: "text", "flag", "number", "count", "workers" (a number of workers),
+            "seconds" (a duration), "time" (since the epoch), "object", or "objects" (a
+            list of objects); with "?" appended None is valid too.
+
+    Raises:
+        ValueError: the kind is unknown.
     """
     if kind.endswith("?"):
         return value is None or is_kind(value, kind[:-1])
@@ -71,5 +75,5 @@ def is_kind(value: Any, kind: str) -> bool:
 
 
 def are_kinds(values: Mapping[str, Any], kinds: Mapping[str, str]) -> bool:
-    """Whether each field is of its kind; one that is missing counts as None."""
+    """Returns whether every field has its kind; a missing field counts as None."""
     return all(is_kind(values.get(name), kind) for name, kind in kinds.items())

@@ -1,14 +1,14 @@
-"""The adapters of the frameworks that a program computes with, chosen in one place.
+"""The adapters of a program's frameworks, chosen in one place.
 
-The core saves, agrees, exits and resumes in a program that computes with anything. A
-few questions have another answer for each framework: the state of its random
-generators, the meaning of its errors, the values of its objects, the form of its
-checkpoints, its coordination service. The module that asks has the interface. The
-modules that answer are in `ADAPTERS`, and the core imports them in no other way.
+The core saves, agrees, exits and resumes in a program with any framework. A few
+questions have a different answer for each framework: the state of the random
+generators, the meaning of errors, the values of objects, the form of checkpoints, the
+coordination service. The module that asks defines the interface. The modules with the
+answers are in `ADAPTERS`, and the core imports the modules in no other way.
 
-An adapter is imported once the program has imported the framework: before that, the
-program has no generator, no error and no object of the framework. So each
-adapter is called when its answer is needed, and no answer is kept.
+An adapter is imported once the program has imported the framework: before, the program
+has no generator, no error and no object of the framework. So an adapter is called when
+its answer is needed, and no answer is kept.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def is_imported(framework: str) -> bool:
 
 
 def adapters(question: str) -> list[Any]:
-    """Returns the modules that answer, of the frameworks that the program has imported.
+    """Returns the adapters of the frameworks that the program has imported.
 
     Args:
-        question: key of the adapters in `ADAPTERS`. The module that asks has the
+        question: key of the adapters in `ADAPTERS`. The module that asks defines the
             interface.
     """
     return [
@@ -51,11 +51,11 @@ def adapters(question: str) -> list[Any]:
 
 
 def adapter(framework: str, question: str) -> Any:
-    """Returns the module that answers for one framework, and imports the framework.
+    """Returns the adapter of one framework, and imports the framework.
 
     Args:
-        framework: name of its package, a key of `ADAPTERS`.
-        question: see `adapters`.
+        framework: package name of the framework, a key of `ADAPTERS`.
+        question: key of the adapter, see `adapters`.
 
     Raises:
         TensorFlowMissingError: the framework is not installed.

@@ -1,9 +1,9 @@
-"""Append-only JSONL record of what happened to a run, and its reader.
+"""Append-only JSONL record of the events of a run, and its reader.
 
-Each worker and each supervisor appends to a file of its own, so that no lock is needed
-between processes. A record is one line and one `write`. Whatever goes wrong with the
-journal is logged once and never reaches training: a full disk must not end a run that
-could still commit elsewhere.
+Each worker and each supervisor appends to a separate file, so no lock is needed between
+processes. A record is a line and a single `write`. An error of the journal is logged
+once and never reaches training: a full disk must not end a run with a chance to commit
+elsewhere.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
 
 
 def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
-    """Returns where the journal of a run lies: `<checkpoint_dir>/journal`.
+    """Returns the directory of a run's journal: `<checkpoint_dir>/journal`.
 
     Args:
-        checkpoint_dir: as the user named the directory, or a scratch directory. The
-            journal of a URL lies in $TFPREEMPT_JOURNAL_DIR, otherwise in the scratch
+        checkpoint_dir: path or URL as given by the user, or a scratch directory. The
+            journal of a URL is in $TFPREEMPT_JOURNAL_DIR, otherwise in the scratch
             directory of the URL.
     """
     chosen = os.environ.get(DIRECTORY_VARIABLE)
@@ -52,11 +52,11 @@ def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:
 
 
 class JsonLines:
-    """One append-only file of JSON lines; any thread may append.
+    """An append-only file of JSON lines; any thread may append.
 
-    The file is opened by the first record, and again by a record after `close()`: a
-    thread that reports late is still heard. Its directory is made now and never later,
-    when the disk that it lies on may be unmounted.
+    The file is opened by the first record, and reopened by a record after `close()`, so
+    that the record of a late thread is kept. The directory of the file is created in
+    the constructor and never later, when the disk may be unmounted.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -71,11 +71,11 @@ class JsonLines:
             self._warn(error)
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
-        """Appends one record, with the wall and monotonic time in front.
+        """Appends a record, with the wall and monotonic time in front.
 
         Args:
-            record: values that JSON has, or numpy scalars; others become strings.
-            durable: return only when the line is on the disk.
+            record: JSON values, or numpy scalars; other values become strings.
+            durable: whether to return only when the line is on the disk.
         """
         times = {"wall": self._clock.wall(), "monotonic": self._clock.monotonic()}
         with self._lock:
@@ -86,7 +86,7 @@ class JsonLines:
                     self._descriptor = _open(self.path)
                 written = os.write(self._descriptor, line)
                 if written != len(line):
-                    os.close(self._descriptor)  # opening again closes the torn line
+                    os.close(self._descriptor)  # `_open` ends the incomplete line
                     self._descriptor = None
                     raise OSError(f"wrote {written} of {len(line)} bytes")
                 if durable:
@@ -95,7 +95,7 @@ class JsonLines:
                 self._warn(error)
 
     def close(self) -> None:
-        """Closes the file; more than once does no harm."""
+        """Closes the file; may be called several times."""
         with self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -113,13 +113,13 @@ class JsonLines:
 
 
 class Journal(JsonLines):
-    """A worker's record of the events on its path; any thread may record.
+    """The journal of a worker's events; any thread may record.
 
     Args:
         directory: the run's journal directory, see `journal_directory`.
         worker: index of this worker.
-        clock: where the times of the records come from.
-        incarnation: which start of the run this is, as the supervisor named it.
+        clock: time source for the records.
+        incarnation: the supervisor's name of this start of the run.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class Journal(JsonLines):
         self._who: dict[str, Any] = {"worker": worker, "incarnation": incarnation}
 
     def record(self, event: events.Event) -> None:
-        """Appends an event; commits and exits are on the disk when this returns.
+        """Appends an event; commits and exits are on the disk at the return.
 
-        Never raises for what goes wrong with the file.
+        Never raises for an error of the file.
         """
         kind = {"event": type(event).__name__.lower()}
-        # Not asdict(), which copies: what a user's source has said may not let it.
+        # Not asdict(): a value from a user's source may not be copyable.
         values = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
         record = {**self._who, **kind, **values}
         self.append(record, durable=isinstance(event, _DURABLE))
@@ -147,8 +147,8 @@ class Journal(JsonLines):
     def read_earlier(self, kind: type[events.Event]) -> list[dict[str, Any]]:
         """Returns the records of one kind of event in this worker's file, oldest first.
 
-        Only a file that no other user can write is read: a record may name files to
-        delete. A file that cannot be read has no records.
+        Only a file without write access for other users is read: a record may name
+        files to delete. An unreadable file has no records.
         """
         name = kind.__name__.lower()
         try:
@@ -168,7 +168,7 @@ class Journal(JsonLines):
 class LineReader:
     """Reads the lines of a growing file, with bounded memory.
 
-    Only the beginning of a line longer than MAX_LINE_BYTES is returned; no record is
+    Of a line longer than MAX_LINE_BYTES only the beginning is returned; no record is
     that long. Holes of a sparse file are skipped.
 
     Args:
@@ -184,14 +184,14 @@ class LineReader:
 
     @property
     def rest(self) -> bytes:
-        """The beginning of a line that is not complete yet."""
+        """The beginning of an incomplete line."""
         return bytes(self._torn)
 
     def read_on(self, descriptor: int) -> Iterator[bytes]:
-        """Yields the lines that were completed since the last call, without line ends.
+        """Yields the lines completed since the last call, without line ends.
 
         Args:
-            descriptor: of the file, open to be read.
+            descriptor: descriptor of the file, open for reading.
 
         Raises:
             OSError: the file cannot be read.
@@ -213,14 +213,14 @@ class LineReader:
             if error.errno != errno.EINVAL:
                 raise
         if self.at > start:
-            self._torn[:] = b"\0"  # a line with a hole in it is no record
+            self._torn[:] = b"\0"  # a line with a hole is no record
         data = os.pread(descriptor, _PIECE, self.at)
         self.at += len(data)
         return data
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """The record of one line of a journal; None where it is no whole record."""
+    """Returns the record of a journal's line; None if the line is incomplete."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -230,17 +230,17 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Opens a regular file in a journal's directory; made with O_CREAT, it has a name.
+    """Opens a regular file in a journal's directory; O_CREAT makes a new name durable.
 
-    Links are not followed: they may lead to somebody else's file. A pipe or a device is
+    Links are not followed: they may lead to another user's file. A pipe or a device is
     not waited for.
 
     Args:
-        path: of the file.
-        flags: for `os.open`.
+        path: path of the file.
+        flags: flags for `os.open`.
 
     Raises:
-        OSError: it is none, or cannot be opened.
+        OSError: the file is no regular file, or cannot be opened.
     """
     root = os.path.dirname(os.path.abspath(path.parent))
     with contained.directory(str(path.parent), root, reads=True) as folder:
@@ -248,14 +248,14 @@ def open_file(path: Path, flags: int) -> int:
             folder, path.name, flags, 0o644, path=str(path), copies=True
         )
         if flags & os.O_CREAT:
-            os.fsync(folder)  # or lines that are synced are lost with the file's name
+            os.fsync(folder)  # otherwise synced lines may be lost with the file's name
     return descriptor
 
 
 def _make_directory(path: Path) -> None:
-    """Makes the directory of a journal, and syncs the names that are new.
+    """Creates the directory of a journal, and syncs the new names.
 
-    Lines that are synced are lost with the name of a directory above.
+    Synced lines are lost if the name of a directory above is lost.
     """
     new = [each for each in (path, *path.parents) if not each.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
@@ -269,7 +269,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _open(path: Path) -> int:
-    """Opens for appending; a line torn by an earlier writer gets its line end."""
+    """Opens a file for appending; adds the missing line end of an earlier writer."""
     descriptor = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(descriptor).st_size
@@ -282,6 +282,6 @@ def _open(path: Path) -> int:
 
 
 def _to_json(value: Any) -> Any:
-    """A numpy scalar as its number, anything else as text."""
+    """Returns a numpy scalar as a number, any other value as text."""
     item = getattr(value, "item", None)
     return item() if callable(item) else str(value)

@@ -1,9 +1,10 @@
-"""Signs of life: how a worker tells whoever supervises it that it gets on.
+"""Heartbeats: a worker reports its progress to its supervisor.
 
-The supervisor lends a file in memory. A thread of the worker writes into it, twice a
-second, how far the main thread is, so a step does nothing for it. Behind that Python's
-fault handler writes the stacks of all threads, on a signal; it needs no lock of the
-interpreter, so a process that hangs does it too.
+The supervisor lends a file in memory. A thread of the worker writes the progress of the
+main thread into the file, twice a second, so a step does no work for the heartbeat.
+Behind the record Python's fault handler writes the stacks of all threads, on a signal.
+The fault handler needs no lock of the interpreter, so a process that hangs can write
+its stacks too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "TFPREEMPT_LIFE_FILE"
 _NAME = "tfpreempt-life"
-_LINK = f"/memfd:{_NAME} "  # begins the link to such a file in /proc/PID/fd
+_LINK = f"/memfd:{_NAME} "  # prefix of the link to the file in /proc/PID/fd
 TOLD_EVERY = 0.5  # seconds
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
@@ -36,23 +37,23 @@ _RECORD = struct.Struct("=5q")
 
 
 class Stage(enum.IntEnum):
-    """What the main thread is in."""
+    """The phase of the main thread."""
 
-    APART = 0  # the start, a save, an evaluation: it takes as long as it takes
+    APART = 0  # the start, a save, an evaluation: without a time limit
     FIRST = 1  # the first steps, which trace and compile
     STEPS = 2
-    WAITS = 3  # at a boundary for the other workers; those waits have limits
+    WAITS = 3  # at a boundary for other workers; the waits have timeouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """How far a worker is.
+    """A heartbeat: the progress of a worker.
 
     Attributes:
         pid: process id of the worker in the supervisor's pid namespace.
-        boundaries: that it came to since its start.
-        step: that it has made, over all restarts.
-        stage: what it is in.
+        boundaries: number of boundaries since the start of the process.
+        step: number of completed steps, over all restarts.
+        stage: phase of the main thread.
     """
 
     pid: int
@@ -62,22 +63,23 @@ class Sign:
 
 
 def pid_seen_by_supervisor() -> int:
-    """The id of this process in the pid namespace of the supervisor.
+    """Returns the id of this process in the pid namespace of the supervisor.
 
-    os.getpid() gives the id in the worker's own pid namespace, where there is one. The
-    supervisor's file was opened by way of /proc, so /proc shows the supervisor's
+    os.getpid() returns the id in the worker's own pid namespace, if the worker has one.
+    The supervisor's file was opened through /proc, so /proc shows the supervisor's
     namespace.
     """
     return int(os.readlink("/proc/self"))
 
 
 def tell(sign: Callable[[], Sign]) -> None:
-    """Tells it from now on, where a file was lent, until the process ends.
+    """Starts the heartbeat, if the supervisor lent a file; runs until the process ends.
 
-    The file is this process's from then on: its children are not told of it.
+    The file belongs to this process from then on: the environment variable is removed,
+    so that child processes do not use the file.
 
     Args:
-        sign: how far this process is; called by a thread.
+        sign: function that returns the progress of this process; called by a thread.
     """
     path = os.environ.pop(VARIABLE, None)
     if not path:
@@ -112,28 +114,30 @@ def tell(sign: Callable[[], Sign]) -> None:
     write()
     thread = OwnedThread("tfpreempt-life", work)
     thread.start()
-    atexit.register(write)  # the end may take long, and the thread is ended first
+    # The thread ends first, and the rest of the exit may take long.
+    atexit.register(write)
 
 
 class LifeFile:
-    """What a supervisor lends one worker: it has no name, and goes with the supervisor.
+    """The heartbeat file, in memory, lent by a supervisor to a worker.
 
-    Who is no worker of it, such as a process of another user, cannot open it.
+    The file has no name, and disappears with the supervisor. A process that is no
+    worker of the supervisor, such as a process of another user, cannot open the file.
     """
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create(_NAME)
 
     def to_environment(self) -> Mapping[str, str]:
-        """The variable by which the worker is told."""
+        """Returns the environment variable with the file's path for the worker."""
         return {VARIABLE: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
 
     def clear(self) -> None:
-        """Another process gets it."""
+        """Empties the file, for a new worker process."""
         os.ftruncate(self._descriptor, 0)
 
     def read(self) -> tuple[int, Sign] | None:
-        """The newest sign, and its number; None where there was none yet."""
+        """Returns the newest heartbeat and its number; None before the first one."""
         data = os.pread(self._descriptor, _RECORD.size, 0)
         if len(data) < _RECORD.size:
             return None
@@ -142,11 +146,11 @@ class LifeFile:
         return beat, sign
 
     def ask_for_stacks(self, pid: int) -> bool:
-        """Signals a worker to write its stacks, if the worker has this file open.
+        """Signals a worker to write its stacks, if the worker has the file open.
 
-        The signal ends a process that does not expect it, and the worker may have ended
-        and its process id may belong to another process. A pidfd holds the process
-        while its descriptors are looked up.
+        The signal ends a process without a handler for the signal. The worker may have
+        ended, and its process id may belong to a new process by now. A pidfd pins the
+        process while its descriptors are checked.
 
         Returns:
             Whether the signal was sent.
@@ -171,11 +175,11 @@ class LifeFile:
         return False
 
     def stacks(self) -> str:
-        """What the worker wrote when it was asked for its stacks; empty for nothing."""
+        """Returns the stacks written by the worker; empty if there are none."""
         size = os.fstat(self._descriptor).st_size - _RECORD.size
         data = os.pread(self._descriptor, max(0, size), _RECORD.size)
         return data.decode(errors="replace")
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """Closes the file; no worker can open the file afterwards."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""Public names that are loaded on first use, and what is missing for them then."""
+"""Public names that are loaded on first use, and the error for a missing TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tfpreempt import errors
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module of ours.
+    """Imports a module of tfpreempt.
 
     Raises:
-        TensorFlowMissingError: it needs TensorFlow, and there is none.
+        TensorFlowMissingError: the module needs TensorFlow, which is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -30,7 +30,7 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
     Args:
         package: name of the package.
-        homes: module of each public name; of a public module, the module itself.
+        homes: module of each public name; for a public module, the module itself.
     """
 
     def load_name(name: str) -> object:
@@ -50,12 +50,15 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
 
 def has_tensorflow() -> bool:
-    """Whether there is one; it is not imported."""
+    """Returns whether TensorFlow is installed, without an import."""
     return importlib.util.find_spec("tensorflow") is not None
 
 
 def to_install(extra: str) -> str:
-    """How an extra is installed: from a clone, as no package index has tfpreempt."""
+    """Returns the command that installs an extra.
+
+    The command uses a clone, because no package index has tfpreempt.
+    """
     return f"pip install '.[{extra}]' in a clone of tfpreempt"
 
 

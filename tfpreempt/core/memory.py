@@ -1,8 +1,8 @@
-"""Memory that whoever supervises a program lends it for snapshots.
+"""Memory for snapshots, lent to a program by its supervisor.
 
-It is a directory that lies in memory, and outlives the program's processes. Nobody else
-writes there. Variables of the environment say where it is, how much of it each worker
-may use, and how many do.
+The memory is a directory in a file system in memory, which outlives the program's
+processes. No other program writes there. Environment variables have the path of the
+directory, the bytes per worker, and the number of workers.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ _BYTES = "TFPREEMPT_SNAPSHOT_BYTES"
 _WORKERS = "TFPREEMPT_SNAPSHOT_WORKERS"
 
 VARIABLES = (_DIRECTORY, _BYTES, _WORKERS)
-_MOST_DIGITS = 19  # of a number that a computer's memory could have
+_MOST_DIGITS = 19  # digits of the largest plausible memory size
 
-_UNIFIED = ("memory.max", "memory.current", "inactive_file")  # of control groups
+_UNIFIED = ("memory.max", "memory.current", "inactive_file")  # control groups, v2
 _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LentMemory:
-    """What each worker of this machine may use.
+    """The snapshot memory of each worker of this machine.
 
     Attributes:
-        directory: in memory; it exists.
-        bytes: that one worker's snapshots may take, with the copies that it makes while
-            it takes one.
-        workers: how many of this machine may; they do so at the same time.
+        directory: path of the directory in memory; the directory exists.
+        bytes: maximum size of one worker's snapshots, including the copies made during
+            a snapshot.
+        workers: number of workers of this machine that take snapshots, at the same
+            time.
     """
 
     directory: str
@@ -40,16 +41,16 @@ class LentMemory:
     workers: int = 1
 
     def to_environment(self) -> dict[str, str]:
-        """The variables by which a worker is told."""
+        """Returns the environment variables for a worker."""
         values = self.directory, str(self.bytes), str(self.workers)
         return dict(zip(VARIABLES, values, strict=True))
 
 
 def lent_memory(environment: Mapping[str, str] | None = None) -> LentMemory | None:
-    """What was lent to this process; None if nothing was, or it is gone.
+    """Returns the memory lent to the process; None if no memory is lent or left.
 
     Args:
-        environment: to read it from; None: this process's.
+        environment: environment to read; by default os.environ.
     """
     environment = os.environ if environment is None else environment
     directory = environment.get(_DIRECTORY, "")
@@ -67,13 +68,13 @@ def lent_memory(environment: Mapping[str, str] | None = None) -> LentMemory | No
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be had: of the machine, and in each control group around us.
+    """Returns the available memory: the minimum of the machine and its control groups.
 
     Args:
-        root: where the kernel's files are.
+        root: root of the file system with the kernel's files.
 
     Raises:
-        OSError: they cannot be read.
+        OSError: the files cannot be read.
     """
     rooms = [_field(root / "proc/meminfo", "MemAvailable:") * 1024]
     groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -85,13 +86,13 @@ def available_bytes(root: Path = Path("/")) -> int:
         mounted = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         group = Path(path.lstrip("/"))
         for each in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # no limit is set there
+            with contextlib.suppress(OSError, ValueError):  # a group without a limit
                 rooms.append(_room(mounted / each, *names))
     return max(0, min(rooms))
 
 
 def _room(group: Path, limit: str, used: str, inactive: str) -> int:
-    """What a control group has left, by the names of its files."""
+    """Returns the free bytes of a control group, by the names of its files."""
     most = int((group / limit).read_text(encoding="ascii"))
     taken = int((group / used).read_text(encoding="ascii"))
     return most - taken + _field(group / "memory.stat", inactive)

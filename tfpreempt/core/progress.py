@@ -1,4 +1,4 @@
-"""A progress bar for bytes, on a terminal, of what takes longer than a moment."""
+"""A progress bar for bytes, on a terminal, for work of more than two seconds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 import time
 from typing import Any
 
-_QUIET_SECONDS = 2.0  # what takes less shows nothing
+_QUIET_SECONDS = 2.0  # shorter work shows no bar
 
 
 class ByteBar:
     """A bar on stderr, in the body of a `with`. One thread.
 
     Args:
-        title: what is under way.
-        total: bytes that there will be; 0 never shows a bar.
+        title: description of the work.
+        total: expected number of bytes; 0 never shows a bar.
     """
 
     def __init__(self, title: str, total: int) -> None:
@@ -31,7 +31,7 @@ class ByteBar:
             self._shown.stop()
 
     def show(self, done: int) -> None:
-        """Shows how many bytes are done, once it is worth it."""
+        """Shows the number of processed bytes, after two seconds of work."""
         if self._shown is None:
             is_early = time.monotonic() - self._began < _QUIET_SECONDS
             if is_early or not self._total or not sys.stderr.isatty():

@@ -1,6 +1,6 @@
-"""What Python 3.10 lacks of the later versions; goes when 3.10 does.
+"""Features of later Python versions for Python 3.10; removed with Python 3.10.
 
-What only types need comes from typing_extensions.
+Features used in type annotations only come from typing_extensions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
 
     class StrEnum(str, enum.Enum):
-        """An enumeration whose members are strings, as text too."""
+        """An enumeration with strings as members, also when formatted as text."""
 
         __str__ = str.__str__
 
@@ -24,11 +24,11 @@ else:
 def add_note(error: BaseException, note: str) -> None:
     """Adds a line to an exception, as `add_note` of Python 3.11 does.
 
-    Python 3.10 shows no notes in a traceback, so there it is logged besides.
+    Python 3.10 shows no notes in a traceback, so there the note is also logged.
 
     Args:
-        error: stays of its kind.
-        note: for people.
+        error: the exception; its class does not change.
+        note: text of the note, for people.
     """
     if sys.version_info >= (3, 11):
         error.add_note(note)

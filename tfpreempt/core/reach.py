@@ -1,7 +1,7 @@
-"""What Python objects hold: a walk over attributes, lists, dicts and tuples.
+"""The objects reachable from Python objects: a walk over attributes and containers.
 
-TensorFlow and Keras know what was assigned to an attribute under their eyes. What lies
-in a list of a Keras 3 model, or in an object of the program's own, they do not see.
+TensorFlow and Keras see only values assigned to attributes of their own objects. The
+values in a list of a Keras 3 model, or in an object of the program's own, are not seen.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _NOT_THE_PROGRAM = (
 
 
 class Place(NamedTuple):
-    """Where something lies. A tuple, as a walk makes tens of thousands.
+    """A position in the object graph. A tuple, as a walk makes tens of thousands.
 
     Attributes:
-        path: as Python writes it, such as `model.parts['a'][0]`; equal in each run of a
-            program.
-        value: what lies there.
-        owner: what holds it; None for a root.
-        key: its attribute, index or dict key in the owner.
+        path: path in Python's syntax, such as `model.parts['a'][0]`; equal in each run
+            of a program.
+        value: object at the path.
+        owner: object that holds the value; None for a root.
+        key: attribute, index or dict key of the value in the owner.
     """
 
     path: str
@@ -62,9 +62,10 @@ class Place(NamedTuple):
 
 
 class Reached:
-    """The objects, containers and sets that a walk has found, with their parts.
+    """The objects, containers and sets found by a walk, with their parts.
 
-    An object that the program drops is not kept alive if it can have a weak reference.
+    An object dropped by the program is not kept alive if weak references to the object
+    are possible.
     """
 
     def __init__(self) -> None:
@@ -75,15 +76,15 @@ class Reached:
 
         Args:
             value: the object.
-            parts: returns the parts of the object.
+            parts: function that returns the parts of the object.
         """
         held = list(map(_weakly, parts(value)))
         self._found.append((_weakly(value), type(value), parts, held))
 
     def is_unchanged(self) -> bool:
-        """Whether the walk, repeated now, finds the same objects in the same places.
+        """Returns whether a walk now would find the same objects at the same paths.
 
-        The contents of arrays, and of objects that the walk does not enter, may differ.
+        The contents of arrays, and of objects not entered by the walk, may differ.
         """
         for held, kind, parts, before in self._found:
             value = held() if type(held) is _Weak else held
@@ -109,7 +110,7 @@ class _Weak(weakref.ref[Any]):
 
 
 def _weakly(value: Any) -> Any:
-    """A weak reference to an object; the object itself if it can have none."""
+    """Returns a weak reference to an object; the object itself if impossible."""
     if type(value) in _LIGHT:
         return value
     try:
@@ -126,20 +127,22 @@ def walk(
     also: Callable[[Any], Iterable[Place]] = lambda value: (),
     reached: Reached | None = None,
 ) -> Iterator[Place]:
-    """Every place below some objects, and themselves, in a fixed order.
+    """Yields some objects and every position below them, in a fixed order.
 
-    What can be had by several ways has the shortest one as its path, by names without
-    a leading underscore where there is a choice. Each object is entered once. Sets are
-    not looked into: their order is another in each run.
+    A value reachable by several paths has the shortest path, by names without a leading
+    underscore if there is a choice. Each object is entered once. Sets are not entered:
+    their order differs between runs.
 
     Args:
-        roots: by name.
-        enters: whether to go on to the attributes of objects of a class. Lists, tuples,
-            dicts and deques are always entered, unless they are data.
-        skips: whether a value is no place, and leads to none; not called for roots.
-        also: returns further places that an object leads to; called once for each.
-        reached: gets the objects that the walk finds. Not for walks with `skips` or
-            `also`.
+        roots: objects to start from, by name.
+        enters: function that returns whether to enter the attributes of objects of a
+            class. Lists, tuples, dicts and deques are always entered, unless they are
+            data.
+        skips: function that returns whether to ignore a value and everything below; not
+            called for roots.
+        also: function that returns further positions for an object; called once per
+            object.
+        reached: collector of the found objects. Not for walks with `skips` or `also`.
     """
     todo = collections.deque(Place(path=p, value=v) for p, v in roots.items())
     entered: dict[int, Any] = {}
@@ -170,16 +173,16 @@ def walk(
 
 
 def is_of_program(kind: type) -> bool:
-    """Whether a class is of the program itself, not of Python or something installed.
+    """Returns whether a class is of the program itself, not of Python or a library.
 
-    Only then are its attributes known to be the user's own matter.
+    Only the attributes of such a class are known to be the user's own matter.
     """
     return kind is types.SimpleNamespace or is_module_of_program(kind.__module__)
 
 
 @functools.cache
 def is_module_of_program(name: str) -> bool:
-    """Whether a module is of the program itself; see `is_of_program`."""
+    """Returns whether a module is of the program itself; see `is_of_program`."""
     if name == "__main__":
         return True
     file = getattr(sys.modules.get(name), "__file__", None) or ""
@@ -196,7 +199,7 @@ def is_module_of_program(name: str) -> bool:
 
 @functools.cache
 def _installed_in(folder: pathlib.Path) -> frozenset[str]:
-    """Names of the modules that `pip install --target` has put into a folder."""
+    """Returns the names of the modules put into a folder by `pip install --target`."""
     names = set()
     for record in folder.glob("*.dist-info/RECORD"):
         with (
@@ -209,23 +212,23 @@ def _installed_in(folder: pathlib.Path) -> frozenset[str]:
 
 @functools.cache
 def set_by(cls: type) -> frozenset[str]:
-    """The attributes that the methods of a class and its bases assign."""
+    """Returns the attributes assigned by the methods of a class and its bases."""
     return frozenset[str]().union(*map(_set_in_body, cls.__mro__))
 
 
 def is_set_by_library(kind: type, key: Any) -> bool:
-    """Whether a class that is not of the program, itself or a base, sets it."""
+    """Returns whether a library class, `kind` or its base, assigns an attribute."""
     return key in set_by(_library_of(kind))
 
 
 @functools.cache
 def _library_of(kind: type) -> type:
-    """The first of a class and its bases that is not of the program."""
+    """Returns the first class not of the program, among a class and its bases."""
     bases = (each for each in kind.__mro__ if not is_of_program(each))
     return next(bases, object)
 
 
-@functools.cache  # a base is that of many classes
+@functools.cache  # many classes share a base
 def _set_in_body(cls: type) -> frozenset[str]:
     methods = map(_unwrapped, vars(cls).values())
     codes = (each.__code__ for each in methods if isinstance(each, types.FunctionType))
@@ -233,12 +236,12 @@ def _set_in_body(cls: type) -> frozenset[str]:
 
 
 def _set_in(code: types.CodeType) -> set[str]:
-    # As `dis` reads it, which takes a tenth of a second for a Keras model.
+    # Decodes like `dis`, which would need a tenth of a second for a Keras model.
     read = code.co_code
     operations, arguments = read[::2], read[1::2]
 
     def argument(at: int) -> int:
-        """With its higher bits, which stand before it."""
+        """Returns the instruction's argument, with the bits of EXTENDED_ARG before."""
         is_long = at > 0 and operations[at - 1] == dis.EXTENDED_ARG
         return arguments[at] | (argument(at - 1) << 8 if is_long else 0)
 
@@ -255,21 +258,25 @@ def _unwrapped(method: Any) -> Any:
 
 
 def is_container(value: Any) -> bool:
-    """Whether it is a list, tuple, dict or deque."""
+    """Returns whether a value is a list, tuple, dict or deque."""
     return isinstance(value, _CONTAINERS)
 
 
 @functools.cache
 def may_be_container(kind: type) -> bool:
-    """Whether objects of a class can be containers; a proxy has a class of its own."""
+    """Returns whether objects of a class may be containers.
+
+    A proxy, with a `__class__` of its own, may be a container too.
+    """
     is_proxy = any("__class__" in vars(base) for base in kind.__mro__[:-1])
     return is_proxy or issubclass(kind, _CONTAINERS)
 
 
 def is_data(value: Any) -> bool:
-    """Whether it is a container of many items, such as a vocabulary, and no object.
+    """Returns whether a value is a container of many items, and no object.
 
-    Walking through these takes seconds, and they lead nowhere.
+    An example is a vocabulary. A walk through such containers takes seconds and finds
+    nothing.
     """
     if not is_container(value):
         return False
@@ -278,7 +285,7 @@ def is_data(value: Any) -> bool:
     while todo:
         each = todo.pop()
         count += len(each)
-        # A list of its own: another thread of the program may change the container.
+        # A new list: a thread of the program may change the container.
         for inner in list(each.values() if isinstance(each, dict) else each):
             if isinstance(inner, _LEAVES) or id(inner) in inside:
                 continue
@@ -290,9 +297,9 @@ def is_data(value: Any) -> bool:
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    """Keys and values of a container, or the attributes of an object.
+    """Returns keys and values of a container, or the attributes of an object.
 
-    A list of its own: another thread of the program may change the container.
+    The result is a new list: another thread of the program may change the container.
     """
     if isinstance(value, dict):
         return list(value.items())
@@ -302,9 +309,9 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The values among the items of a container or an object, and the keys.
+    """Returns the items of a container or an object, values and keys.
 
-    An index is no part.
+    The index in a list is no part.
     """
     if is_container(value) and not isinstance(value, dict):
         return list(value)
@@ -312,13 +319,13 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _is_data_alone(value: Any) -> list[Any]:
-    """Whether a container is data, in place of its parts."""
+    """Returns whether a container is data, as a substitute for its parts."""
     return [is_data(value)]
 
 
 def _suffix(key: Any, number: int) -> str:
-    """How Python writes the access to one of the parts of a container."""
-    is_plain = isinstance(key, str | int)  # others may show their address
+    """Returns Python's syntax for the access to a part of a container."""
+    is_plain = isinstance(key, str | int)  # the repr of other types may have an address
     return f"[{key!r}]" if is_plain else f"[key {number}]"
 
 
@@ -327,7 +334,7 @@ def _is_private(attribute: tuple[str, Any]) -> bool:
 
 
 def _slots(value: Any) -> dict[str, Any]:
-    # Not by getattr: an object may answer to what it has not got, by reading itself.
+    # Not by getattr: `__getattr__` of an object may compute missing attributes.
     kind: type = type(value)
     found = {}
     for name, slot in _slots_of(kind):

@@ -1,4 +1,4 @@
-"""How often this run was started again, as whoever starts it says."""
+"""The number of restarts of a run, reported by its supervisor or by Slurm."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from collections.abc import Mapping
 
 from tfpreempt.errors import ConfigurationError
 
-# `tfpreempt run` sets the first one; Slurm the second one when it requeues a job.
+# `tfpreempt run` sets the first; Slurm sets the second when it requeues a job.
 _VARIABLES = ("TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT")
 
 
 def num_restarts(environment: Mapping[str, str] | None = None) -> int:
-    """How many times this run was started again; 0 in its first start.
+    """Returns the number of restarts of this run; 0 in the first start.
 
     Args:
-        environment: to read it from; None: this process's.
+        environment: environment to read; by default os.environ.
 
     Returns:
-        What `tfpreempt run` says, else what Slurm says, else 0.
+        The number from `tfpreempt run`, or from Slurm, or 0.
 
     Raises:
-        ConfigurationError: the variable that says it is no whole number.
+        ConfigurationError: the environment variable is no whole number.
     """
     return read_restarts(environment) or 0
 
 
 def read_restarts(environment: Mapping[str, str] | None = None) -> int | None:
-    """As `num_restarts`, but None where nobody counts."""
+    """Returns the number of restarts like `num_restarts`, but None if unknown."""
     environment = os.environ if environment is None else environment
     counts = (read_count(name, environment) for name in _VARIABLES)
     return next((count for count in counts if count is not None), None)
 
 
 def read_count(name: str, environment: Mapping[str, str]) -> int | None:
-    """A number of restarts as a variable says it; None where it is not set.
+    """Returns a number of restarts from a variable; None if the variable is not set.
 
     Raises:
-        ConfigurationError: it is no whole number.
+        ConfigurationError: the variable is no whole number.
     """
     text = environment.get(name, "").strip()
     if not text:

@@ -1,6 +1,6 @@
 """The scratch directory of a checkpoint directory that is a URL.
 
-A run whose `checkpoint_dir` is `gs://bucket/run` trains in a directory of this machine,
+A run with the `checkpoint_dir` `gs://bucket/run` trains in a directory of this machine,
 and a mirror copies the commits to the URL; see `checkpoint/mirror/store_selection.py`.
 """
 
@@ -20,14 +20,14 @@ _LONGEST_READABLE = 60  # characters of a URL in the name of its scratch directo
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
-    """Returns whether a place is named by a URL; a path of this machine otherwise."""
+    """Returns whether a path is a URL, not a path of this machine."""
     return _URL.match(os.fspath(place)) is not None
 
 
 def scratch_directory(url: str) -> str:
-    """Returns the path of a URL's scratch directory; makes and checks nothing.
+    """Returns the path of a URL's scratch directory, without creating it.
 
-    The path is equal for all processes of this user on this machine.
+    The path is equal for all processes of a user on a machine.
     """
     root = os.environ.get(VARIABLE) or tempfile.gettempdir()
     url = url.rstrip("/")
@@ -37,7 +37,7 @@ def scratch_directory(url: str) -> str:
 
 
 def is_scratch(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is that of a scratch directory."""
+    """Returns whether a path is a scratch directory."""
     return os.path.basename(os.path.dirname(os.fspath(directory))) == _folder()
 
 
@@ -49,7 +49,7 @@ def local_directory(checkpoint_dir: str | os.PathLike[str]) -> str:
     """Returns the directory of this machine in which a run trains.
 
     Args:
-        checkpoint_dir: as the user named the directory.
+        checkpoint_dir: path or URL of the checkpoint directory, as given by the user.
     """
     text = os.fspath(checkpoint_dir)
     return scratch_directory(text) if is_url(text) else text

@@ -1,20 +1,21 @@
-"""Every private name of TensorFlow and Keras that we take, and who cannot do without.
+"""The private names of TensorFlow and Keras in use, and the features that need them.
 
-TensorFlow has no public way to its coordination service, to the order in which a
-checkpoint is saved, or to the place of an iterator in its data, and Keras none to the
-loop of `fit`. What lies below the public surface may go with any release. So:
+TensorFlow has no public access to its coordination service, to the order in which a
+checkpoint is saved, or to an iterator's position in its data. Keras has no public
+access to the loop of `fit`. Private names may disappear with any release. So:
 
-- Modules below the surface are reached by the names in `MODULES`, as
-  `seams.eager_context`, and are imported when they are first asked for.
-- What is taken of them, and of their objects, is listed in `FEATURES`.
-- Who needs a feature calls `require` once, before it trains. A name that is missing is
-  one error then, which names it, and not a surprise in the middle of a save.
-- There is no upper bound on versions: a release that keeps these names is used, and
-  its minor version is named once in the log while `SEEN` lacks it.
-  tests/contracts/test_seams.py tries all of them, in each cell of `make matrix`.
+- Private modules are reached by the names in `MODULES`, as `seams.eager_context`, and
+  are imported on first access.
+- The names used of these modules, and of their objects, are listed in `FEATURES`.
+- Code that needs a feature calls `require` once, before training. A missing name is an
+  error at this point, and the error names it, instead of a surprise in the middle of a
+  save.
+- There is no upper bound on versions: a release with these names is used, and its minor
+  version is named once in the log if the version is missing in `SEEN`.
+  tests/contracts/test_seams.py checks every name, in each cell of `make matrix`.
 
-What single callbacks of Keras remember is in `keras/callbacks/known.py`; a name that a
-version lacks is passed over there.
+The state of single callbacks of Keras is in `keras/callbacks/known.py`; a name missing
+in a version is skipped there.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ OPTIONAL = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """What cannot work without some private names.
+    """A feature that needs some private names.
 
     Attributes:
-        what: in words, for the error.
-        names: by module as in `MODULES`, separated by spaces. "f" or "Class"; of
+        what: description of the feature, for the error.
+        names: names by module as in `MODULES`, separated by spaces. "f" or "Class"; of
             a class "Class.one,other", attributes, which one of its methods may set; and
             of a method "Class.method:one,other", local variables.
     """
@@ -127,7 +128,7 @@ class Feature:
     names: dict[str, str]
 
     def each(self) -> Iterator[tuple[str, str]]:
-        """Yields each name by itself, with its module as in `MODULES`."""
+        """Yields every name separately, with the module as in `MODULES`."""
         for module, names in self.names.items():
             for owner, last in re.findall(r"(\S+[.:])?([^\s.:]+)", names):
                 for name in last.split(","):
@@ -290,7 +291,7 @@ FEATURES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A module of `MODULES`, imported on first use."""
+    """Returns a module of `MODULES`, imported on first use."""
     if name not in MODULES:
         raise AttributeError(f"module 'tfpreempt.core.seams' has no attribute {name!r}")
     globals()[name] = module = importlib.import_module(MODULES[name])
@@ -298,17 +299,17 @@ def __getattr__(name: str) -> Any:
 
 
 def keras_trainer_class() -> Any:
-    """The class of Keras 3 whose `fit` runs on TensorFlow."""
+    """Returns the class of Keras 3 whose `fit` runs on TensorFlow."""
     trainer, old = __getattr__("keras_trainer"), "TensorFlowTrainer"
     return getattr(trainer, old, None) or getattr(trainer, RENAMED[old])
 
 
 @functools.cache
 def require(*features: str) -> None:
-    """Checks, once for each process, that the names of these features are there.
+    """Checks, once per process, that the names of the given features exist.
 
     Raises:
-        UnsupportedVersionError: one is not; says which, and what to do.
+        UnsupportedVersionError: a name is missing; the message has the name and advice.
     """
     for feature in features:
         if absent := list(missing(feature)):
@@ -316,7 +317,7 @@ def require(*features: str) -> None:
 
 
 def missing(feature: str) -> Iterator[str]:
-    """The names of a feature that are not there, with their modules."""
+    """Yields the missing names of a feature, with their modules."""
     unknown: set[str] = set()
     for module, name in FEATURES[feature].each():
         try:
@@ -380,11 +381,11 @@ def name_if_unseen(library: str) -> None:
 
 
 def was_seen(library: str) -> bool:
-    """Whether an imported library is of a minor version in `SEEN`."""
+    """Returns whether an imported library has a minor version listed in `SEEN`."""
     minor = version(library).split(".")[:2]
     return minor in [each.split(".")[:2] for each in SEEN[library]]
 
 
 def version(library: str) -> str:
-    """The version of an imported library."""
+    """Returns the version of an imported library."""
     return str(importlib.import_module(library).__version__)

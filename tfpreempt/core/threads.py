@@ -1,4 +1,4 @@
-"""Threads that have an owner, jobs in many of them, and calls that may hang."""
+"""Threads with an owner, jobs in many threads, and calls with a timeout."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _Job = TypeVar("_Job")
-_TICK_SECONDS = 0.1  # between two looks of whoever waits for many threads
+_TICK_SECONDS = 0.1  # interval between two calls of `watch`
 _logger = logging.getLogger(__name__)
 
 
 class OwnedThread(threading.Thread):
     """A daemon thread with a name and an end.
 
-    A failure is logged. There is no `__del__`: the owner stops its thread, if it is to
-    end before the process does.
+    A failure is logged. There is no `__del__`: if the thread has to end before the
+    process, the owner stops the thread.
 
     Args:
         name: the thread's name, shown by debuggers and in logs.
-        target: runs in the thread, without arguments; it returns soon after
-            `stop_event` is set.
+        target: function without arguments that runs in the thread, and returns soon
+            after `stop_event` is set.
 
     Attributes:
-        stop_event: its owner asks the target to return by it; any thread.
+        stop_event: event with which the owner asks the target to return; any thread.
     """
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self.stop_event = threading.Event()
 
-    def join(  # type: ignore[override]  # says what Thread's leaves to is_alive()
+    def join(  # type: ignore[override]  # returns the result of is_alive() too
         self, timeout: float | None = None
     ) -> bool:
-        """Waits for the thread to end. Any thread; from the thread itself, no wait.
+        """Waits for the thread to end. Any thread; no wait in the thread itself.
 
         Args:
-            timeout: the most seconds to wait.
+            timeout: maximum wait in seconds; None: no timeout.
 
         Returns:
-            Whether it has ended (or was never started).
+            Whether the thread has ended (or was never started).
         """
         if self.ident is not None and self is not threading.current_thread():
             super().join(timeout)
@@ -61,19 +61,23 @@ class OwnedThread(threading.Thread):
 
 
 class OutOfTimeError(TimeoutError):
-    """A call took longer than its caller waits."""
+    """A call took longer than its timeout."""
 
 
 def call_within(seconds: float, call: Callable[[], _T]) -> _T:
-    """Calls, in a daemon thread, what may block longer than anybody wants to wait.
+    """Calls a function that may block, in a daemon thread, and waits with a timeout.
 
     Args:
-        seconds: how long to wait; what is not over by then goes on unheard.
-        call: what is called.
+        seconds: timeout. A call that is not finished by then continues, and its result
+            is dropped.
+        call: function to call.
+
+    Returns:
+        The result of the call.
 
     Raises:
-        OutOfTimeError: it took longer.
-        BaseException: what the call has raised.
+        OutOfTimeError: the call took longer.
+        BaseException: the call's own exception.
     """
     future: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
@@ -99,25 +103,26 @@ def map_in_threads(
     failed: threading.Event | None = None,
     patience: float = 0.0,
 ) -> list[_T]:
-    """Does jobs in daemon threads, begun in their order; the first error ends them.
+    """Runs jobs in daemon threads, started in order; the first error ends the work.
 
-    Not an executor: the interpreter joins an executor's threads at its exit, and one
-    that hangs in a request would hold up the end of a process with seconds to leave.
+    Not an executor: the interpreter joins an executor's threads at exit, and a thread
+    that hangs in a request would delay the end of a process with seconds left.
 
     Args:
-        do: does one job. Any thread.
+        do: function that does one job. Any thread.
         jobs: the jobs.
-        threads: how many at a time, at most; no more are begun than there is work for.
-        name: of the threads.
-        watch: called about ten times a second by this thread; what it raises ends them.
-        failed: set when an error ends the work; jobs that take long look at it.
-        patience: seconds that the threads have, together, to leave after an error.
+        threads: maximum number of threads; a thread is started only if jobs are left.
+        name: prefix of the threads' names.
+        watch: function called about ten times a second by the calling thread; an
+            exception from the function ends the work.
+        failed: event set when an error ends the work; long jobs check the event.
+        patience: total timeout in seconds for the threads to end after an error.
 
     Returns:
-        What came of each job, in their order.
+        The results of the jobs, in order.
 
     Raises:
-        BaseException: what the first job that failed has raised.
+        BaseException: the exception of the first job that failed.
     """
     todo = collections.deque(enumerate(jobs))
     count = len(todo)
@@ -142,7 +147,7 @@ def map_in_threads(
 
     workers: list[OwnedThread] = []
     try:
-        while todo and len(workers) < threads:  # the first few may have done it all
+        while todo and len(workers) < threads:  # the first threads may be done by now
             workers.append(OwnedThread(f"{name}-{len(workers)}", work))
             workers[-1].start()
         while workers and not is_done.wait(_TICK_SECONDS):
