@@ -1,8 +1,8 @@
 """Turns a preemption notice into an exact restart of TensorFlow training.
 
-The public names, in the order of the path: notice, agreement on a step, checkpoint
-commit, exit, restore. They are loaded on first use (PEP 562), so that neither the
-command line nor a program that only catches our errors pays for importing TensorFlow.
+The public names cover a preemption from start to end: notice, agreement on a step,
+checkpoint commit, exit, restore. A name is loaded on first use (PEP 562), so neither
+the command line nor a program that only catches tfpreempt's errors imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ __all__ = [
     "states",
 ]
 
-# Public name -> the module that defines the name, or is the name; in path order.
+# Public name -> module with its definition, or the public module itself.
 _HOMES = {
     "TerminationConfig": "tfpreempt.platforms.config",
     "GenericTerminationConfig": "tfpreempt.platforms.config",
@@ -125,5 +125,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, loaded or not, with the module's own attributes."""
+    """Returns the public names, loaded or not, with the module's own attributes."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Lets `python -m tfpreempt` do what the command `tfpreempt` does."""
+"""Entry point of `python -m tfpreempt`, equivalent to the command `tfpreempt`."""
 
 from __future__ import annotations
 

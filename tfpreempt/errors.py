@@ -1,15 +1,15 @@
-"""The exception tree.
+"""The exception classes of tfpreempt.
 
-Every message says what was received, what was expected, and what to do. Errors of
-TensorFlow, the operating system and the standard library are translated into these at
-the edge where they are met, with the original as the cause.
+Every message names the value received, the value expected, and the action to take.
+Errors of TensorFlow, the operating system and the standard library are translated into
+these classes where the library is called, with the original error as the cause.
 """
 
 from __future__ import annotations
 
 
 class TfpreemptError(Exception):
-    """Base of every error that tfpreempt raises on purpose."""
+    """Base class of every error raised by tfpreempt on purpose."""
 
 
 # --- arguments and use ---------------------------------------------------------------
@@ -20,7 +20,7 @@ class ConfigurationError(TfpreemptError, ValueError):
 
 
 class UnsupportedVersionError(ConfigurationError):
-    """An installed TensorFlow or Keras lacks a name that a feature rests on."""
+    """The installed TensorFlow or Keras lacks a name needed by a feature."""
 
 
 class TensorFlowMissingError(ConfigurationError, ImportError):
@@ -28,15 +28,15 @@ class TensorFlowMissingError(ConfigurationError, ImportError):
 
 
 class UnsupportedClusterError(ConfigurationError, NotImplementedError):
-    """A cluster of a kind that cannot be preempted together (parameter servers)."""
+    """The cluster has parameter servers, so its workers cannot stop at one step."""
 
 
 class UsageError(TfpreemptError, RuntimeError):
-    """A method was called at a moment or from a place where it cannot work."""
+    """A method was called at a time or from a place where the call cannot work."""
 
 
 class HandlerClosedError(UsageError):
-    """The handler was closed and is asked to go on."""
+    """A method of a closed handler was called."""
 
 
 class NestedRunError(UsageError):
@@ -44,7 +44,7 @@ class NestedRunError(UsageError):
 
 
 class NotMainThreadError(UsageError):
-    """Signals can only be watched by an object made on the main thread."""
+    """An object that watches signals was not created on the main thread."""
 
 
 # --- coordination --------------------------------------------------------------------
@@ -55,19 +55,19 @@ class CoordinationError(TfpreemptError, RuntimeError):
 
 
 class StoreGoneError(CoordinationError):
-    """The key-value store cannot be reached any more (its host has ended)."""
+    """The key-value store is unreachable, because its host process has ended."""
 
 
 class KeyExistsError(CoordinationError):
-    """The key was inserted before; an insert-once key never changes its value."""
+    """The key was inserted before; the value of an insert-once key never changes."""
 
 
 class WaitTimeoutError(CoordinationError, TimeoutError):
-    """A wait for another worker ended at its deadline."""
+    """A wait for another worker reached its deadline."""
 
 
 class WorkersDisagreeError(CoordinationError):
-    """Workers of one incarnation differ in something that must be equal."""
+    """Workers of the same incarnation differ in a value that must be equal."""
 
 
 # --- checkpoints ---------------------------------------------------------------------
@@ -77,43 +77,43 @@ class CheckpointError(TfpreemptError, RuntimeError):
     """A checkpoint could not be written, found or read.
 
     Attributes:
-        is_permanent: whether trying again is of no use before somebody mends it: the
-            bucket is missing, or the account may not.
+        is_permanent: whether a retry is useless until a person fixes the cause, such as
+            a missing bucket or a missing permission of the account.
     """
 
     is_permanent = False
 
 
 class SaveError(CheckpointError):
-    """A checkpoint could not be committed; nothing older was touched."""
+    """A checkpoint could not be committed; older checkpoints are unchanged."""
 
 
 class CollectiveReadError(SaveError):
-    """A worker could not take part in the read of a save that needs all workers.
+    """A worker could not participate in the collective read of a save.
 
-    The others are in that read, and what this worker does together with them next would
-    be taken for its part: training cannot go on.
+    The other workers are blocked in the read. The next collective of this worker would
+    be taken for its part of the read, so training cannot continue.
     """
 
 
 class DirectoryInUseError(CheckpointError):
-    """Another program holds the lease of the checkpoint directory, and lives."""
+    """Another running program holds the lease of the checkpoint directory."""
 
     is_permanent = True
 
 
 class LeaseLostError(SaveError):
-    """This process lost the lease of its directory, and commits nothing any more."""
+    """The process lost the lease of its directory, and can commit no longer."""
 
     is_permanent = True
 
 
 class CheckpointDamagedError(CheckpointError):
-    """A file of a committed checkpoint is missing, short or has another checksum."""
+    """A file of a committed checkpoint is missing, truncated or changed (checksum)."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):
-    """The checkpoint is of another model, or of training data in another order."""
+    """The checkpoint belongs to another model, or to training data in another order."""
 
 
 class DirectoryNotSharedError(CheckpointError):
@@ -121,15 +121,15 @@ class DirectoryNotSharedError(CheckpointError):
 
 
 class DuplicateStateError(TfpreemptError, ValueError):
-    """A State with this name is registered already."""
+    """A State with this name is already registered."""
 
 
 # --- notices -------------------------------------------------------------------------
 
 
 class NoticeError(TfpreemptError, RuntimeError):
-    """A notice source cannot work here.
+    """A notice source cannot work on this machine.
 
-    The message quotes nothing that a metadata server answered: metadata can hold
+    The message never quotes a reply of a metadata server: metadata can contain
     passwords, and messages are logged.
     """

@@ -1,16 +1,16 @@
-"""Station 2: which step does everyone stop at?
+"""The agreement of all workers on the step at which they stop and save.
 
-events       the words of the agreement: what a worker knows, what it is told
-agreement    the agreement on a step, as a table: events in, actions out
-coordinator  performs the agreement's actions: keys, waits, the flag
-gate         what the training loop touches at a boundary: a counter and a flag, no lock
-deadlines    by when all must be over: kept, only ever shortened, acted on in time
-gathering    one key of many workers: blocking reads, ended by inserting
-keys         names of keys, and the text that they hold
-runtime      reads, inserts and alarms, by threads that nobody joins
-store        the interface of the key-value store that workers agree through
-memory       a store in this process: for one worker alone, and for simulation
-rendezvous   before training: all workers start from the same plan
+events       types of the agreement: state of a worker, events and actions
+agreement    the agreement as a transition table: events in, actions out
+coordinator  executes the agreement's actions: keys, waits, the flag
+gate         counter and flag for the training loop at a boundary, without a lock
+deadlines    the deadline of a process: stored, only ever shortened, acted on in time
+gathering    collects a key of many workers: blocking reads, ended by an insert
+keys         names of keys, and the text stored under the keys
+runtime      executes reads, inserts and alarms in daemon threads
+store        the interface of the key-value store used for the agreement
+memory       a store in this process, for a single worker and for simulation
+rendezvous   agrees on the plan of a start, before training
 
 Imported by handler, testing.
 """

@@ -1,13 +1,13 @@
-"""The agreement on a step, as a table: events in, actions out.
+"""The agreement on a step, as a transition table: events in, actions out.
 
-One `State` per worker; `step(settings, state, event)` returns the next state and what
-to do. There is no I/O, no clock, no thread and no TensorFlow here, so that an
-exhaustive search can drive this very table (tests/cluster does, with crashes, false
-suspicion, late and double notices). The rules, and why each is as it is:
-docs/agreement.md. Change a rule only together with the search.
+Every worker has a `State`; `step(settings, state, event)` returns the next state and
+the actions to take. The module has no I/O, clock, thread or TensorFlow, so that an
+exhaustive search can drive this table (tests/cluster, with crashes, false suspicion,
+late and duplicate notices). docs/agreement.md has the rules, and the reason for each
+rule. Change a rule only together with the search.
 """
 
-# ruff: noqa: D103 - a row is named for its event, which has the docstring
+# ruff: noqa: D103 - a row has the name of its event, and the event has the docstring
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ set_ = dataclasses.replace
 
 
 class IllegalEventError(RuntimeError):
-    """The table has no row for this event in this state: a bug in who sent it."""
+    """The table has no row for an event in the current state: a bug in the sender."""
 
 
 def step(settings: Settings, state: State, event: Event) -> Moved:
-    """Moves one worker on.
+    """Applies one event to the state of a worker.
 
     Args:
-        settings: who the worker is.
-        state: what it knows.
-        event: what happened. Events of an earlier round are stale and change nothing.
+        settings: constants of the worker.
+        state: current state of the worker.
+        event: event to apply. Events of an earlier round are stale and change nothing.
 
     Returns:
         The next state, and the actions in the order in which they must take effect.
@@ -74,7 +74,7 @@ def step(settings: Settings, state: State, event: Event) -> Moved:
         row = ANY[kind]
     if row is not None:
         return row(settings, state, event)
-    answer = state.watch is Watch.GONE and kind in WATCH  # was on its way
+    answer = state.watch is Watch.GONE and kind in WATCH  # was read before the loss
     if answer or isinstance(event, MAY_COME_LATE):
         return state, ()
     raise IllegalEventError(
@@ -139,17 +139,17 @@ def commit_read(settings: Settings, state: State, event: ev.CommitRead) -> Moved
     if state.main is not Main.TRAINING:
         return state, ()
     if event.kind is CommitKind.TRAIN_ON:
-        return next_round(state)  # counted as done without this worker's share
-    if was_dropped(state):  # the others have gone on: they may ask for a count there
+        return next_round(state)  # committed without this worker's share
+    if was_dropped(state):  # peers may ask for a count in the next round
         return state, (ev.Get(Key.NOTICE, state.round + 1),)
     return state, ()
 
 
 def notice_ahead(settings: Settings, state: State, event: ev.NoticeRead) -> Moved:
-    """A machine goes away while main is on its way to a save that was dropped.
+    """Handles a preemption notice while main is on the way to a dropped save.
 
-    The boundary of that save may be far, and no worker waits so long for a count. A
-    save that needs all workers is not skipped: another worker may be in its
+    The boundary of the dropped save may be far, and no worker waits so long for a
+    count. A save that needs every worker is not skipped: another worker may be in its
     collectives.
     """
     is_ahead = event.round > state.round and event.kind in PREEMPTION
@@ -190,7 +190,7 @@ def boundary(settings: Settings, state: State, event: ev.Boundary) -> Moved:
 
 
 def act(settings: Settings, state: State) -> Moved:
-    """Stands at a boundary and knows the decision."""
+    """Acts on the decision at a boundary."""
     assert state.decision is not None
     target = state.decision.boundary
     if target is None:
@@ -206,7 +206,7 @@ def act(settings: Settings, state: State) -> Moved:
 
 
 def excluded(settings: Settings, state: State) -> Moved:
-    """Found its own tombstone: never saves, leaves unless all have finished."""
+    """Handles the worker's own tombstone: exits without a save."""
     if state.notice is NoticeKind.FINISHED:
         return leave(settings, state, Outcome.FINISHED)
     if settings.host:
@@ -215,7 +215,7 @@ def excluded(settings: Settings, state: State) -> Moved:
 
 
 def nothing_saved(settings: Settings, state: State) -> Moved:
-    """The chief tells everyone that this round saves nothing, and leaves."""
+    """Ends the round without a commit: the chief informs the workers, and exits."""
     state, actions = leave(settings, state, Outcome.LOST)
     return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE), *actions)
 
@@ -256,7 +256,7 @@ def saved(settings: Settings, state: State, event: ev.Saved) -> Moved:
 
 
 def marker(settings: Settings, state: State, others: tuple[int, ...]) -> Moved:
-    """The chief has the parts of these others, and its own."""
+    """Starts the commit of the parts of these workers and the chief."""
     staged = (settings.worker, *others)
     state = set_(state, main=Main.COMMITTING, staged=staged)
     return state, (ev.WriteMarker(staged),)
@@ -270,7 +270,7 @@ def committed(settings: Settings, state: State, event: ev.Committed) -> Moved:
 
 
 def not_saved(settings: Settings, state: State) -> Moved:
-    """The chief could not save: the end, unless nobody had to leave anyway."""
+    """Handles a failed save of the chief: exits, or drops a periodic save."""
     if state.notice is not NoticeKind.PERIODIC:
         return nothing_saved(settings, state)
     state = set_(state, main=Main.AWAITING)
@@ -278,25 +278,28 @@ def not_saved(settings: Settings, state: State) -> Moved:
 
 
 def was_dropped(state: State) -> bool:
-    """Whether a periodic save came to nothing with nobody lost: all go on."""
+    """Returns whether a periodic save was dropped without a lost worker.
+
+    Every worker then continues training.
+    """
     periodic = state.notice is NoticeKind.PERIODIC
     agreed = state.decision is not None and state.decision.boundary is not None
     return periodic and agreed and state.commit is CommitKind.NONE
 
 
 def is_given_up(state: State) -> bool:
-    """Whether nothing comes of this round's save, and all leave."""
+    """Returns whether the save of this round was given up, and every worker exits."""
     return state.commit is CommitKind.NONE and not was_dropped(state)
 
 
 def is_over(state: State) -> bool:
-    """Whether the others leave, or go on, without what main still does."""
+    """Returns whether the other workers proceed without main's current work."""
     has_ended = state.commit is not None and not was_dropped(state)
     return has_ended or state.watch in {Watch.EXCLUDED, Watch.GONE}
 
 
 def outcome_known(settings: Settings, state: State) -> Moved:
-    """Main is through with the round, and the commit key was read."""
+    """Ends the round: main has done its part, and the commit key was read."""
     match state.commit:
         case CommitKind.TRAIN_ON:
             state, actions = next_round(set_(state, saved_at=state.at))
@@ -312,9 +315,9 @@ def outcome_known(settings: Settings, state: State) -> Moved:
 
 
 def step_failed(settings: Settings, state: State, event: ev.StepFailed) -> Moved:
-    """A step broke because a peer is gone; that is the end of one that was told to go.
+    """Handles a step that failed because a peer crashed: exits as lost after a notice.
 
-    A periodic round tells nobody to.
+    A periodic round asks no worker to exit, so there the error is raised.
     """
     if state.notice not in PREEMPTION:
         state, actions = detached(settings, state, ev.Detached())
@@ -357,7 +360,7 @@ def deadline_passed(settings: Settings, state: State, event: Event) -> Moved:
 
 
 def leave(settings: Settings, state: State, outcome: Outcome) -> Moved:
-    """Says bye; the store's host stays until it has heard everyone's."""
+    """Inserts `bye` and exits; the chief first waits for the `bye` of every worker."""
     state = set_(state, main=Main.LEAVING, outcome=outcome)
     if state.watch is Watch.GONE:
         return ended(state)
@@ -370,7 +373,7 @@ def leave(settings: Settings, state: State, outcome: Outcome) -> Moved:
 
 
 def byes_over(settings: Settings, state: State, event: Event) -> Moved:
-    """No worker needs the store any more, or the wait is over."""
+    """Ends the exit: no worker needs the store any more, or the wait has timed out."""
     return ended(state)
 
 
@@ -388,7 +391,7 @@ def go_on(settings: Settings, state: State, event: ev.NextRound) -> Moved:
 
 
 def next_round(state: State) -> Moved:
-    """Opens the next round with fresh keys and a lowered flag."""
+    """Opens the next round with new keys and a lowered flag."""
     state = State(round=state.round + 1, held=state.held, saved_at=state.saved_at)
     return state, (ev.LowerFlag(), ev.Get(Key.NOTICE, state.round))
 
@@ -397,7 +400,7 @@ def next_round(state: State) -> Moved:
 
 
 def gather_counts(settings: Settings, state: State) -> Moved:
-    """Starts to collect the counts, once; only the store's host does."""
+    """Starts to collect the counts, once; on the chief only."""
     if not settings.host or state.counts:
         return state, ()
     assert state.own is not None
@@ -413,7 +416,7 @@ def counts_read(settings: Settings, state: State, event: ev.CountsRead) -> Moved
 
 
 def decide(settings: Settings, state: State) -> Moved:
-    """With all counts known: the decision, or `finished` where there is no notice."""
+    """Inserts the decision once every count is known; without a notice, `finished`."""
     counts = state.counts
     if len(counts) < settings.world:
         return state, ()
@@ -453,7 +456,7 @@ def notice_exists(settings: Settings, state: State, event: ev.NoticeExists) -> M
 
 
 def behind(state: State, round: int, kind: NoticeKind) -> tuple[Action, ...]:
-    """The held notice goes into the round after one that will not end this process."""
+    """Inserts the held notice into a later round if this round ends no process."""
     covered = kind in {NoticeKind.FINAL, NoticeKind.FINISHED, state.held}
     if covered or state.held is None:
         return ()

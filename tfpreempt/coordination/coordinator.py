@@ -1,7 +1,7 @@
-"""Performs the agreement's actions: keys, waits, and the flag that training looks at.
+"""Executes the agreement's actions: keys, waits, and the training loop's flag.
 
-Never blocks, except in `wait`, which the main thread calls. Everything else may be
-called from any thread. The training loop touches only the gate.
+Only `wait` blocks, and only the main thread calls `wait`. Any thread may call the rest.
+The training loop touches only the gate.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 10  # save_timeouts that a save with others may take, no deadline being told
-FOREVER = 3600.0  # a wait without a deadline is a chain of such waits
+PATIENCE = 10  # save_timeouts for a save with other workers, without a known deadline
+FOREVER = 3600.0  # seconds; a wait without a deadline repeats waits of this length
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Round:
-    """The notes of one round, which end with the round. Times are monotonic seconds.
+    """Notes on a round, dropped with the round. Times are monotonic seconds.
 
     Attributes:
         is_asked: whether this worker asked for the round, as a periodic save.
-        lost_because: the first reason for which nothing is committed; "" if none.
-        lost_at: when the decision to commit nothing was read.
+        lost_because: first reason to commit nothing; "" if there is none.
+        lost_at: time at which the decision to commit nothing was read.
         must_exit: whether a worker has no time for another round.
-        gathering: the newest wait for keys of all workers.
-        leave_by: when the main thread exits without the `bye` of the others.
-        timeouts_left: how often a save of many may outlast `save_timeout`.
-        waits_since: when the main thread began its newest wait, of any round.
+        gathering: newest wait for keys of several workers.
+        leave_by: time at which the main thread exits without the `bye` of the other
+            workers.
+        timeouts_left: number of further `save_timeout` periods granted to a save with
+            other workers.
+        waits_since: time at which the main thread began its newest wait, of any round.
     """
 
     is_asked: bool = False
@@ -58,28 +60,30 @@ class Round:
 
 @dataclasses.dataclass(eq=False)
 class Coordinator:
-    """One worker's side of the agreement, for the life of its process.
+    """Runs the agreement for one worker, during the lifetime of the process.
 
     Args:
-        settings: who this worker is.
-        incarnation: namespace of the keys; equal on all workers.
+        settings: constants of this worker.
+        incarnation: namespace of the keys; equal on every worker.
         runtime: access to the store, and alarms.
-        clock: for deadlines.
-        save_timeout: seconds that a wait for others may take where no deadline is told.
-        step_seconds: how long a step takes here.
-        record: is given the events that belong in the journal.
-        on_overrun: called if the process has to end where it is, with the reason.
+        clock: time source for deadlines.
+        save_timeout: seconds that a wait for other workers may take without a known
+            deadline.
+        step_seconds: function that returns the duration of a step on this worker.
+        record: function called with the events to be recorded in the journal.
+        on_overrun: function called with the reason if the process must exit at once.
 
     Attributes:
-        settings: who this worker is.
-        state: what it knows; any thread may look.
-        gate: what training looks at.
-        deadlines: by when all must be over.
-        extra: what is to travel beside the next value of a key.
-        commit_extra: what the chief's newest `commit` carries.
-        is_saving: whether main saves outside of a round; main writes it.
-        is_snapshot: whether this round is for a snapshot, or was asked to be.
-        round: the notes of this round.
+        settings: constants of this worker.
+        state: current state of the agreement; any thread may read.
+        gate: counter and flag for the training loop.
+        deadlines: deadlines of this process.
+        extra: fields to be sent with the next value of a key.
+        commit_extra: fields of the chief's newest `commit`.
+        is_saving: whether main saves outside of a round; written by main.
+        is_snapshot: whether this round is for a snapshot, or was requested for a
+            snapshot.
+        notes: notes on this round.
     """
 
     settings: ev.Settings
@@ -111,12 +115,12 @@ class Coordinator:
         self.is_saving = False
         self.is_snapshot = False
         self._name = functools.partial(keys.name, incarnation)
-        self._changed = threading.Condition()  # its lock is held wherever state moves
+        self._changed = threading.Condition()  # guards changes of the state
         self._verdict: ev.Verdict | None = None
         self.notes = Round()
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Starts to listen for a notice."""
         with self._changed:
             self.state, actions = agreement.INITIAL
             for action in actions:
@@ -125,11 +129,11 @@ class Coordinator:
     # --- main thread -----------------------------------------------------------------
 
     def wait(self, limit: float | None = None) -> ev.Verdict | None:
-        """Waits for the verdict on what main was last told to do.
+        """Waits for the verdict on main's last event, and returns the verdict.
 
         Args:
-            limit: seconds after which None is returned, 0 at once; None waits for the
-                deadline.
+            limit: seconds after which None is returned, 0 for at once; None waits until
+                the deadline.
         """
         give_up = None if limit is None else self.clock.monotonic() + limit
         with self._changed:
@@ -148,9 +152,10 @@ class Coordinator:
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
 
     def main_deadline(self) -> float | None:
-        """When main stops waiting for a verdict, in monotonic seconds.
+        """Returns the end of main's wait for a verdict, in monotonic seconds.
 
-        None: as long as the others live (they may train for days after this one).
+        None means no deadline: main waits while the other workers live, possibly for
+        days of further training.
         """
         state = self.state
         if state.main is Main.LEAVING:
@@ -158,21 +163,24 @@ class Coordinator:
         if state.notice in PREEMPTION:
             return self.deadlines.at
         if state.main is Main.AWAITING and self.notes.lost_at is not None:
-            # Nobody goes away, but one that all need is reported dead. The chief may be
-            # in a step that waits for this worker.
+            # No machine is preempted, but a required worker is reported dead. The chief
+            # may be in a step that waits for this worker.
             return self.notes.lost_at + self.deadlines.patience
         return None
 
     # --- any thread ------------------------------------------------------------------
 
     def notice(self, notice: Notice) -> None:
-        """This machine is going away: brings it before all, and holds its deadline."""
+        """Handles a notice for this machine: informs every worker.
+
+        The deadline of this process is shortened to the end of the grace period.
+        """
         with self._changed:
             deadlines, at = self.deadlines, notice.received_at
             trains_on = deadlines.pays_twice(notice.grace_seconds)
             is_new = deadlines.shorten(at, notice.grace_seconds)
             if self.state.held is not None and not is_new:
-                return  # said again
+                return  # a duplicate
             deadlines.noticed_at = deadlines.noticed_at or at
             self.extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
             kind = NoticeKind.TRAIN_ON if trains_on else NoticeKind.FINAL
@@ -181,13 +189,13 @@ class Coordinator:
                 deadlines.set_last_call()
 
     def periodic(self, *, snapshot: bool = False) -> bool:
-        """Asks all workers for a commit at an agreed step; nobody leaves.
+        """Asks every worker for a commit at an agreed step; no worker exits.
 
         Args:
-            snapshot: each is to take a snapshot in place of that.
+            snapshot: whether to take a snapshot on every worker instead of a commit.
 
         Returns:
-            Whether it could; False while another round goes on, or is asked for.
+            Whether the request was made; False during another round or request.
         """
         with self._changed:
             if self.state.notice is not None or self.notes.is_asked:
@@ -198,17 +206,17 @@ class Coordinator:
 
     @property
     def is_told_to_go(self) -> bool:
-        """Whether a notice of any machine is known here, served or not."""
+        """Whether a notice for any machine is known here, handled or not."""
         return self.state.held is not None or self.deadlines.at is not None
 
     def forget_rounds(self, rounds: Sequence[int]) -> None:
-        """Deletes the keys of rounds which every worker has left behind it."""
+        """Deletes the keys of rounds that every worker has completed."""
         for round in rounds:
             name = self._name(round, Key.NOTICE).rpartition("/")[0]
             self.runtime.delete(name)
 
     def store_gone(self, error: Exception) -> None:
-        """The runtime cannot reach the store."""
+        """Handles the loss of the store, reported by the runtime."""
         with self._changed:
             if self.state.watch is not Watch.GONE:
                 log.warning("tfpreempt: %s", error)
@@ -218,7 +226,7 @@ class Coordinator:
                 self.feed(ev.StoreGone())
 
     def feed(self, event: ev.Event) -> None:
-        """Moves the agreement on and performs what it says."""
+        """Applies an event to the agreement, and executes the resulting actions."""
         with self._changed:
             if isinstance(event, ev.DeadlinePassed):
                 self.notes.lost_because = self.notes.lost_because or self._waited_for()
@@ -228,10 +236,10 @@ class Coordinator:
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
                 self._perform(action)
-            self._changed.notify_all()  # the deadline of a wait may be another now
+            self._changed.notify_all()  # the deadline of a wait may have changed
 
     def _waited_for(self) -> str:
-        """Whom main has waited for, for how long and in what."""
+        """Describes the workers missing in main's wait, the duration, and the phase."""
         gathering = self.notes.gathering
         missing = sorted(gathering.missing) if gathering else []
         whom = ", ".join(map(str, missing or [0]))
@@ -271,7 +279,7 @@ class Coordinator:
                 )
                 if key is Key.BYE:
                     self.notes.leave_by = 1.0 + self.deadlines.limits().of[key]
-                # Before a notice others may train for long: only the dead are given up.
+                # Before a notice workers may train for long: give up only dead workers.
                 if key is not Key.COUNT or self.state.notice in PREEMPTION:
                     self._limit(gathering)
             case ev.Verdict():
@@ -287,7 +295,7 @@ class Coordinator:
             self.notes.lost_because = self.notes.lost_because or reason
             match key:
                 case Key.NOTICE if round != self.state.round:
-                    self.feed(ev.NoticeRead(round, value))  # main is not there yet
+                    self.feed(ev.NoticeRead(round, value))  # a later round
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
                     is_periodic = value is NoticeKind.PERIODIC
@@ -306,7 +314,7 @@ class Coordinator:
                     self.feed(ev.CommitRead(round, value))
 
     def _share_deadline(self, extra: keys.Extra) -> None:
-        """Takes over the deadline that a peer's notice carries."""
+        """Adopts the deadline in a peer's notice."""
         remaining = extra.get("remaining")
         now = self.clock.monotonic()
         if remaining is not None:
@@ -316,10 +324,11 @@ class Coordinator:
             self.deadlines.noticed_at = now - float(extra.get("age") or 0.0)
 
     def commit_kind(self, *, steps_follow: bool = True) -> ev.CommitKind:
-        """The chief's word on how the round ends, once its marker is written.
+        """Decides how the round ends, once the chief has written the marker.
 
         Args:
-            steps_follow: False where an error, and no step, comes after this commit.
+            steps_follow: whether training could continue; False if the program is about
+                to raise an error after the commit.
         """
         with self._changed:
             state = self.state
@@ -328,7 +337,7 @@ class Coordinator:
             if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
             has_all = len(state.staged) == self.settings.world
-            # Who was left out leaves, and can come back only where all start again.
+            # An excluded worker exits, and can rejoin only if every worker restarts.
             is_left_out = any(isinstance(count, Tombstone) for count in state.counts)
             needs_all = self.settings.collectives or is_left_out
             may_go_on = state.notice is NoticeKind.TRAIN_ON and steps_follow
@@ -405,11 +414,11 @@ class Coordinator:
                 self.feed(ev.ByesRead(action.round))
 
     def _limit(self, gathering: Gathering) -> None:
-        """Waits no longer than the deadline allows."""
+        """Ends a wait at the time set by the deadline."""
         when = self.deadlines.limits().of[gathering.key]
         seconds = when - self.clock.monotonic()
         why = f"no answer within {seconds:.1f} s"
-        late = frozenset(gathering.names)  # who has answered by then is left out
+        late = frozenset(gathering.names)  # `give_up` skips workers that have answered
         self.runtime.at(when, lambda: gathering.give_up(late, why))
 
     # --- deadlines -------------------------------------------------------------------
@@ -421,7 +430,7 @@ class Coordinator:
             self.deadlines.forget()
             self.extra.clear()
             return
-        self.notes.timeouts_left = before.timeouts_left  # over all rounds of a notice
+        self.notes.timeouts_left = before.timeouts_left  # for every round of a notice
         if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.set_last_call()
 
@@ -432,32 +441,33 @@ class Coordinator:
                 self.feed(ev.LocalNotice(NoticeKind.FINAL))
 
     def _guard(self, is_told: bool) -> bool:
-        """Just before the deadline; returns whether that was the end."""
+        """Acts just before the deadline; returns whether that ended the process."""
         with self._changed:
             if self.state.main in agreement.WAITS:
                 stays = self.state.outcome is Outcome.FINISHED
                 self.feed(ev.DeadlinePassed())
                 return not stays
             if self.state.main is Main.ENDED:
-                return True  # it has its verdict, and leaves
+                return True  # main has its verdict, and exits
             why = self._what_is_late() if is_told else self._why_ended()
         if why:
             self.on_overrun(why)
         return bool(why)
 
     def _what_is_late(self) -> str:
-        """What main is in the midst of as the machine goes."""
+        """Describes main's unfinished work at the deadline."""
         why = "no step ended before the deadline"
         if self.is_saving or self.state.main in (Main.SAVING, Main.COMMITTING):
             why = "the save did not end before the deadline"
         return f"{why} ({self.notes.lost_because})" if self.notes.lost_because else why
 
     def _why_ended(self) -> str:
-        """Why main is not let finish what it does; "" lets it.
+        """Returns the reason to end main's current work; "" to let main finish.
 
-        Where nobody told a deadline it is for the platform to end a step or a save. But
-        a save of many may hang in what the others do not do any more, and a step that
-        they have not waited for leads nowhere, nor a save that the chief has given up.
+        Without a known deadline, the platform decides when a step or a save must end.
+        There are three exceptions: a save with other workers, possibly stuck in a
+        collective that the other workers have left; a step that the other workers did
+        not wait for; and a save that the chief has given up.
         """
         main, is_alone = self.state.main, self.settings.world == 1
         because = self.notes.lost_because or "saved"

@@ -1,6 +1,6 @@
-"""The deadline of this process: kept, only ever shortened, and acted on in time.
+"""The deadline of this process: stored, only ever shortened, and acted on in time.
 
-And what it is reckoned with: how long a save and a step take here.
+The estimates behind the deadline are here too: the durations of a save and of a step.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tfpreempt.coordination.runtime import Runtime
 from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
 
-LEAVING = 0.2  # seconds that the way out itself takes
-BYES = 10.0  # seconds that the store's host waits, at most, for the others to leave
+LEAVING = 0.2  # seconds taken by the exit itself
+BYES = 10.0  # maximum seconds that the chief waits for the exit of the other workers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a process may wait from now on.
+    """Limits of the waits that begin now.
 
     Attributes:
-        of: monotonic seconds at which a wait that begins now ends: for the counts of
-            the others (`Key.COUNT`), for their parts of a save (`Key.DONE`), and until
-            they need the store no more (`Key.BYE`).
-        may_train_on: whether there is time for another commit after this one.
+        of: monotonic seconds at which a wait ends: for the counts of the other workers
+            (`Key.COUNT`), for their parts of a save (`Key.DONE`), and for the end of
+            their use of the store (`Key.BYE`).
+        may_train_on: whether there is time for another commit after the current commit.
     """
 
     of: Mapping[Key, float]
@@ -36,28 +36,34 @@ class Limits:
 
 @dataclasses.dataclass(eq=False)
 class Deadlines:
-    """When the machine goes, and the two alarms that belong to it.
+    """The time at which the machine is preempted, with two alarms.
 
-    Not thread-safe by itself: the coordinator calls it under its lock, and the alarms'
-    callbacks take that lock.
+    A soft deadline limits the waits after a notice without a grace period.
+
+    Not thread-safe by itself: the coordinator calls under its lock, and the callbacks
+    of the alarms acquire that lock.
 
     Args:
-        runtime: for the alarms.
-        clock: for the alarms.
-        save_timeout: seconds to wait where no deadline is known.
-        step_seconds: how long a step takes.
-        on_last_call: opens the final round; called when a long grace is almost over.
-        on_guard: called just before the deadline, with whether one was really told;
-            says whether that was the end, or it is to be called again.
+        runtime: source of the alarms.
+        clock: time source for the alarms.
+        save_timeout: seconds to wait without a known deadline.
+        step_seconds: function that returns the duration of a step.
+        on_last_call: function that opens the final round; called when a long grace
+            period is almost over.
+        on_guard: function called just before the deadline, with whether the deadline is
+            known from a notice. Returns whether the process ended; if not, the call is
+            repeated.
         world: number of workers.
 
     Attributes:
-        save_timeout: as given; a later handler may say otherwise.
-        save_seconds: of the last save, as `planned`; None before the first one.
-        share_seconds: measured, of this worker's share of the save that is being made;
-            0 where there are no shares.
-        noticed_at: when the notice that is served was seen, wherever it came.
-        told: when the machine goes; None where no source said it.
+        save_timeout: seconds to wait without a known deadline; a later handler may
+            change the value.
+        save_seconds: expected duration of a save, from `planned`; None before the first
+            save.
+        share_seconds: measured duration of this worker's share of the current save; 0
+            without shares.
+        noticed_at: time at which any worker saw the current notice.
+        told: time at which the machine is preempted; None if no source gave a time.
     """
 
     runtime: Runtime
@@ -71,23 +77,23 @@ class Deadlines:
     share_seconds: float = 0.0
     noticed_at: float | None = None
     told: float | None = None
-    _grace: float | None = None  # seconds told with that
-    _soft: float | None = None  # when waiting stops, nobody having told
-    _ends: float | None = None  # when the process is to be gone, if need be
+    _grace: float | None = None  # grace period that gave `told`, in seconds
+    _soft: float | None = None  # end of waiting, if no source gave a time
+    _ends: float | None = None  # latest time for the exit of the process
     _last_call_at: float | None = None
-    _goes_by: float = -math.inf  # not forgotten: it may be going after a commit
+    _goes_by: float = -math.inf  # kept by `forget`: the shutdown may follow a commit
 
     @property
     def at(self) -> float | None:
-        """The deadline, told or soft, whichever is earlier; None without a notice."""
+        """The earlier of the known and the soft deadline; None without a notice."""
         return min((t for t in (self.told, self._soft) if t is not None), default=None)
 
     @property
     def left(self) -> float:
-        """Seconds for what comes after the commit; without a notice, a wait's length.
+        """Seconds for work after the commit; without a notice, `save_timeout`.
 
-        A deadline that nobody told is not put off for it: whoever started the process
-        (a supervisor, Kubernetes) may count from the signal.
+        A soft deadline is not extended for the work after the commit: the parent of the
+        process (a supervisor, Kubernetes) may measure from the signal.
         """
         if self._ends is None:
             return self.save_timeout
@@ -95,12 +101,12 @@ class Deadlines:
 
     @property
     def may_go(self) -> bool:
-        """Whether a machine of this run was told to go, and may still be going."""
+        """Whether a machine of this run had a notice, and may be shutting down."""
         return self.clock.monotonic() < self._goes_by
 
     @property
     def since_notice(self) -> float | None:
-        """Seconds since the notice that is served, wherever it came; None without.
+        """Seconds since any worker saw the current notice; None without a notice.
 
         Any thread.
         """
@@ -108,14 +114,14 @@ class Deadlines:
         return None if at is None else self.clock.monotonic() - at
 
     def shorten(self, received_at: float, grace: float | None) -> bool:
-        """Takes an earlier deadline; a later one changes nothing.
+        """Adopts an earlier deadline; ignores a later deadline.
 
         Args:
-            received_at: when the notice came.
-            grace: seconds told with it; None or 0 mean that nobody knows.
+            received_at: time at which the notice arrived.
+            grace: grace period of the notice in seconds; None or 0 if unknown.
 
         Returns:
-            Whether it was earlier.
+            Whether the new deadline was earlier.
         """
         before = self.at
         patience = grace or self.patience
@@ -132,12 +138,12 @@ class Deadlines:
         return before is None or end < before
 
     def extend(self, *, at_boundary: bool) -> None:
-        """Main begins to wait: a deadline that nobody told allows a full wait.
+        """Extends a soft deadline by a full wait, because main begins to wait.
 
         Args:
-            at_boundary: whether a step came to its end. One that outlived such a
-                deadline shows that nobody counts from the notice: the time for what
-                comes after the commit begins here.
+            at_boundary: whether a step has ended. A step that outlived a soft deadline
+                shows that no platform measures from the notice: the time for work after
+                the commit then begins now.
         """
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now
@@ -148,14 +154,15 @@ class Deadlines:
             self.runtime.at(self._soft, functools.partial(self._guard, self._soft))
 
     def pays_twice(self, grace: float | None) -> bool:
-        """Whether a second commit at the end of a grace is worth it.
+        """Returns whether a second commit at the end of a grace period is worthwhile.
 
-        It is where the grace is at least three times a save and two steps. While no
-        save was measured the answer is yes: the first commit, made at once, measures
-        it, and is asked again.
+        True if the grace period is at least three times a save and two steps. Before
+        the first measured save the result is True: the first commit, made at once,
+        measures a save, and the question is asked again.
 
         Args:
-            grace: seconds told with the notice; None or 0: commit at once and leave.
+            grace: grace period of the notice in seconds; None or 0: commit at once and
+                exit.
         """
         if not grace:
             return False
@@ -163,14 +170,14 @@ class Deadlines:
         return save is None or grace >= 3 * (save + 2 * self.step_seconds())
 
     def set_last_call(self) -> None:
-        """Sets the alarm for the final round; a newer setting replaces it."""
+        """Sets the alarm for the final round; replaces an earlier alarm."""
         when = self._last_call_time()
         if when is not None:
             self._last_call_at = when
             self.runtime.at(when, functools.partial(self._last_call, when))
 
     def _last_call_time(self) -> float | None:
-        """When the final round must be opened so that its commit is in time."""
+        """Returns the latest time to open a final round that commits in time."""
         if self.told is None or self._grace is None:
             return None
         save = self._grace / 4 if self.save_seconds is None else self.save_seconds
@@ -178,16 +185,17 @@ class Deadlines:
         return self.told - (needed + 2 * self.step_seconds())
 
     def limits(self) -> Limits:
-        """Returns how long the waits for the others may last that begin now.
+        """Returns the limits of the waits for other workers that begin now.
 
-        Counts come from threads that wait for nothing, so a late count means a dead or
-        frozen worker; the rest of the time belongs to the save. No wait for a peer is
-        longer than `save_timeout`, however long the grace period is.
+        Counts come from threads that wait for nothing, so a late count means a crashed
+        or frozen worker. The rest of the time belongs to the save. No wait for a peer
+        is longer than `save_timeout`, however long the grace period is.
 
         The chief writes the shares of workers that never answer. A known deadline
-        leaves time for one such share in any case, and for the shares of all others if
-        three tenths of the time remain for the wait. If there is no time even for one
-        share, only waiting helps: workers that are slower than the chief still answer.
+        reserves time for one such share in any case, and for the shares of all other
+        workers if three tenths of the time remain for the wait. If there is no time
+        even for one share, only waiting helps: workers slower than the chief still
+        answer.
         """
         now, at, save = self.clock.monotonic(), self.at, self.save_seconds
         total = self.save_timeout
@@ -215,17 +223,17 @@ class Deadlines:
         )
 
     def planned(self, save: float, share: float) -> float:
-        """What a save is expected to take next time, by what one took.
+        """Returns the expected duration of the next save.
 
         Args:
-            save: seconds, measured.
-            share: of these, for the chief's share; 0 where there were no shares. The
-                chief has to write all of them where it finds itself alone.
+            save: measured duration of a save in seconds.
+            share: seconds of that duration spent on the chief's share; 0 without
+                shares. A chief without other workers has to write every share.
         """
         return save + share * (self.world - 1)
 
     def forget(self) -> None:
-        """The notice was served, and the process stays."""
+        """Clears the deadline: the notice was handled, and the process continues."""
         self.told = self._soft = self._ends = self._grace = self._last_call_at = None
         self.noticed_at = None
 
@@ -235,17 +243,16 @@ class Deadlines:
 
     @property
     def patience(self) -> float:
-        """Seconds to wait where nobody knows a deadline.
+        """Seconds to wait without a known deadline.
 
-        Three saves are waited for in any case: waiting less than one takes can only
-        lose it.
+        At least three saves, because a wait shorter than a save can only lose the save.
         """
         return max(self.save_timeout, 3 * (self.save_seconds or 0.0))
 
     def _guard(self, deadline: float) -> None:
         is_told = deadline == self.told
         if not is_told and deadline != self._soft:
-            return  # replaced, or the notice was served
+            return  # replaced, or the notice was handled
         if not self.on_guard(is_told):
             now = self.clock.monotonic()
             again = now + self.save_timeout

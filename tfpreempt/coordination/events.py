@@ -1,18 +1,21 @@
-"""The words of the agreement: what a worker knows, what it is told, what it does.
+"""Types of the agreement: state of a worker, events and actions.
 
-Frozen values only. `agreement.py` has the rows that use them, `coordinator.py` turns
+Frozen values only. `agreement.py` has the rows of the table, and `coordinator.py` turns
 events and actions into reads and writes of the store.
 
 Four roles share a worker's state, each with its own rows:
+
   watch   reads the round's keys in order: notice, decision, commit;
-  main    stands at boundaries, saves, leaves; the only role that training waits for;
-  gather  (only on the worker whose process hosts the store) collects counts, done
+  main    stops at boundaries, saves, exits; training waits only for this role;
+  gather  (only on the chief, whose process hosts the store) collects counts, done
           marks and byes;
-  notice  brings this machine's own notices into the store.
-An interval lies between two boundaries; a worker's count is how many it has started.
+  notice  inserts this machine's own notices into the store.
+
+An interval is the time between two boundaries; a worker's count is the number of
+intervals started so far.
 """
 
-# ruff: noqa: D101 - where the name says it all there is no docstring
+# ruff: noqa: D101 - a class with a self-explanatory name has no docstring
 
 from __future__ import annotations
 
@@ -29,30 +32,30 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """A frozen, slotted dataclass: what a row is given and what it returns."""
+    """Makes a class a frozen, slotted dataclass, for arguments and results of rows."""
     return dataclasses.dataclass(frozen=True, slots=True)(cls)
 
 
 class NoticeKind(enum.Enum):
-    """What a round is for; the value of the key `notice`."""
+    """Purpose of a round; the value of the key `notice`."""
 
-    FINAL = "final"  # save, then leave
-    TRAIN_ON = "train_on"  # save, and go on if the chief finds that time allows
-    PERIODIC = "periodic"  # nobody goes away: save, then go on
-    FINISHED = "finished"  # training is over everywhere: leave normally
+    FINAL = "final"  # save, then exit
+    TRAIN_ON = "train_on"  # save, and continue if the chief finds enough time
+    PERIODIC = "periodic"  # no preemption: save, then continue
+    FINISHED = "finished"  # training is over on every worker: exit normally
 
 
 class CommitKind(enum.Enum):
-    """How a round ended; the value of the key `commit`."""
+    """Result of a round; the value of the key `commit`."""
 
-    EXIT = "exit"  # durable: leave with the restart code
-    TRAIN_ON = "train_on"  # durable: go on into the next round
-    ALONE = "alone"  # the chief saved without its peers: they leave as lost
+    EXIT = "exit"  # durable: exit with the restart code
+    TRAIN_ON = "train_on"  # durable: continue with the next round
+    ALONE = "alone"  # the chief saved without its peers: the peers exit as lost
     NONE = "none"  # nothing was saved in this round
 
 
 class Key(enum.Enum):
-    """The insert-once keys of one round; COUNT, DONE and BYE exist once per worker."""
+    """The insert-once keys of a round; COUNT, DONE and BYE exist once per worker."""
 
     NOTICE = "notice"
     COUNT = "count"
@@ -64,7 +67,7 @@ class Key(enum.Enum):
 
 @value
 class Count:
-    """A worker's count; final once its training is over."""
+    """A worker's count; final once the worker's training is over."""
 
     count: int
     final: bool = False
@@ -72,12 +75,12 @@ class Count:
 
 @value
 class Tombstone:
-    """Stands where a worker's value will never come: it is dead, late, or has left."""
+    """Replaces a missing value: the worker is dead, late, or has exited."""
 
 
 @value
 class Decided:
-    """The boundary to save at; None: lost, because a worker that is needed is gone."""
+    """The boundary of the save; None: lost, because a required worker is missing."""
 
     boundary: int | None
 
@@ -87,27 +90,27 @@ class Watch(enum.Enum):
 
     LISTENING = "listening"  # for the round's notice
     COUNTING = "counting"  # flag raised, own counter not read yet
-    PUBLISHING = "publishing"  # own count on its way
+    PUBLISHING = "publishing"  # own count being inserted
     DECIDING = "deciding"  # waits for the decision
     FOLLOWING = "following"  # waits for the commit
     EXCLUDED = "excluded"  # found its own tombstone
-    OVER = "over"  # this round has no more to read
+    OVER = "over"  # no key of this round left to read
     GONE = "gone"  # the store is gone
 
 
 class Main(enum.Enum):
     """States of the main role."""
 
-    TRAINING = "training"  # in the user's hands
+    TRAINING = "training"  # in the user's code
     WAITING = "waiting"  # at a boundary, flag up, decision unknown
-    FINISHING = "finishing"  # training over, waits for the others or a notice
+    FINISHING = "finishing"  # training over, waits for other workers or a notice
     SAVING = "saving"
-    COLLECTING = "collecting"  # chief: its part is saved, others' done marks missing
+    COLLECTING = "collecting"  # chief: own part is saved, done marks are missing
     COMMITTING = "committing"  # chief: writes the marker
     AWAITING = "awaiting"  # saved, or lost: waits for the commit key
-    LEAVING = "leaving"  # says bye; the store's host hears everyone's
+    LEAVING = "leaving"  # inserts bye; the chief reads the byes
     ENDED = "ended"
-    DETACHED = "detached"  # raised, or gave up its handler; peers were told
+    DETACHED = "detached"  # raised, or closed the handler; peers were informed
 
 
 PHASES = {
@@ -134,7 +137,7 @@ AWAITED = {
 
 @value
 class Settings:
-    """What does not change for a worker: the host of the store is also the chief."""
+    """Constants of a worker. The chief also hosts the store."""
 
     worker: int
     world: int
@@ -148,7 +151,7 @@ class Settings:
 
 @value
 class State:
-    """Everything that one worker knows."""
+    """Complete state of the agreement on a worker."""
 
     round: int = 1
     watch: Watch = Watch.LISTENING
@@ -157,13 +160,13 @@ class State:
     own: Count | Tombstone | None = None
     decision: Decided | None = None
     commit: CommitKind | None = None
-    at: int = 0  # the boundary where main stands, or stood last
+    at: int = 0  # main's current or last boundary
     last: bool = False  # training is over at that boundary
     saved_at: int | None = None  # boundary of the newest commit of this process
     outcome: Outcome | None = None
     held: NoticeKind | None = None  # this machine's own notice
-    counts: tuple[Count | Tombstone, ...] = ()  # host: its own; once all are read, all
-    staged: tuple[int, ...] = ()  # chief: whose parts its save has, once all are read
+    counts: tuple[Count | Tombstone, ...] = ()  # chief: own count, later every count
+    staged: tuple[int, ...] = ()  # chief: workers with parts in the save, once known
 
 
 # --- events --------------------------------------------------------------------------
@@ -171,7 +174,7 @@ class State:
 
 @value
 class Event:
-    """What a worker is told."""
+    """An input of the table."""
 
 
 @value
@@ -188,7 +191,7 @@ class CounterRead(Event):
 
 @value
 class OwnCount(Event):
-    """The watch's insert of the own count is done; value is what the key holds."""
+    """The watch's insert of the own count is done; `value` is the value of the key."""
 
     round: int
     value: Count | Tombstone
@@ -213,7 +216,7 @@ class StoreGone(Event):
 
 @value
 class Boundary(Event):
-    """Main stands at a boundary with the flag up, or at its last one."""
+    """Main is at a boundary with the flag raised, or at the last boundary."""
 
     count: int
     last: bool = False
@@ -221,7 +224,7 @@ class Boundary(Event):
 
 @value
 class FinalCount(Event):
-    """Main's insert of the final count is done; value is what the key holds."""
+    """Main's insert of the final count is done; `value` is the value of the key."""
 
     round: int
     value: Count | Tombstone
@@ -234,41 +237,41 @@ class Saved(Event):
 
 @value
 class Committed(Event):
-    """The chief wrote the marker (or NONE: it could not)."""
+    """The chief wrote the marker; with NONE, the write failed."""
 
     kind: CommitKind
 
 
 @value
 class StepFailed(Event):
-    """A step failed because a peer is gone."""
+    """A step failed because a peer crashed."""
 
 
 @value
 class Detached(Event):
-    """Main raises, or gives up its handler while training goes on."""
+    """Main raises, or closes its handler while training continues."""
 
 
 @value
 class DeadlinePassed(Event):
-    """Main has waited as long as it may."""
+    """Main's wait has reached its deadline."""
 
 
 @value
 class ByeSaid(Event):
-    """The own bye is in the store."""
+    """The worker's own `bye` is in the store."""
 
 
 @value
 class NextRound(Event):
-    """Main goes on after leaving: the exit function returned, or a handler opens."""
+    """Main continues after an exit: the exit function returned, or a handler opens."""
 
-    served: bool = True  # the held notice is dealt with
+    served: bool = True  # whether the held notice was handled
 
 
 @value
 class CountsRead(Event):
-    """All others' counts, in the order of the workers."""
+    """The counts of the other workers, in worker order."""
 
     round: int
     counts: tuple[Count | Tombstone, ...]
@@ -276,7 +279,7 @@ class CountsRead(Event):
 
 @value
 class DonesRead(Event):
-    """All who were asked have answered; the workers whose part is staged."""
+    """Every gathered worker has answered; `staged` workers have a staged part."""
 
     round: int
     staged: tuple[int, ...]
@@ -284,7 +287,7 @@ class DonesRead(Event):
 
 @value
 class ByesRead(Event):
-    """All others have said bye, or are given up."""
+    """Every other worker has inserted `bye`, or was given up."""
 
     round: int
 
@@ -296,7 +299,7 @@ class LocalNotice(Event):
 
 @value
 class NoticeExists(Event):
-    """The own notice met an older one in that round."""
+    """The insert of the own notice found an older notice in that round."""
 
     round: int
     kind: NoticeKind
@@ -307,12 +310,12 @@ class NoticeExists(Event):
 
 @value
 class Action:
-    """What a worker is to do, in the order in which it must take effect."""
+    """An output of the table; actions must take effect in order."""
 
 
 @value
 class RaiseFlag(Action):
-    """Main must look before it starts another interval."""
+    """Makes main enter the slow path before the next interval."""
 
 
 @value
@@ -322,12 +325,12 @@ class LowerFlag(Action):
 
 @value
 class ReadCounter(Action):
-    """Answer with CounterRead; strictly after RaiseFlag took effect."""
+    """Reads the counter strictly after RaiseFlag; answered by CounterRead."""
 
 
 @value
 class Get(Action):
-    """Wait for a key of the watch role."""
+    """Waits for a key of the watch role."""
 
     key: Key
     round: int
@@ -335,7 +338,7 @@ class Get(Action):
 
 @value
 class Insert(Action):
-    """Insert a key; worker names whose it is, for keys that exist once per worker."""
+    """Inserts a key; `worker` is the owner, for keys that exist once per worker."""
 
     key: Key
     round: int
@@ -345,9 +348,9 @@ class Insert(Action):
 
 @value
 class Gather(Action):
-    """Read the key of every worker in `workers`, tombstones at the deadline.
+    """Reads the key of every worker in `workers`; inserts tombstones at the deadline.
 
-    Answered by one event once all are there: nothing follows from some of them.
+    Answered by one event with the complete result; a partial result has no effect.
     """
 
     key: Key
@@ -357,19 +360,19 @@ class Gather(Action):
 
 @value
 class Verdict(Action):
-    """What main is to do, which waits for it."""
+    """An instruction to main, which waits for a verdict."""
 
 
 @value
 class Proceed(Verdict):
-    """Train on; the decision lies ahead."""
+    """Continue training; the decided boundary is ahead."""
 
     until: int
 
 
 @value
 class Save(Verdict):
-    """Save now. repeat: this boundary is committed already, write nothing."""
+    """Save at this boundary; with `repeat` already committed, so write no files."""
 
     boundary: int
     alone: bool
@@ -378,23 +381,23 @@ class Save(Verdict):
 
 @value
 class WriteMarker(Verdict):
-    """For the chief: commit what these workers staged."""
+    """Commit the parts staged by these workers; on the chief."""
 
     workers: tuple[int, ...]
 
 
 @value
 class Resume(Verdict):
-    """Committed, train on."""
+    """Continue training after the round."""
 
 
 @value
 class Leave(Verdict):
-    """Leave with this outcome."""
+    """Exit with this outcome."""
 
     outcome: Outcome
 
 
 @value
 class Raise(Verdict):
-    """The failed step is an ordinary error."""
+    """Raise the error of the failed step as an ordinary error."""

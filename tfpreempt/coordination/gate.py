@@ -1,8 +1,9 @@
-"""What the training loop touches at a boundary: a counter and a flag, no lock.
+"""Counter and flag for the training loop at a boundary, without a lock.
 
-The loop counts the next interval and then looks at the flag; the watcher raises the
-flag and then reads the counter. Whichever comes first, one of the two sees the other,
-so that no interval is ever started that the watcher did not publish.
+The loop counts the next interval and then reads the flag; the watcher raises the flag
+and then reads the counter. In any order of the two, the loop sees the flag or the
+watcher sees the count. So the loop never starts an interval missing from the count that
+the watcher publishes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Gate:
-    """The counter is written by the main thread, the flag by the coordinator."""
+    """Counter and flag. Main writes the counter, the coordinator writes the flag."""
 
-    busy: bool = False  # inside a run(); only the main thread looks
+    busy: bool = False  # inside a run(); read by the main thread only
     started: int = 0  # intervals started by this process
-    failed: int = -1  # the newest one that was left half done
-    bare: int = -1  # the newest one whose step nobody sees the end of
-    flag: bool = False  # look before starting another
+    failed: int = -1  # newest interval that ended before completion
+    bare: int = -1  # newest interval with a step whose end tfpreempt cannot observe
+    flag: bool = False  # take the slow path before the next interval

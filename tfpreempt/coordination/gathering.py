@@ -1,8 +1,9 @@
-"""Collecting one key of many workers: blocking reads, ended by inserting.
+"""Collects a key of many workers: blocking reads, ended by an insert.
 
-A read of a key that never comes cannot be cancelled, so a wait is ended by inserting a
-tombstone under the key: for a worker that the service reports dead at once, for a late
-one at the limit. Whoever inserts first, worker or tombstone, is what everybody sees.
+A read of a key that never comes cannot be cancelled. So a wait is ended by inserting a
+tombstone under the key: at once for a worker reported dead by the service, at the
+deadline for a late worker. The first insert, by the worker or with a tombstone, is the
+value seen by every worker.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ Whole = Callable[[dict[int, Any]], None]
 
 @dataclasses.dataclass(eq=False)
 class Gathering:
-    """One key of each of some workers, which is read from now on; any thread.
+    """A key of several workers, read from construction on; any thread.
 
     Args:
         runtime: access to the store.
-        key: which key it is; says how values are read.
-        names: the key's name for each worker.
-        by: who gathers; named in the tombstones.
-        then: given each worker, its value or a tombstone, and what travels beside it.
-        whole: given the values of all workers, by worker, once all are there.
+        key: kind of the key; determines how values are decoded.
+        names: name of the key for each worker.
+        by: index of the gathering worker, recorded in the tombstones.
+        then: function called for each worker with the index, the value or a tombstone,
+            and the extra fields.
+        whole: function called with the values by worker, once every value is there.
     """
 
     runtime: Runtime
@@ -67,7 +69,7 @@ class Gathering:
         self.runtime.get_each(list(self.names.values()), got)
 
     def wait(self, timeout: float) -> frozenset[int]:
-        """Waits until all is there; returns who is missing after `timeout` seconds."""
+        """Waits up to `timeout` seconds; returns the workers still missing."""
         self._complete.wait(timeout)
         return self.missing
 
@@ -78,7 +80,7 @@ class Gathering:
             return frozenset(self._missing)
 
     def give_up(self, workers: frozenset[int], why: str) -> None:
-        """Gives up on these workers, as far as they have not answered; once on each."""
+        """Inserts tombstones for `workers` without an answer, once per worker."""
         with self._lock:
             late = sorted((self._missing & workers) - self._given_up)
             self._given_up.update(late)

@@ -1,7 +1,7 @@
-"""Key names and the text that keys hold.
+"""Names of keys, and the text stored under the keys.
 
-Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; values are JSON objects:
-what the agreement needs, and beside it what people and deadlines need.
+Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`. Values are JSON objects,
+with fields for the agreement, and extra fields for deadlines and for people.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tfpreempt.coordination.events import (
 from tfpreempt.errors import CoordinationError
 
 Extra = dict[str, Any]
-_SECONDS = ("age", "remaining", "save_seconds")  # that travel beside a value
+_SECONDS = ("age", "remaining", "save_seconds")  # extra fields that must be finite
 
 
 def name(incarnation: str, round: int, key: Key, worker: int | None = None) -> str:
-    """The name of a key of a round."""
+    """Returns the name of a key of a round."""
     tail = "" if worker is None else f"/{worker}"
     return f"tfpreempt/{incarnation}/{round}/{key.value}{tail}"
 
 
 def encode(value: Any, extra: Extra | None = None) -> str:
-    """A value of the agreement as text."""
+    """Returns a value of the agreement as text, with the extra fields."""
     match value:
         case NoticeKind() | CommitKind():
             fields: Extra = {"kind": value.value}
@@ -49,10 +49,10 @@ def encode(value: Any, extra: Extra | None = None) -> str:
 
 
 def decode(key: Key, text: str) -> tuple[Any, Extra]:
-    """The value and what travels beside it.
+    """Returns a value of the agreement, and the extra fields.
 
     Raises:
-        CoordinationError: the text is not what this version of tfpreempt writes.
+        CoordinationError: this version of tfpreempt does not write such a text.
     """
     try:
         fields: Extra = json.loads(text)

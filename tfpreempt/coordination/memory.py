@@ -1,4 +1,4 @@
-"""A store in this process: for one worker alone, and for simulation."""
+"""A key-value store in this process, for a single worker and for simulation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfpreempt.errors import KeyExistsError, StoreGoneError, WaitTimeoutError
 
 
 class MemoryStore:
-    """Insert-once keys in a dictionary; all methods may be called from any thread."""
+    """Insert-once keys in a dictionary; any thread may call any method."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -47,7 +47,7 @@ class MemoryStore:
             return frozenset()
 
     def close(self) -> None:
-        """The store is gone: every call, also one that waits, raises StoreGoneError."""
+        """Makes every call raise StoreGoneError, including calls already waiting."""
         with self._changed:
             self._gone = True
             self._changed.notify_all()

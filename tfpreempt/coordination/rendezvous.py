@@ -1,7 +1,8 @@
-"""Before training: all workers start from the same plan, or all raise the same error.
+"""Starts every worker from the same plan, or raises the same error on every worker.
 
-The chief proposes, the other workers compare the plan with what they see, and the chief
-announces the result. Three insert-once keys a start: `plan`, `hello/<i>`, `ready`.
+Before training the chief proposes a plan, the other workers compare the plan with their
+own view, and the chief announces the result. A start uses three insert-once keys:
+`plan`, `hello/<i>`, `ready`.
 """
 
 from __future__ import annotations
@@ -47,21 +48,23 @@ def agree(
     """Agrees on a plan; called by every worker, in the same order of prefixes.
 
     Args:
-        store: the store; used from a thread of its own, with a deadline.
+        store: key-value store, called in a separate thread with a timeout.
         prefix: namespace of this start.
         cluster: the workers; the chief proposes.
-        propose: on the chief, returns the plan, JSON-able, and the chief's own view.
-        check: on the other workers, returns the answer to the plan, None for no
-            objection, and the worker's own view. A `TfpreemptError` is an answer too.
+        propose: function for the chief; returns the plan, JSON-able, and the chief's
+            own view.
+        check: function for the other workers; returns the objection to the plan, or
+            None, and the worker's own view. A raised `TfpreemptError` counts as an
+            objection.
         timeout: seconds to wait for the slowest worker.
-        proposing: more seconds that the other workers wait for the chief's plan.
+        proposing: additional seconds that the other workers wait for the chief's plan.
 
     Returns:
         The plan; this worker's own view, None if `check` raised an error; and the
-        answers by worker (empty: no worker objects).
+        objections by worker (empty: no worker objects).
 
     Raises:
-        CoordinationError: a key holds what this version does not write.
+        CoordinationError: a key holds a value that this version does not write.
         WaitTimeoutError: a worker did not come in time, or is dead.
         StoreGoneError: the store cannot be reached.
     """
@@ -99,16 +102,16 @@ def agree(
 
 
 def describe(error: TfpreemptError) -> str:
-    """An error as text that names its class first, so that peers can raise the same."""
+    """Returns an error as text, class name first, so that peers can raise the class."""
     return f"{type(error).__name__}: {error}"
 
 
 def _hear_all(
     store: KeyValueStore, prefix: str, world: int, timeout: float
 ) -> dict[str, str]:
-    """Returns the answers of the other workers, by worker; on the chief.
+    """Returns the objections of the other workers, by worker; on the chief.
 
-    Meanwhile the chief asks the store for dead workers.
+    The wait is interrupted if the store reports a dead worker.
 
     Raises:
         WaitTimeoutError: a worker is dead, or too late.
@@ -179,10 +182,10 @@ def _read(key: str, text: str, *fields: str) -> Plan:
 
 
 def bounded(call: Callable[[], T], timeout: float, what: str) -> T:
-    """Runs a call that may block for ever in a daemon thread, with a deadline.
+    """Runs a call that may block forever in a daemon thread, with a timeout.
 
     Raises:
-        WaitTimeoutError: it took longer than `timeout` seconds.
+        WaitTimeoutError: the call took longer than `timeout` seconds.
     """
     try:
         return call_within(timeout, call)

@@ -1,8 +1,8 @@
-"""How the coordinator's reads, writes and alarms happen.
+"""Executes the coordinator's reads, writes and alarms.
 
-The coordinator itself never blocks. It asks the runtime, and is called back. That has
-daemon threads that are never joined: a read of a key that never comes must not hinder
-the end of the process, and cannot be cancelled.
+The coordinator itself never blocks. The runtime has daemon threads, calls the
+coordinator back, and never joins the threads: a read of a key that never comes cannot
+be cancelled, and must not block the exit of the process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ OnValue = Callable[[str], None]
 
 @dataclasses.dataclass(eq=False)
 class Runtime:
-    """Asynchronous access to a store, and alarms. Callbacks come on any thread.
+    """Asynchronous access to a store, and alarms. Callbacks run on any thread.
 
     Args:
-        store: the store.
-        clock: for alarms.
-        on_gone: called (at least once) when the store cannot be reached.
-        deaths_every: seconds between two questions for dead workers.
+        store: key-value store of the workers.
+        clock: time source for alarms.
+        on_gone: function called (at least once) when the store cannot be reached.
+        deaths_every: seconds between two queries for dead workers.
     """
 
     store: KeyValueStore
@@ -61,8 +61,9 @@ class Runtime:
     def stop(self) -> None:
         """Ends the threads, as soon as their reads end. For tests: see `new_process`.
 
-        A process that trains has one runtime, which ends with the process. A test run
-        makes thousands in one process, and the kernel limits the number of threads.
+        A training process has one runtime, which ends with the process. A test run
+        makes thousands of runtimes in one process, and the kernel limits the number of
+        threads.
         """
         self._is_stopped = True
         self._reads.put(None)
@@ -71,11 +72,11 @@ class Runtime:
             self._alarm_set.notify_all()
 
     def get(self, key: str, then: OnValue) -> None:
-        """Calls `then` with the key's value once it is there. One at a time."""
+        """Calls `then` with the key's value once inserted. Reads are sequential."""
         self._reads.put(lambda: then(self.store.get(key)))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        """Calls `then` with the index and value of each key, as they come."""
+        """Calls `then` with the index and value of each key, in order of arrival."""
 
         def read(i: int) -> None:
             then(i, self.store.get(keys[i]))
@@ -87,8 +88,11 @@ class Runtime:
             OwnedThread("tfpreempt-gather", share).start()
 
     def insert(self, key: str, value: str, then: OnValue) -> None:
-        """Inserts a key; `then` is given what the key holds now: this value or an
-        older one. Inserts take effect in the order of the calls."""
+        """Inserts a key, and calls `then` with the value of the key.
+
+        The value is the new value, or an older value inserted before. Inserts take
+        effect in the order of the calls.
+        """
 
         def write() -> None:
             try:
@@ -101,7 +105,7 @@ class Runtime:
         self._writes.put(write)
 
     def delete(self, key: str) -> None:
-        """Deletes a key and everything under it, after what was inserted before."""
+        """Deletes a key and every key below, after earlier inserts."""
         self._writes.put(functools.partial(self.store.delete, key))
 
     def at(self, when: float, call: Callable[[], None]) -> None:
@@ -113,7 +117,7 @@ class Runtime:
     def watch_deaths(
         self, until: threading.Event, then: Callable[[frozenset[int]], None]
     ) -> None:
-        """Calls `then` with the dead workers whenever there are any, until told."""
+        """Calls `then` with the dead workers, if any, until `until` is set."""
 
         def ask() -> None:
             dead = self.store.dead_workers()
@@ -127,16 +131,16 @@ class Runtime:
         )
 
     def watch_store(self, key: str, until: threading.Event, patience: float) -> None:
-        """Takes a store for gone that does not answer, until told.
+        """Treats a store without a response as lost, until `until` is set.
 
-        A read that blocks learns nothing of a host that has fallen silent, nor of a
-        network that is cut. So a key is inserted again and again: that it is there
-        already is an answer, and whoever waits for it holds no lock of Python's.
+        A blocking read detects neither a frozen host nor a broken network. So a key is
+        inserted again and again: an error that the key exists is a response too. A
+        thread that waits for the response does not hold the GIL.
 
         Args:
-            key: of this worker.
-            until: ends it.
-            patience: seconds between two questions, in which it is to answer.
+            key: key of this worker.
+            until: event that ends the checks.
+            patience: seconds between two inserts, and the timeout of a response.
         """
         answered = threading.Event()
 
@@ -155,7 +159,7 @@ class Runtime:
         self.at(self.clock.monotonic() + patience, look)
 
     def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Runs jobs; a gone store is told to the coordinator, a bug to the log."""
+        """Runs jobs; reports a lost store to the coordinator, and logs a bug."""
         for job in jobs:
             try:
                 job()
@@ -187,16 +191,18 @@ class Runtime:
 
 
 def walks(keys: int) -> int:
-    """How many threads read so many keys.
+    """Returns the number of threads to read `keys` keys.
 
-    As many as each has keys to read: the last key is known a few dozen travel times
-    after the last worker has inserted, also where there are thousands.
+    The number is at least `FEWEST_WALKS`, but no more than `keys`. For many keys the
+    number is the square root of `keys`: every thread then reads about as many keys as
+    there are threads. So the last key is known a few dozen round trips after the last
+    insert, even with thousands of keys.
     """
     return min(keys, max(FEWEST_WALKS, math.isqrt(keys)))
 
 
 def answer(ask: Callable[[OnValue], None], wait: float) -> str | None:
-    """Waits for the value that a call of the runtime gives; None after `wait` s."""
+    """Waits for the result of a runtime call; returns None after `wait` seconds."""
     given: queue.SimpleQueue[str] = queue.SimpleQueue()
     ask(given.put)
     try:

@@ -1,7 +1,7 @@
-"""The key-value store that workers agree through.
+"""The interface of the key-value store used for the agreement.
 
-A key is inserted once and then never changes, which makes it a consensus object:
-whoever inserts first decides, everyone reads the same value.
+A key is inserted once and then never changes, so a key is a consensus object: the first
+insert decides, and every worker reads the same value.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Protocol
 class KeyValueStore(Protocol):
     """An insert-once store shared by the workers of one incarnation.
 
-    All methods may be called from any thread. `get` without a time-out blocks until the
-    key appears, so it belongs in a daemon thread of its own.
+    Any thread may call any method. `get` without a timeout blocks until the key
+    appears, and so belongs in a daemon thread of its own.
     """
 
     def insert(self, key: str, value: str) -> None:
         """Inserts a key.
 
         Raises:
-            KeyExistsError: the key was inserted before (by anyone).
+            KeyExistsError: any worker has inserted the key before.
             StoreGoneError: the store cannot be reached.
         """
         ...
 
     def get(self, key: str, timeout: float | None = None) -> str:
-        """Returns the key's value, waiting until it is inserted.
+        """Returns the key's value; waits until the key is inserted.
 
         Args:
-            key: the key.
-            timeout: seconds to wait at most; None waits for ever. A time-out leaks a
-                few KiB in TensorFlow's service, so it is for start-up and last resort,
-                never for polling.
+            key: name of the key.
+            timeout: maximum seconds to wait; None waits forever. A wait that times out
+                leaks a few KiB in TensorFlow's service, so a timeout is for startup and
+                as a last resort, never for polling.
 
         Raises:
             WaitTimeoutError: the key did not appear in time.
@@ -41,7 +41,7 @@ class KeyValueStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Deletes a key and everything under `key/`; absent keys are no error.
+        """Deletes a key and every key below `key/`; absent keys are no error.
 
         Raises:
             StoreGoneError: the store cannot be reached.
@@ -49,7 +49,7 @@ class KeyValueStore(Protocol):
         ...
 
     def dead_workers(self) -> frozenset[int]:
-        """Indices of workers that the service reports dead; empty if it can't tell.
+        """Returns indices of workers that the service reports dead; empty if unknown.
 
         Raises:
             StoreGoneError: the store cannot be reached.

@@ -1,7 +1,7 @@
-"""What this process does, and how long its steps take.
+"""Activity of this process: its heartbeat, its step time, and its snapshot schedule.
 
-The supervisor restarts a worker whose heartbeat stops, so the heartbeat says how long
-the current step or phase may take. The chief asks all workers for a snapshot when
+The supervisor restarts a worker whose heartbeat stops, so the heartbeat includes how
+long the current step or phase may take. The chief asks all workers for a snapshot when
 snapshots have cost training less than a small share of its time.
 """
 
@@ -40,23 +40,23 @@ SHORTEST = 1.0
 WARM_UP = 5.0
 """Seconds after the first snapshot at which there is a second one, at the latest."""
 
-_COSTS = 3  # snapshots of which the middle one counts: one may meet a busy machine
-_WINDOWS = 5  # times without a snapshot, over which the length of a step is known
-_FEWEST_STEPS = 2  # that tell how long a step takes
-_SLACK = 2  # intervals that are counted before their step is
-_LOOKS = 0.1  # seconds between two looks for what comes by itself
+_COSTS = 3  # snapshots whose median cost counts: the machine may be busy once
+_WINDOWS = 5  # spans without a snapshot, whose median is the step time
+_FEWEST_STEPS = 2  # steps needed to measure the step time
+_SLACK = 2  # tolerance: intervals counted before their steps
+_LOOKS = 0.1  # seconds between two checks
 _LOOKS_WHILE_WRITTEN = 0.02
-_LATER = 30  # times as long until the next try, after each that a worker refused
-_LOOKS_FOR_A_STEP = 0.005  # at first; then a tenth of what was waited already
+_LATER = 30  # factor on the wait for the next attempt, per refused attempt
+_LOOKS_FOR_A_STEP = 0.005  # seconds at first; then a tenth of the time waited
 
 
 @dataclasses.dataclass(eq=False)
 class IntervalPolicy:
-    """Chooses when the next snapshot is due. Seconds are of any one clock.
+    """Chooses the time of the next snapshot. All seconds are of the same clock.
 
     Args:
-        share: what snapshots may cost of the time.
-        shortest: the shortest interval.
+        share: largest fraction of training time that snapshots may cost.
+        shortest: shortest interval between snapshots, in seconds.
     """
 
     share: float = SHARE
@@ -72,30 +72,30 @@ class IntervalPolicy:
 
     @property
     def step_seconds(self) -> float | None:
-        """How long a step takes while no snapshot is written; None while unknown."""
+        """Duration of a step while no snapshot is written; None while unknown."""
         return statistics.median(self._windows) if self._windows else None
 
     def undisturbed(self, seconds: float, steps: float) -> None:
-        """Training went on for a time in which no snapshot was written.
+        """Records a span of training during which no snapshot was written.
 
         Args:
-            seconds: how long.
-            steps: that were made in it; none says nothing.
+            seconds: duration of the span.
+            steps: number of steps in the span; a span without steps is ignored.
         """
         if seconds > 0 and steps > 0:
             self._windows.append(seconds / steps)
 
     def after(self, *, stood: float, beside: float, steps: float) -> float:
-        """The interval that one snapshot asks for.
+        """Computes the interval that follows from the cost of a snapshot.
 
         Args:
-            stood: seconds for which training stood still.
-            beside: seconds from then on, to the first end of a step after it was
-                written.
-            steps: that were made in that time.
+            stood: seconds for which training was stopped.
+            beside: seconds from then until the end of the first step after the snapshot
+                was written.
+            steps: number of steps made in `beside`.
 
         Returns:
-            Seconds from the beginning of that snapshot to the beginning of the next.
+            Seconds from the start of this snapshot to the start of the next.
         """
         step = self.step_seconds
         lost = beside if step is None else max(0.0, beside - steps * step)
@@ -111,13 +111,13 @@ class IntervalPolicy:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSample:
-    """Where training was at a time.
+    """Progress of training at a point in time.
 
     Attributes:
         at: monotonic seconds.
-        steps: that were made.
-        intervals: that were, or had begun.
-        saved_at: see `Run`; it differs where there was a commit.
+        steps: number of completed steps.
+        intervals: number of intervals that were completed or had begun.
+        saved_at: `Run.saved_at`; a different value shows a commit in between.
     """
 
     at: float
@@ -126,22 +126,22 @@ class ProgressSample:
     saved_at: int | None
 
     def has_only_steps(self, steps: int, intervals: int) -> bool:
-        """Whether it has been nothing but steps until there were so many."""
+        """Returns whether only steps were made from this sample to the given counts."""
         others = (intervals - self.intervals) - (steps - self.steps)
         return abs(others) <= _SLACK
 
 
 @dataclasses.dataclass(eq=False)
 class SnapshotScheduler:
-    """Schedules the snapshots of one run while the run is open. Thread of the alarms.
+    """Schedules the snapshots of a run while the run is open. Alarm thread.
 
     Args:
         run: the run, held weakly.
         runs: the open runs.
         coordinator: asks all workers for a snapshot.
-        runtime: calls `look` at a time.
+        runtime: calls `look` at a given time.
         clock: time source.
-        is_busy: whether a commit is being written.
+        is_busy: returns whether a commit is being written.
     """
 
     run: weakref.ref[Run]
@@ -152,12 +152,12 @@ class SnapshotScheduler:
     is_busy: Callable[[], bool]
     interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
     _due: float = 0.0
-    _quiet: ProgressSample | None = None  # from where on no snapshot was written
-    _written: tuple[float, int] | None = None  # when that was seen, and the step then
-    _last: int = -1  # steps that were made at the last one, or when it was asked for
+    _quiet: ProgressSample | None = None  # start of the span without a snapshot
+    _written: tuple[float, int] | None = None  # time and step at the end of the write
+    _last: int = -1  # steps made at the last snapshot or request
 
     def look(self) -> None:
-        """Looks now, and again when there may be something to do."""
+        """Checks whether a snapshot is due, and schedules the next check."""
         run = self.run()
         if run is None or run not in self.runs:
             return
@@ -180,13 +180,13 @@ class SnapshotScheduler:
         )
 
     def _ask_if_due(self, run: Run, snapshots: Snapshots) -> float:
-        """Asks for a snapshot, if one is due; returns seconds to the next look."""
+        """Asks for a snapshot, if due; returns seconds to the next check."""
         now, steps = self.clock.monotonic(), run.steps_made
         if self._quiet is None:
-            if steps >= 1:  # the first one also traces
+            if steps >= 1:  # the first step also traces
                 self._quiet, self._due = self._sample(run), now + SHORTEST
             return _LOOKS
-        if self.is_busy():  # what goes on beside a commit is not quiet
+        if self.is_busy():  # a commit slows training, so the span starts again
             self._quiet = self._sample(run)
         if now < self._due:
             return self._due - now
@@ -205,7 +205,10 @@ class SnapshotScheduler:
         return is_alone and has_moved and is_quiet
 
     def _watch(self, run: Run, snapshots: Snapshots, taken: Taken) -> float:
-        """Waits for the end of the first step after it was written."""
+        """Measures the cost of a snapshot, up to the first step end after the write.
+
+        Returns seconds to the next check.
+        """
         now, steps = self.clock.monotonic(), run.steps_made
         if snapshots.is_busy:
             return _LOOKS_WHILE_WRITTEN
@@ -256,28 +259,28 @@ _STANDS = (*STANDING, Main.LEAVING)
 
 @dataclasses.dataclass(eq=False)
 class Activity:
-    """Whether the main thread trains, saves or waits; any thread may ask.
+    """State of the main thread: training, saving or waiting; any thread may read.
 
     Args:
         coordinator: the coordinator of this worker.
         runs: the open runs.
 
     Attributes:
-        traces: the newest interval that is one of a run's first intervals, which trace
-            and compile; the main thread writes the number.
+        traces: the newest interval in which a run traces and compiles, as its first
+            intervals do. The main thread writes the number.
     """
 
     coordinator: Coordinator
     runs: Runs
     traces: int = 0
-    _pauses: int = 0  # contexts in which hang detection is paused
+    _pauses: int = 0  # open contexts that pause hang detection
 
     def heartbeat(self) -> Sign:
-        """The number of boundaries so far, and whether a timeout holds for the next.
+        """Returns the number of boundaries so far, and the stage that sets the timeout.
 
-        In a fit only steps are watched: between steps an evaluation, or the callbacks
-        of others, may run. The first steps trace and compile. A program that counts no
-        steps, but enters watch scopes, may trace in each of its steps.
+        In a fit only steps are watched: between steps an evaluation, or callbacks of
+        the program, may run. The first steps trace and compile. A program that enters
+        watch scopes without counting steps may trace in every step.
         """
         gate, armed = self.coordinator.gate, [r for r in self.runs if r.is_armed]
         main = self.coordinator.state.main
@@ -298,7 +301,7 @@ class Activity:
         )
 
     def now(self) -> Doing:
-        """The activity of the main thread, for the status file."""
+        """Returns the activity of the main thread, for the status file."""
         main = self.coordinator.state.main
         if self.coordinator.is_saving or main not in (*_TRAINS, *_STANDS):
             return Doing.SAVING
@@ -306,7 +309,7 @@ class Activity:
 
     @contextlib.contextmanager
     def hang_detection_paused(self) -> Iterator[None]:
-        """The body may take any time, and the process is not taken for hung."""
+        """Pauses hang detection in the body, which may take any time."""
         self._pauses += 1
         try:
             yield
@@ -328,10 +331,10 @@ class Activity:
 
 @dataclasses.dataclass(eq=False)
 class StepTimer:
-    """The mean duration of a step, without the evaluations between steps.
+    """Measures the mean duration of a step, without the evaluations between steps.
 
-    Main thread; any thread may ask. Boundaries are counted as in the gate: by the
-    intervals that were started.
+    Main thread; any thread may read. Boundaries are counted as in the gate: by the
+    number of started intervals.
 
     Args:
         clock: time source.
@@ -339,23 +342,25 @@ class StepTimer:
 
     clock: Clock
     _since: float | None = None
-    _apart: float = 0.0  # seconds since then, and intervals, that are no step's
+    _apart: float = 0.0  # seconds since then, and intervals, outside of steps
     _no_steps: int = 0
-    _checked: tuple[int, float] | None = None  # the newest check, and when
+    _checked: tuple[int, float] | None = None  # newest boundary without a step
 
     def begin(self, started: int) -> None:
-        """Measures from now on: the first step, which traces its function, is over.
+        """Starts to measure: the first step, in which its function is traced, is over.
 
         Args:
-            started: intervals so far.
+            started: number of intervals so far.
         """
         self._since, self._no_steps, self._apart = self.clock.monotonic(), started, 0.0
 
     def check(self, started: int) -> None:
-        """A boundary that no step follows; between two of these nothing is a step's.
+        """Records a boundary without a step.
+
+        The time between two such boundaries belongs to no step.
 
         Args:
-            started: intervals so far, that one included.
+            started: number of intervals so far, including this boundary's.
         """
         now, before = self.clock.monotonic(), self._checked
         self._checked = started, now
@@ -364,10 +369,10 @@ class StepTimer:
             self._apart += now - before[1]
 
     def step_seconds(self, started: int) -> float:
-        """Mean seconds of a step so far; 0 while there was none.
+        """Returns the mean seconds of a step so far; 0 before the first step.
 
         Args:
-            started: intervals so far.
+            started: number of intervals so far.
         """
         if self._since is None:
             return 0.0

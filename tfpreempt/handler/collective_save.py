@@ -1,9 +1,13 @@
-"""Saves of all workers: of a round, and at a place that every worker comes to.
+"""Saves of all workers: in a round, or at a common point of the program.
 
-Each is stage, all done, marker. In a round it is the agreement that says when; without
-one the workers tell the chief by keys of their own that their parts are written. A
-periodic save may be asynchronous: once each worker has captured its part, training goes
-on, and the rest of it, with its keys, is a thread's. There is one such save at most.
+A common point is a place in the program reached by every worker.
+
+A save has three steps: the workers stage their parts, every worker is done, the chief
+writes the marker. In a round, the agreement controls the steps. Outside of a round the
+workers insert keys of their own to tell the chief that their parts are written. A
+periodic save may be asynchronous: once every worker has captured its part, training
+continues, and a thread does the rest of the save, including the keys. At most one
+asynchronous save runs at a time.
 """
 
 from __future__ import annotations
@@ -41,11 +45,11 @@ log = logging.getLogger(__name__)
 ASKS_AGAIN = 0.05
 """Seconds until a save that is due is tried again while another one is written."""
 
-_TICK_SECONDS = 0.05  # between two looks for a notice, while a save is waited for
-_LONGEST_FOR_SNAPSHOT = 1.0  # seconds that training stands still for the one before
+_TICK_SECONDS = 0.05  # between two checks for a notice during a wait for a save
+_LONGEST_FOR_SNAPSHOT = 1.0  # longest wait for the previous snapshot, in seconds
 
-_ALL = "all"  # what the chief says of a snapshot that every worker has captured
-_OVER = "over"  # what it says where none are to be taken any more
+_ALL = "all"  # chief's outcome: every worker has captured the snapshot
+_OVER = "over"  # chief's outcome: no more snapshots are taken
 
 Stage = Callable[[str], Save]
 """Writes a run's part of the save of a name."""
@@ -59,18 +63,18 @@ PLAIN: Stages = types.MappingProxyType({})
 
 @dataclasses.dataclass(eq=False)
 class CollectiveSaves:
-    """Saves without agreement: `save()`, every so many steps, and the last one.
+    """Runs saves without agreement: `save()`, saves by step count, the final save.
 
     Main thread.
 
     Args:
-        cluster: who the workers are.
+        cluster: the workers of the run.
         prefix: namespace of the keys.
-        runtime: access to the store.
-        coordinator: this worker's; knows of a notice, and when it ends.
-        runs: the open ones.
-        on_broken: is given the error of a collective read that this worker could not
-            take part in; tells the peers.
+        runtime: access to the key-value store.
+        coordinator: coordinator of this worker; gives the notice and its deadline.
+        runs: the open runs.
+        on_broken: receives the error of a collective read in which this worker could
+            not participate; reports the error to the peers.
     """
 
     cluster: Cluster
@@ -79,20 +83,23 @@ class CollectiveSaves:
     coordinator: Coordinator
     runs: Runs
     on_broken: Callable[[Exception], None]
-    _saves: int = 0  # that were begun, but for final ones; equal on all workers
-    _fit: int = 1  # how often training came to its end here, plus one
+    _saves: int = 0  # saves begun, without final saves
+    _fit: int = 1  # ends of training in this process, plus 1
     _final: set[int] = dataclasses.field(
         default_factory=set
-    )  # that are through (chief)
+    )  # workers that have finished training (chief)
     _listens: bool = False
     _gathering: Gathering | None = None
-    _lock: Any = dataclasses.field(default_factory=threading.Lock)  # of the next one
-    # By token: name and step of the newest save.
+    _lock: Any = dataclasses.field(default_factory=threading.Lock)  # guards _newest
+    # Name and step of the newest save, by the token of the run.
     _newest: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     _under_way: AsyncSave | None = None
 
     def finishing(self) -> None:
-        """This worker is through: the chief's saves do not wait for it any more."""
+        """Notifies the chief that this worker's training has ended.
+
+        Saves of the chief no longer wait for this worker.
+        """
         self.end_async()
         if not self.cluster.is_chief:
             name = f"{self.prefix}/final-{self._fit}/{self.cluster.worker}"
@@ -104,20 +111,21 @@ class CollectiveSaves:
     # --- the saves that a program, a period or the end asks for ----------------------
 
     def save(self, run: Run, because: str, stages: Stages = PLAIN) -> Commit | None:
-        """Saves on all workers; every worker calls this at the same place.
+        """Saves on every worker; every worker calls the method at the same point.
 
         Args:
-            run: saves.
-            because: written into the manifest: "save", "periodic", "error" or
-                "finished".
-            stages: how runs are staged that the program gives arguments.
+            run: the run to save.
+            because: reason for the save, written into the manifest: "save", "periodic",
+                "error" or "finished".
+            stages: functions that stage the part of a run, for runs whose save takes
+                arguments from the program.
 
         Returns:
-            The commit, on the chief; None elsewhere, where the commit may still be
-            incomplete.
+            The commit, on the chief. None on the other workers, for which the commit
+            may still be incomplete.
 
         Raises:
-            SaveError: (chief) a worker's part did not come in time.
+            SaveError: (chief) a worker's part did not arrive in time.
             CheckpointError: this worker's part could not be written.
         """
         name = self._next_name(run, because)
@@ -132,12 +140,12 @@ class CollectiveSaves:
     ) -> None:
         """Saves without a notice. A failure is logged and recorded, and not raised.
 
-        A periodic save is asynchronous if it can be, and begins when the save before it
-        is over.
+        A periodic save is asynchronous if possible, and begins after the end of the
+        previous save.
 
         Args:
-            run: saves.
-            stages: see `save`.
+            run: the run to save.
+            stages: functions that stage the part of a run, as in `save`.
             because: "periodic", or "error" where `fit` is about to raise an error. The
                 two have different names, so the "error" save of some workers is never
                 mixed with the next "periodic" save of the others.
@@ -152,23 +160,23 @@ class CollectiveSaves:
                     self.begin(run, name, self._final)
             else:
                 self.save(run, because, stages)
-        except Exception as error:  # of a State, or no thread, say
+        except Exception as error:  # e.g. of a State, or of a thread's start
             self.runs.fault(f"{because} save", error)
             if breaks_off(error, self.cluster.world):
                 raise
 
     def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
-        """Asks all workers for a commit again and again, while a run is open.
+        """Asks all workers for a commit periodically, while a run is open.
 
         On the chief. The alarm holds the run weakly.
 
         Args:
-            seconds: between two questions.
-            mine: the run.
+            seconds: period between two requests.
+            mine: weak reference to the run.
         """
 
         def is_asked() -> bool:
-            is_snapshot = self.coordinator.is_snapshot  # whose round is over soon
+            is_snapshot = self.coordinator.is_snapshot  # a round that is over soon
             if not self.is_busy and self.coordinator.periodic():
                 return True
             return not (self.is_busy or is_snapshot)
@@ -185,17 +193,17 @@ class CollectiveSaves:
         self.runtime.at(self.coordinator.clock.monotonic() + seconds, ask)
 
     def _next_name(self, run: Run, because: str) -> str:
-        """The name of a save: equal on all workers, and never used again."""
-        number = self.coordinator.state.round  # equal at the end of uneven workers too
+        """Returns the name of a save: equal on every worker, never used again."""
+        number = self.coordinator.state.round  # equal even after uneven steps
         if because != "finished":
             self._saves += 1
             number = self._saves
-        # Two runs may end in one round: a mark for one is none for the other.
+        # Two runs may end in the same round; the token tells their keys apart.
         return f"{because}-{number}-{run.start.token}"
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """The main thread saves, outside of a round; SIGINT is deferred."""
+        """Marks the main thread as saving outside of a round; SIGINT is deferred."""
         with held_back(lambda: True):
             self.coordinator.is_saving = True
             try:
@@ -206,10 +214,10 @@ class CollectiveSaves:
 
     @contextlib.contextmanager
     def breaking_off(self) -> Iterator[None]:
-        """Tells the peers if this worker cannot take part in a collective read.
+        """Notifies the peers if this worker cannot participate in a collective read.
 
-        The peers are in that read, so they are notified even if the program catches
-        the error.
+        The peers are in the read, so the worker notifies them even if the program
+        catches the error.
         """
         try:
             yield
@@ -219,15 +227,14 @@ class CollectiveSaves:
             raise
 
     def begin(self, run: Run, name: str, may_miss: set[int]) -> None:
-        """Begins an asynchronous periodic save, on all workers.
+        """Begins an asynchronous periodic save, on every worker.
 
-        An asynchronous save that is under way is waited for.
+        Waits first for an asynchronous save in progress.
 
         Args:
-            run: saves.
-            name: of the save; equal on all workers, and never used again.
-            may_miss: workers that are through with training, and need have no part in
-                the save; grows.
+            run: the run to save. name: name of the save; equal on every worker, and
+            never used again. may_miss: workers that have finished training and need not
+            participate in the save; the set grows.
 
         Raises:
             CheckpointError: this worker's part could not be captured.
@@ -247,7 +254,7 @@ class CollectiveSaves:
             if captured is not None and self.cluster.is_chief:
                 captured.discard()
             with contextlib.suppress(type(error)):
-                go_on(functools.partial(_raise, error))  # the peers are told
+                go_on(functools.partial(_raise, error))  # notifies the peers
             if isinstance(error, MemoryError) or captured is not None:
                 raise SaveError(
                     f"no asynchronous save could begin ({error or 'no memory'}): it "
@@ -260,28 +267,29 @@ class CollectiveSaves:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an asynchronous save is under way; any thread."""
+        """Whether an asynchronous save is in progress; any thread."""
         return not self.wait(0.0)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the asynchronous save that is under way; any thread.
+        """Waits for the asynchronous save in progress; any thread.
 
         Args:
-            seconds: at most; None: until it is over.
+            seconds: longest wait; None: until the save is over.
 
         Returns:
-            Whether none is under way.
+            Whether no save is in progress.
         """
         under_way = self._under_way
         return under_way is None or under_way.wait(seconds)
 
     def end_async(self) -> None:
-        """Before another save: the asynchronous one ends. Main thread.
+        """Waits for the asynchronous save before another save begins. Main thread.
 
-        Under a notice it is given up where a new one has time only without it. Where a
-        new one has no time in any case, or nobody knows what it takes, or it would be
-        of the same step, all the time is for the old one: it is further, and a commit
-        of an older step is better than none.
+        Under a notice, the asynchronous save is given up if a new save has time only
+        without it. The asynchronous save gets all the remaining time if a new save has
+        no time in any case, or its duration is unknown, or it would be of the same
+        step. The asynchronous save has progressed further, and a commit of an older
+        step is better than no commit.
         """
         while not self.wait(_TICK_SECONDS):
             if self.coordinator.state.notice in PREEMPTION:
@@ -289,7 +297,7 @@ class CollectiveSaves:
                 return
 
     def _time_for_async(self) -> float:
-        """Seconds that a notice leaves for the save that is under way."""
+        """Returns the seconds left by a notice for the asynchronous save."""
         deadlines, under_way = self.coordinator.deadlines, self._under_way
         left, took = deadlines.left, deadlines.save_seconds
         is_newest = under_way is not None and any(
@@ -301,12 +309,12 @@ class CollectiveSaves:
         return left - SAFETY * took
 
     def end_async_within(self, seconds: float) -> None:
-        """The asynchronous save ends in time, or is never committed. Main thread.
+        """Waits for the asynchronous save, and after a timeout gives up the save.
 
-        That it is given up is the chief's to say.
+        Main thread. Only the chief can give up the save, which is then never committed.
 
         Args:
-            seconds: that it has still.
+            seconds: time left for the save.
         """
         under_way = self._under_way
         if under_way is None or under_way.wait(seconds) or not self.cluster.is_chief:
@@ -322,7 +330,7 @@ class CollectiveSaves:
             self._newest[run.start.token] = name, run.step
 
     def _forget(self, name: str) -> None:
-        """Nothing was committed by the save of this name; any thread."""
+        """Removes the record of a save without a commit; any thread."""
         with self._lock:
             for token, (newest, _) in list(self._newest.items()):
                 if newest == name:
@@ -336,13 +344,13 @@ class CollectiveSaves:
         may_miss: set[int],
         write: Callable[[], Save],
     ) -> Commit | None:
-        """Writes this worker's part; the chief goes on to the commit. Any thread.
+        """Writes this worker's part; on the chief, continues to the commit. Any thread.
 
         Args:
-            run: saves.
-            name: see `begin`.
-            because: see `save`.
-            may_miss: see `begin`.
+            run: the run to save.
+            name: name of the save, as in `begin`.
+            because: reason for the save, as in `save`.
+            may_miss: workers that have finished training, as in `begin`.
             write: writes this worker's part.
         """
         timeout = self.coordinator.deadlines.save_timeout
@@ -354,7 +362,7 @@ class CollectiveSaves:
             finally:
                 key = f"{self.prefix}/{name}/{self.cluster.worker}"
                 tell = functools.partial(self.runtime.insert, key, keys.encode(done))
-                answer(tell, min(timeout, 5.0))  # the process may end right after this
+                answer(tell, min(timeout, 5.0))  # the process may end next
             return None
         commit = None
         try:
@@ -370,26 +378,27 @@ class CollectiveSaves:
                 raise
             present = sorted(set(range(self.cluster.world)) - absent.keys())
             commit = run.commit(staged, because, present)
-        finally:  # a notice at the same step asks what came of it
+        finally:  # a notice at the same step reads the outcome
             if commit is None:
                 self._forget(name)
             self._say(f"{name}/commit", commit is not None)
         return commit
 
     def _say(self, what: str, is_so: bool) -> None:
-        """The chief's word, which all workers hear."""
+        """Publishes an outcome of the chief to the workers."""
         if self.cluster.is_chief and self.cluster.world > 1:
             key = f"{self.prefix}/{what}"
             self.runtime.insert(key, keys.encode(is_so), lambda held: None)
 
     def stands(self, run: Run, timeout: float) -> bool:
-        """Whether the newest save of this handler is a commit of the step it is at.
+        """Returns whether the newest save of a run is a commit of the current step.
 
-        Equal on all workers: the chief has the word, the others wait for it.
+        The result is equal on every worker: the chief publishes the outcome, and the
+        other workers wait for the outcome.
 
         Args:
-            run: the handler.
-            timeout: seconds to wait for the chief, which may not be through with it.
+            run: the run.
+            timeout: seconds to wait for the chief, whose save may still be in progress.
         """
         name, step = self._newest.get(run.start.token, ("", None))
         if step != run.step or self.cluster.is_chief:
@@ -403,12 +412,12 @@ class CollectiveSaves:
     def _absent(
         self, name: str, timeout: float, may_miss: set[int]
     ) -> tuple[dict[int, str], set[int]]:
-        """Waits for the others' parts.
+        """Waits for the parts of the workers other than the chief.
 
         Returns:
-            Workers without a part, with the reasons; and the workers among them whose
-            part failed. A worker whose part failed may be through with training by now,
-            and its part is missing all the same.
+            Workers without a part, with the reasons; and the subset of workers whose
+            part failed. A worker with a failed part may have finished training by now,
+            and the part is still missing.
         """
         others = range(1, self.cluster.world)
         absent: dict[int, str] = {}
@@ -438,11 +447,11 @@ class CollectiveSaves:
         return {**absent, **dict.fromkeys(late, why)}, failed
 
     def _listen(self, others: Sequence[int]) -> None:
-        """On the chief: hears, from now on, who is through."""
+        """Starts to listen, on the chief, for the end of training on other workers."""
         if self._listens:
             return
         self._listens = True
-        final = self._final  # of this fit; the next one has a set of its own
+        final = self._final  # of this fit; the next fit has a new set
 
         def then(index: int, text: str) -> None:
             final.add(others[index])
@@ -455,13 +464,13 @@ class CollectiveSaves:
 
 @dataclasses.dataclass(eq=False)
 class RoundSave:
-    """One round's save; main thread.
+    """The save of a round; main thread.
 
     Args:
-        runs: the open ones.
-        coordinator: this worker's.
-        collective: knows which runs' newest save is a commit of this step already.
-        clock: measures.
+        runs: the open runs.
+        coordinator: coordinator of this worker.
+        collective: tells whether a run already has a commit of this step.
+        clock: time source that measures durations.
         arrived_at: monotonic seconds at which training stopped for the round.
     """
 
@@ -471,14 +480,14 @@ class RoundSave:
     clock: Clock
     arrived_at: float
     _began: float = 0.0
-    _is_async: bool = False  # nothing is staged in the round itself
+    _is_async: bool = False  # the round itself stages nothing
     _due: Sequence[Run] = ()
     _staged: Sequence[tuple[Run, Save]] = ()
     _snapshots: Snapshots | None = None
-    _steps: int = 0  # that were made when a snapshot was captured
+    _steps: int = 0  # steps made when the snapshot was captured
 
     def stage(self, stages: Stages) -> bool:
-        """Writes this worker's part; whether it could."""
+        """Writes this worker's part of the save; returns True on success."""
         name = f"round-{self.coordinator.state.round}"
         deadlines = self.coordinator.deadlines
         deadlines.share_seconds = 0.0
@@ -501,10 +510,10 @@ class RoundSave:
             due = [each for each in self.runs if not stands(each, limit)]
         self._due = due
         for run in due:
-            run.is_unconfirmed = False  # all workers learn the outcome of a round
+            run.is_unconfirmed = False  # a round publishes its outcome
         try:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
-        except Exception as error:  # told to all workers; all leave
+        except Exception as error:  # reported to the workers, which exit
             self._failed(error)
             if is_periodic and breaks_off(error, self.coordinator.settings.world):
                 raise
@@ -513,30 +522,31 @@ class RoundSave:
         return True
 
     def _stands(self, run: Run) -> bool:
-        """Whether its newest save did not come to nothing meanwhile."""
+        """Returns whether the newest save of a run may count: no failure is known."""
         limit = self.coordinator.deadlines.left
         return not run.is_unconfirmed or self.collective.stands(run, limit)
 
     def _begin(self, run: Run, name: str) -> bool:
-        """All have agreed on this step; the save itself is asynchronous."""
+        """Begins an asynchronous save of the agreed step."""
         self._is_async = True
         try:
-            self.collective.begin(run, name, set())  # all workers have agreed
-        except Exception as error:  # told to all workers; all train on
+            self.collective.begin(run, name, set())  # every worker participates
+        except Exception as error:  # reported to the workers, which train on
             self.runs.fault("periodic save", error)
             if breaks_off(error, self.coordinator.settings.world):
                 raise
         return True
 
     def _take_snapshot(self, name: str) -> bool:
-        """All have agreed on this step; each takes a snapshot of its own.
+        """Captures this worker's snapshot of the agreed step.
 
-        Several handlers that train side by side have no step in common between two
-        rounds, so there is none of them. A notice waits for no snapshot, and neither
-        does training for a commit that is under way.
+        Several handlers that train side by side share no step between two rounds, so no
+        snapshot is taken of them. A notice waits for no snapshot, and training does not
+        wait for a commit in progress.
 
         Returns:
-            Whether this worker has one, and the one before whole; or none is due.
+            Whether this worker has captured its snapshot and the previous snapshot is
+            intact, or no snapshot is due.
         """
         self._is_async = True
         c = self.coordinator
@@ -562,7 +572,7 @@ class RoundSave:
                 is_captured = run.take_snapshot(name)
             else:
                 snapshots.take_part()
-        except Exception as error:  # all train on
+        except Exception as error:  # all workers train on
             self.runs.fault("snapshot", error)
             if breaks_off(error, c.settings.world):
                 raise
@@ -571,7 +581,10 @@ class RoundSave:
         return is_captured
 
     def _refuse(self, snapshots: Snapshots) -> None:
-        """On the chief: a worker cannot take this one. After some tries none does."""
+        """Counts a round in which some worker could not take a snapshot; on the chief.
+
+        After `TRIES` such rounds no worker takes snapshots any more.
+        """
         if snapshots.is_after_commit:
             snapshots.is_after_commit = False
             return
@@ -581,12 +594,12 @@ class RoundSave:
             extra[Key.COMMIT] = {**extra.get(Key.COMMIT, {}), "snapshots": _OVER}
 
     def committed_nothing(self) -> None:
-        """The round is over without a commit: the end of training is to be saved."""
+        """Marks the saved runs as unsaved after a round without a commit."""
         for run in self._due:
             run.saved_at = None
 
     def go_on(self) -> None:
-        """The round is over, and steps follow: what was captured is written."""
+        """Ends a round before further steps: writes the captured snapshot."""
         snapshots, self._snapshots = self._snapshots, None
         if snapshots is None:
             return
@@ -606,10 +619,13 @@ class RoundSave:
             snapshots.end()
 
     def _mark_snapshots(self, workers: tuple[int, ...]) -> None:
-        """All workers have said whether they have theirs, or are gone; on the chief."""
+        """Decides on the snapshots of the round; on the chief.
+
+        Every worker has reported whether it captured a snapshot, or is lost.
+        """
         c, snapshots = self.coordinator, self._snapshots
         extra: keys.Extra = {}
-        if c.deadlines.save_seconds is not None:  # of the save before this one
+        if c.deadlines.save_seconds is not None:  # of the previous save
             extra["save_seconds"] = c.deadlines.save_seconds
         c.extra[Key.COMMIT] = extra
         if snapshots is None:
@@ -618,23 +634,23 @@ class RoundSave:
             self._refuse(snapshots)
             return
         extra["snapshots"] = _ALL
-        c.forget_rounds(snapshots.rounds[:-1])  # which every worker has left
+        c.forget_rounds(snapshots.rounds[:-1])  # rounds that every worker has left
         del snapshots.rounds[:-1]
 
     def mark(self, workers: tuple[int, ...], steps_follow: bool) -> CommitKind:
-        """Makes what was staged durable; on the chief.
+        """Commits the staged save; on the chief.
 
         Args:
-            workers: whose parts are there.
-            steps_follow: whether training can go on after it.
+            workers: workers whose parts are staged.
+            steps_follow: whether training can continue after the save.
 
         Returns:
-            What all do then.
+            The action of every worker after the save.
         """
         c, staged = self.coordinator, self._staged
         if self._is_async:
             self._mark_snapshots(workers)
-            return CommitKind.NONE  # of this round; nobody leaves
+            return CommitKind.NONE  # in this round; no worker exits
         because = "preemption"
         if c.state.notice is NoticeKind.PERIODIC:
             because = "periodic"
@@ -642,7 +658,7 @@ class RoundSave:
                 return self._drop(workers)
         try:
             commits = [m.commit(part, because, workers) for m, part in staged]
-        except Exception as error:  # noqa: BLE001 - told to all workers; all leave
+        except Exception as error:  # noqa: BLE001 - reported to the workers, which exit
             self._failed(error)
             return CommitKind.NONE
         done = [commit for commit in commits if commit is not None]
@@ -666,8 +682,11 @@ class RoundSave:
         return kind
 
     def _drop(self, workers: tuple[int, ...]) -> CommitKind:
-        """Nobody has to leave, so the last commit, which is whole, is worth more than a
-        newer one without somebody's generators and data position."""
+        """Drops a periodic save in which parts are missing.
+
+        No worker has to exit. So the last commit, which is intact, is worth more than a
+        newer commit in which the generators and data position of a worker are missing.
+        """
         for _, part in self._staged:
             part.discard()
         missing = sorted(set(range(self.coordinator.settings.world)) - set(workers))
@@ -688,9 +707,10 @@ class RoundSave:
 
 
 def breaks_off(error: Exception, world: int) -> bool:
-    """Whether training cannot go on after a save that nobody had to make.
+    """Returns whether training cannot continue after an optional save failed.
 
-    The others are in a collective of the save, and would meet this worker's next step.
+    The other workers are in a collective of the save. The next step of this worker
+    would join the collective.
     """
     return world > 1 and isinstance(error, CollectiveReadError)
 

@@ -1,7 +1,7 @@
 """The one session of this process, and notices while no handler listens.
 
-A process belongs to one cluster, so it has at most one session. `protect()` serves the
-notices before the first handler listens, and after the last one.
+A process belongs to a single cluster, and has at most one session. `protect()` handles
+the notices before the first handler listens, and after the last handler is closed.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ from tfpreempt.platforms.detected import resolve_config
 log = logging.getLogger(__name__)
 
 _current: Session | None = None
-_pending: list[Notice] = []  # that came while no run listened
+_pending: list[Notice] = []  # arrived while no run listened
 
 
 def _after_fork_in_child() -> None:
-    """The parent's handlers refuse to work here; a handler made here has a session."""
+    """Detaches a forked child from its parent's session.
+
+    The parent's handlers refuse to work in the child; a handler created in the child
+    has a session of its own.
+    """
     global _current, _pending
     if _current is None:
         return
     for run in _current.runs:
-        run.stop_at = -1  # so that run() looks
+        run.stop_at = -1  # so run() takes the slow path, and raises
     _current, _pending = None, []
 
 
@@ -53,16 +57,16 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
-    """The session of this process, made at the first call.
+    """Returns the session of this process, creating the session at the first call.
 
     Args:
-        cluster_resolver: names the cluster; None for one process.
-        save_timeout: seconds that waiting may take where no deadline is known; the
-            newest handler's number holds.
+        cluster_resolver: resolver that names the cluster; None for a single process.
+        save_timeout: seconds that a wait may take if no deadline is known; the number
+            of the newest handler applies.
 
     Raises:
-        ConfigurationError: the resolver or the time-out cannot be one.
-        UsageError: this process belongs to another cluster already.
+        ConfigurationError: the resolver or the timeout is not valid.
+        UsageError: this process already belongs to another cluster.
     """
     global _current
     cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
@@ -91,8 +95,8 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
 
 
 def _warn_of_others() -> None:
-    """Where TF_CONFIG names workers that the program does not know of."""
-    with contextlib.suppress(ConfigurationError):  # then it is not for us
+    """Warns if TF_CONFIG names workers that the program does not use."""
+    with contextlib.suppress(ConfigurationError):  # not tfpreempt's TF_CONFIG
         named = cluster_from_environment(os.environ)
         if named.world > 1:
             log.warning(
@@ -108,10 +112,10 @@ def _warn_of_others() -> None:
 
 @contextlib.contextmanager
 def new_process() -> Iterator[None]:
-    """For tests: inside, no handler was made in this process yet.
+    """Simulates a new process for tests: in the body, no handler was created before.
 
-    Handlers that are still open at the end take part no more, without a last commit.
-    What was before goes on where it was.
+    Handlers that are still open at the end are closed without a last commit. The
+    earlier session is then current again.
     """
     global _current, _pending
     before, _current, _pending = (_current, _pending), None, []
@@ -126,42 +130,45 @@ def new_process() -> Iterator[None]:
             made.come_back()
             made.runtime.stop()
             if isinstance(made.runtime.store, MemoryStore):
-                made.runtime.store.close()  # ends the reads of the threads
+                made.runtime.store.close()  # ends blocking reads of the threads
 
 
 def keep(notice: Notice) -> bool:
-    """Keeps a notice that came while no run listened, for the next run. Any thread.
+    """Keeps a notice that arrived while no run listened, for the next run. Any thread.
 
     Returns:
-        Whether the notice waits for the next run; False: a run that listens by now has
-        the notice.
+        True if the notice waits for the next run; False if a run has started to listen
+        and has the notice.
     """
     _pending.append(notice)
     if _current is not None:
         _current.deliver_pending_notices()
-    return notice in tuple(_pending)  # another thread may take a notice
+    return notice in tuple(_pending)  # another thread may have taken the notice
 
 
 def take_back(notice: Notice) -> bool:
-    """Whether a notice that was kept was still unserved; it is the caller's now."""
+    """Takes a kept notice for the caller; returns False if a run has the notice."""
     return take_notice(_pending, notice)
 
 
 def take_kept() -> bool:
-    """Whether notices were kept and are unserved; they are the caller's now."""
+    """Takes the kept notices for the caller; returns whether there were any."""
     taken = [notice for notice in tuple(_pending) if take_back(notice)]
     return bool(taken)
 
 
 def hears_notices() -> bool:
-    """Whether a run of this process listens, or the process exits. Any thread."""
+    """Returns whether a run of this process listens, or the process exits.
+
+    Any thread.
+    """
     if _current is None:
         return False
     return _current.exit.left or any(run.watcher.is_started for run in _current.runs)
 
 
 def current() -> Session | None:
-    """The session of this process; None before its first handler."""
+    """Returns the session of the process; None before the first handler."""
     return _current
 
 
@@ -169,19 +176,19 @@ SLOWEST = 10.0
 """Seconds by which one source may tell of a notice before another does; they poll."""
 
 _protection: Protection | None = None
-_is_starting = False  # whether a handler or a fit is being made; the main thread writes
-_newest: Protection | None = None  # of those that were made here, closed or not
+_is_starting = False  # a handler or fit is being created; main thread writes
+_newest: Protection | None = None  # newest in this process, closed or not
 
 
 class Protection:
-    """Listens for notices that no handler hears; `protect` makes it.
+    """Handles notices while no handler listens. Created by `protect`.
 
-    A context manager, which closes it. Main thread.
+    A context manager; leaving the `with` block closes the object. Main thread.
 
     Args:
-        config: how to leave.
-        watched: what to listen to.
-        find_more: see `Watcher`.
+        config: configuration of the exit.
+        watched: notice sources to watch.
+        find_more: finds further sources later; see `Watcher`.
     """
 
     def __init__(
@@ -194,26 +201,27 @@ class Protection:
         self._config = config
         self._process = os.getpid()
         self._alarms: list[threading.Timer] = []
-        self._left: Notice | None = None  # to the runs that listened
+        self._left: Notice | None = None  # passed to a run that listened
         self._names = frozenset(each.source.name for each in watched)
         self._watcher = Watcher(watched, 0, self._hear, find_more=find_more)
         _newest = self
         self._watcher.start()
 
     def rearm(self) -> None:
-        """Listens again after TensorFlow has taken SIGTERM.
+        """Listens again after TensorFlow has installed its own SIGTERM handler.
 
-        It does where a MultiWorkerMirroredStrategy is made, and keeps what comes then
-        for the handler; the handler's constructor calls this.
+        TensorFlow does so when a MultiWorkerMirroredStrategy is created, and keeps a
+        SIGTERM that arrives then for the handler. The handler's constructor calls this
+        method.
         """
         self._watcher.rearm()
 
     def _unheard(self, sources: tuple[WatchedSource, ...]) -> tuple[WatchedSource, ...]:
-        """Those that it does not listen to, by their names."""
+        """Returns the sources not watched by this object, compared by name."""
         return tuple(each for each in sources if each.source.name not in self._names)
 
     def close(self) -> None:
-        """Listens no more, and puts signals back. Idempotent."""
+        """Stops listening, and restores the signal handlers. Idempotent."""
         global _protection
         self._watcher.close()
         for alarm in self._alarms:
@@ -228,7 +236,7 @@ class Protection:
         self.close()
 
     def _hear(self, notice: Notice) -> None:
-        """Serves a notice, unless a run of this process listens. Any thread."""
+        """Handles a notice, unless a run of this process listens. Any thread."""
         if os.getpid() != self._process:
             return
         if hears_notices():
@@ -252,7 +260,7 @@ class Protection:
             self._alarms.append(alarm)
 
     def _take_unheard(self, heard_at: float) -> Notice | None:
-        """Returns a notice that was left to a run whose own source never told of it.
+        """Returns a notice passed to a run whose own source never reported the notice.
 
         Args:
             heard_at: monotonic seconds of the newest notice of the runs.
@@ -261,7 +269,7 @@ class Protection:
         return left if left and left.received_at > heard_at + SLOWEST else None
 
     def _expire(self, notice: Notice) -> None:
-        """The time is over: leaves, if nobody has served the notice."""
+        """Exits at the end of the grace period if the notice is still unhandled."""
         if take_back(notice):
             self._leave(
                 "tfpreempt: the machine goes, nothing is being trained, and the "
@@ -269,14 +277,15 @@ class Protection:
             )
 
     def leave_by(self, error: Exception, *, is_printed: bool = False) -> None:
-        """An error ends what was to serve a notice: the process is started again.
+        """Exits with the restart code if an error follows a pending notice.
 
-        The machine goes in any case. If the error is the program's own, the next run
-        comes to it without a notice, and fails.
+        The machine is terminated in any case, so the error counts as a consequence of
+        the notice. If the error is a fault of the program, the next run raises the
+        error again without a notice, and fails.
 
         Args:
-            error: no handler will serve the notice for.
-            is_printed: whether its traceback is to be seen already.
+            error: the error because of which no handler will handle the notice.
+            is_printed: whether the traceback of the error was already printed.
         """
         if os.getpid() != self._process or not take_kept():
             return
@@ -289,46 +298,50 @@ class Protection:
         self._leave(f"tfpreempt: the machine goes, and {name} was raised")
 
     def _leave(self, why: str) -> None:
-        """Ends the process from this thread: main may be in C++ for long."""
+        """Ends the process from this thread: the main thread may be in C++ for long."""
         keep_streams()
         log.warning("%s; leaving to be started again, the last commit stands", why)
         exit_hard(lambda: self._config.leave(True, _cluster()))
 
 
 def protect(termination_config: Any = None) -> Protection:
-    """Makes a notice outside of training a preemption too, not a failure.
+    """Makes a notice outside of training a preemption too, and not a failure.
 
-    For the first line of a program: importing, building and tracing take their time,
-    and so do an evaluation or an export after the loop. A handler or a fit that takes
-    part hears its notices itself. Without one,
+    Call the function in the first line of a program: imports, model building and
+    tracing take time, and so do an evaluation or an export after the loop. While a
+    handler or a fit is open, its own sources receive the notices. Otherwise:
 
-    - before the first, a process alone leaves at once, for nothing was trained yet. A
-      worker of a cluster keeps the notice for the handler that is being made, so that
-      all workers leave together; if none comes it leaves before the machine goes, or
-      where an error ends the program, whose traceback is printed;
-    - after the last, whose final state is committed, the program may go on until just
-      before the machine goes. Where the config knows no grace it leaves at once.
+    - Before the first handler: a single process exits at once, because no step was
+      trained. A worker of a cluster keeps the notice for the handler about to be
+      created, so that all workers exit together. If no handler is created, the worker
+      exits before the machine is terminated, or when an error ends the program (the
+      traceback is printed).
+    - After the last handler, whose final state is committed: the program may run until
+      just before the machine is terminated. If the config has no grace period, the
+      process exits at once.
 
-    It leaves from a thread and like a process that a signal ends, without `finally`
-    blocks and exit hooks, but with the code that makes the platform start it again. A
-    second call takes the place of the first. Needs no TensorFlow.
+    The exit happens in a thread, as if a signal ended the process: without `finally`
+    blocks and exit hooks, but with the exit code that makes the platform restart the
+    process. A second call replaces the first. Needs no TensorFlow.
 
     Main thread.
 
     Args:
-        termination_config: what to listen to and how to leave, as for a handler; None
-            detects the platform.
+        termination_config: notices to watch and configuration of the exit, as for a
+            handler; None detects the platform.
 
     Returns:
-        What listens: `close()` ends it, as does leaving it as a context manager.
+        The object that listens. Call `close()`, or use the object as a context manager,
+        to stop listening.
 
     Raises:
-        ConfigurationError: the config, or TF_CONFIG, cannot work.
-        NotMainThreadError: signals can only be watched from the main thread.
+        ConfigurationError: the config, or TF_CONFIG, is not valid.
+        NotMainThreadError: the caller is not the main thread, where Python requires
+            signals to be watched.
     """
     global _protection
     config = resolve_config(termination_config)
-    cluster_from_environment(os.environ)  # refused now, not when a notice comes
+    cluster_from_environment(os.environ)  # raises now, not when a notice arrives
     made = Protection(config, config.watched_sources(), config.finder())
     before, _protection = _protection, made
     if before is not None:
@@ -338,12 +351,12 @@ def protect(termination_config: Any = None) -> Protection:
 
 @contextlib.contextmanager
 def protected_start(config: TerminationConfig) -> Iterator[None]:
-    """While a handler or a fit is made: signals are heard before it can serve them.
+    """Watches signals while a handler or a fit is created.
 
-    If it cannot be made, a notice that was kept for it is a reason to leave at once.
+    If the creation fails, a notice kept for the handler makes the process exit at once.
 
     Args:
-        config: of the one that is made.
+        config: configuration of the handler or fit.
     """
     global _is_starting
     signals = config.watched_signals()
@@ -363,11 +376,12 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
 
 
 def take_over() -> None:
-    """A handler or a fit was closed: what it heard too late to serve stands yet.
+    """Takes over the notices that a closed handler or fit could not handle.
 
-    So does what it was to hear, and did not any more. A known deadline holds until the
-    process has ended, without `protect()` too: the next handler serves the notice, or
-    the process exits just before the deadline.
+    These are notices that arrived too late for the handler, or that its sources would
+    have reported later. A known deadline applies until the process has ended, also
+    without `protect()`: the next handler handles the notice, or the process exits just
+    before the deadline.
     """
     here = _current
     if here is None:
@@ -385,23 +399,26 @@ def take_over() -> None:
 
 
 def _at_exit() -> None:
-    """The interpreter ends. Python has printed the error by which it does, if any."""
+    """Handles pending notices at the end of the interpreter.
+
+    By then Python has printed the error that ends the program, if any.
+    """
     error, here = getattr(sys, "last_value", None), _protection or _newest
     if here is not None and isinstance(error, Exception):
         here.leave_by(error, is_printed=True)
     elif here is not None and error is None and not (_current and _current.exit.left):
-        take_over()  # of handlers that the session has closed; threads may go on
+        take_over()  # from handlers closed by the session; threads may run on
 
 
-# With the import: the session's own hook is registered later, so it is called earlier.
+# Registered at import: the session's hook is registered later and runs earlier.
 on_interpreter_end(_at_exit)
 
 
 def _seconds_to_wait(notice: Notice) -> float | None:
-    """How long a notice may stay unserved.
+    """Returns how long a notice may stay unhandled.
 
     Returns:
-        Seconds; 0: leave at once; None: until the next handler is there.
+        Seconds; 0 to exit at once; None to wait for the next handler.
     """
     here = _current
     has_trained = here is not None and here.gate.started > 0
@@ -415,6 +432,6 @@ def _seconds_to_wait(notice: Notice) -> float | None:
 
 
 def _cluster() -> Cluster:
-    """The handlers' cluster, if there ever was one; else TF_CONFIG's."""
+    """Returns the cluster of the handlers, or of TF_CONFIG before any handler."""
     here = _current
     return cluster_from_environment(os.environ) if here is None else here.cluster

@@ -1,12 +1,12 @@
-"""Causes of an error in a step: workers that are gone, or data that could not be read.
+"""Causes of an error in a step: lost workers, or data that could not be read.
 
-TensorFlow's message for a failed collective names the workers that are gone.
+TensorFlow's message for a failed collective names the lost workers.
 
-A signal to a process group ends the processes that read the data together with the
-notice. The bytecode of a step is read, once, after such an error, to find out whether
-the step had done anything before. Rejected: the source, which does not tell which of
-several calls in one line failed, nor is it there for a lambda; a commit after half a
-step would be a wrong one.
+A signal to a process group terminates the processes that read the data together with
+the notice. After such an error, the bytecode of the step is inspected once, to find out
+whether the step had any effect before the error. Rejected: inspection of the source
+code. The source does not tell which of several calls in one line failed, and is missing
+for a lambda. A commit after half a step would be wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfpreempt.core.cluster import Cluster
 
 _SILENT = re.compile(
     r"stopped sending heartbeats\):(?:\s*/job:\w+/replica:\d+/task:\d+)+"
-    r"|Task /job:\w+/replica:\d+/task:\d+ heartbeat timeout"  # to itself, if it thaws
+    r"|Task /job:\w+/replica:\d+/task:\d+ heartbeat timeout"  # of itself, after SIGSTOP
 )
 _TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
 _BROKEN_OFF = re.compile(
@@ -29,20 +29,20 @@ _BROKEN_OFF = re.compile(
     r":UNKNOWN:[^\n]*grpc_message:\"[^\"\n]*"
     r"(?:Connection reset by peer|Socket closed|Broken pipe|failed to connect)"
 )
-_SERVICE = "tensorflow.CoordinationService/"  # a call of the host that failed
-_ANSWERED = "tensorflow.CoordinationServiceError"  # the host itself said that
+_SERVICE = "tensorflow.CoordinationService/"  # a failed call to the host
+_ANSWERED = "tensorflow.CoordinationServiceError"  # reported by the host itself
 
 
 def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
-    """Says who was lost, for people.
+    """Returns a line for people that names the lost worker.
 
     Args:
-        error: what a collective, or the store, has raised.
-        cluster: who the workers are.
-        where: the phase in which it did, such as "step 12".
+        error: error raised by a collective or by the key-value store.
+        cluster: the workers of the run.
+        where: phase in which the error was raised, such as "step 12".
 
     Returns:
-        One line; "" where the error does not say who.
+        A line of text; "" if the error names no lost worker.
     """
     text = str(error)
     if lost := _workers(" ".join(_SILENT.findall(text)), cluster):
@@ -55,7 +55,10 @@ def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
 
 
 def _workers(tasks: str, cluster: Cluster) -> str:
-    """Those that tasks are of, for people; one client's remote workers are none."""
+    """Names the workers of TensorFlow task names, for people.
+
+    Remote workers of a single client are omitted.
+    """
     jobs = [job for job, _ in cluster.jobs]
     found = sorted(
         {
@@ -83,22 +86,22 @@ _EFFECTS = (
 
 
 def is_of_data(error: BaseException) -> bool:
-    """Whether the reading of data failed, in Python or in an op."""
+    """Returns whether an error was raised by reading data, in Python or in an op."""
     if "IteratorGetNext" in str(error):
         return True
     return any(_is_reading(code, module) for code, _, module in _frames(error))
 
 
 def is_before_all(error: BaseException) -> bool:
-    """Whether the function that raised had done nothing but read data.
+    """Returns whether the function that raised had only read data before the error.
 
-    From it down to the library that reads, nothing was called before, in no loop, and
-    nothing was assigned to: the program's own reader may keep its place in what is
-    saved. A tf.function is not looked into: what needs no data in it, such as a
-    counter, runs beside the reading.
+    From the function down to the library that reads, no call came before, no loop was
+    entered, and no value was assigned: a reader in the program may keep its position in
+    saved state. A tf.function is not inspected: ops that need no data, such as a
+    counter, run in parallel with the reading.
 
     Args:
-        error: caught by who called the function.
+        error: the error, caught by the caller of the function.
     """
     frames = list(_frames(error))[1:]
     libraries = (i for i, frame in enumerate(frames) if frame[2].startswith(_LIBRARIES))
@@ -111,7 +114,7 @@ def is_before_all(error: BaseException) -> bool:
 
 def _has_acted(code: CodeType, at: int) -> bool:
     ops = list(dis.get_instructions(code))
-    here = max(op.offset for op in ops if op.offset <= at)  # `at` may be in its cache
+    here = max(op.offset for op in ops if op.offset <= at)  # `at` may be a cache
     return any(
         "JUMP_BACKWARD" in op.opname
         or (op.offset < here and op.opname.startswith(_EFFECTS))
@@ -120,13 +123,13 @@ def _has_acted(code: CodeType, at: int) -> bool:
 
 
 def _is_reading(code: CodeType, module: str) -> bool:
-    """Whether a function gives data: of an iterator, a generator, a pool or a queue."""
+    """Returns whether a function supplies data: iterator, generator, pool or queue."""
     is_generator = bool(code.co_flags & inspect.CO_GENERATOR)
     return is_generator or code.co_name == "__next__" or module.startswith(_READERS)
 
 
 def _frames(error: BaseException) -> Iterator[tuple[CodeType, int, str]]:
-    """From the outermost: the code, where in it, and the module's name."""
+    """Yields code, bytecode offset and module name of the frames, outermost first."""
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame

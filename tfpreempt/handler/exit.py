@@ -1,13 +1,13 @@
 """The exit of the process: by a commit, a loss, an error, a deadline, or the end.
 
-The process ends with its code even if a thread or a child does not. Ctrl-C waits for
-the save that is under way.
+The process ends with its exit code even if a thread or a child does not end. Ctrl-C
+waits for the save in progress.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - its own exit hook must come after ours
+import concurrent.futures.thread  # noqa: F401 - its exit hook must run after ours
 import contextlib
 import dataclasses
 import functools
@@ -42,20 +42,20 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def held_back(is_saving: Callable[[], bool]) -> Iterator[None]:
-    """SIGINT within this block is honoured after it; a second one at once.
+    """Defers SIGINT until the end of the block; a second SIGINT takes effect at once.
 
-    In the program's own way: its handler is called, Python's raises KeyboardInterrupt.
-    Where the block ends by SystemExit, that is the way out, and another one that would
-    raise KeyboardInterrupt there is ignored. A SIGINT that is watched as a notice, or
-    that nobody handles, is left alone. So is that of other threads: it comes to the
-    main thread.
+    A deferred SIGINT calls the program's own handler; Python's handler raises
+    KeyboardInterrupt. If the block ends by SystemExit, the process is exiting, and
+    further SIGINTs that would raise KeyboardInterrupt are ignored. A SIGINT that is
+    watched as a notice, or without a Python handler, is not deferred. In other threads
+    the block has no effect: Python delivers SIGINT to the main thread.
 
     Args:
-        is_saving: whether there is something to finish; called in the signal handler
+        is_saving: returns whether there is work to finish; called in the signal handler
             and on a thread.
 
     Raises:
-        KeyboardInterrupt: at the second one.
+        KeyboardInterrupt: raised at the second SIGINT.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if is_main else None
@@ -85,7 +85,7 @@ def held_back(is_saving: Callable[[], bool]) -> Iterator[None]:
             )
 
     signal.signal(signal.SIGINT, handle)
-    REGISTRY.subscribe(signal.SIGINT, tell)  # seen at once, even within TensorFlow
+    REGISTRY.subscribe(signal.SIGINT, tell)  # called even during a TensorFlow call
     try:
         yield
     finally:
@@ -109,25 +109,26 @@ by then, or end it."""
 
 
 def on_interpreter_end(call: Callable[[], None]) -> None:
-    """Calls at the end of the program, while threads can still be started.
+    """Registers a call for the end of the program, while threads can still be started.
 
     Python refuses new threads once its own exit hooks for threads have run, which is
-    before `atexit`; a last save needs some. concurrent.futures registers in the same
-    way; the hooks run in reverse order, so it is imported first.
+    before `atexit`, and a last save needs threads. The hooks run in reverse order.
+    concurrent.futures registers its hook in the same way when it is imported, so this
+    module imports it first.
     """
     register: Any = getattr(threading, "_register_atexit", atexit.register)
     register(call)
 
 
 def keep_streams() -> None:
-    """Whoever prints or logs from now on can, also where the streams were closed.
+    """Makes stdout and stderr usable for the rest of the process, even if closed.
 
-    Test runners and daemons close them. A log record then raises, in the middle of the
-    way out; and files that are opened get the closed descriptors' numbers, which C++
-    goes on writing its messages to.
+    Test runners and daemons close the streams. A log record would then raise an error
+    in the middle of an exit. And a newly opened file would get the number of a closed
+    descriptor, to which C++ still writes its messages.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # it has taken the number of one that was closed
+        pass  # took the number of a closed descriptor
     os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(getattr(sys, name, None), "closed", True):
@@ -135,26 +136,31 @@ def keep_streams() -> None:
 
 
 def flush_streams() -> None:
-    """The interpreter ends: what was printed goes out, if it can.
+    """Flushes stdout and stderr at the end of the interpreter, if possible.
 
-    Python would wait for a pipe that nobody reads, and exit with 120 on a full disk.
+    Python itself would wait for a pipe without a reader, and exit with 120 on a full
+    disk.
     """
     keep_streams()
     for name in ("stdout", "stderr"):
         try:
             call_within(FLUSH_LIMIT, getattr(sys, name).flush)
-        except Exception:  # noqa: BLE001 - of whatever stands there as a stream
+        except Exception:  # noqa: BLE001 - the program may have set any object
             _silence(name)
 
 
 def _silence(name: str) -> None:
-    setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end
+    setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the end
 
 
 def exit_hard(leave: Callable[[], Any]) -> None:
-    """Runs what may raise SystemExit where that would not end the process.
+    """Calls a function, and ends the process if the function raises.
 
-    Nor would an error, of an exit function, say: the program ends by it here too.
+    For places where SystemExit would not end the process. An error, such as an error of
+    an exit function, would not end the process there either; the exit code is then 1.
+
+    Args:
+        leave: function that may raise SystemExit.
     """
     try:
         leave()
@@ -169,11 +175,11 @@ def exit_hard(leave: Callable[[], Any]) -> None:
 
 
 def end_now(exit: SystemExit) -> None:
-    """Ends the process with this exit's code; any thread."""
+    """Ends the process with the code of an exit; any thread."""
     with contextlib.suppress(OutOfTimeError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
-    with contextlib.suppress(Exception):  # the next start waits then, and no more
+    with contextlib.suppress(Exception):  # or the next start waits for expiry
         call_within(RELEASE_LIMIT, lease.release_all)
     os._exit(_code(exit))
 
@@ -185,8 +191,8 @@ def _code(exit: SystemExit) -> int:
 class WatchedExit(SystemExit):
     """A SystemExit that records whether it ended the main thread.
 
-    The interpreter reads the code of an exit, and no function of the program calls it,
-    when the exit has passed the last frame of the program.
+    The interpreter reads the code of an exit after the exit has passed the last frame
+    of the program, so the read has no calling frame.
     """
 
     has_ended_main = False
@@ -204,21 +210,22 @@ class WatchedExit(SystemExit):
 
 
 class LastExit(OwnedThread):
-    """Sees to it that a process which is on its way out gets out.
+    """Ends an exiting process if the exit takes longer than its time limit.
 
-    The program's `finally` blocks, context managers and exit hooks run on that way, and
-    Python waits for threads and children that are no daemons. All that has so many
-    seconds. If SystemExit was caught by then, nothing happens; a block that handles it
-    counts as a way out until it is left, for it may raise it again. When the program's
-    exit hooks have run the process ends at once, unless there is time for Python to
-    take itself apart: hooks from before the import of this module, files that nobody
-    closed, `__del__` of what modules hold.
+    During an exit the program's `finally` blocks, context managers and exit hooks run,
+    and Python waits for non-daemon threads and children. `seconds` limits the total. If
+    SystemExit was caught by then, the thread does nothing. An `except` or `finally`
+    block that handles the exit counts as exiting until the block ends, because the
+    block may raise the exit again. After the exit hooks of the program the process ends
+    at once, unless there is time for Python's finalization: hooks registered before the
+    import of this module, files left open, `__del__` of objects held by modules.
 
     Args:
-        exit: is about to be raised on the main thread.
-        seconds: what it may take.
-        can_reach_all: False where another worker does not answer. TensorFlow takes
-            leave of it as it is taken apart, and waits for longer than any grace.
+        exit: exit about to be raised on the main thread.
+        seconds: time limit of the exit.
+        can_reach_all: False if another worker does not answer. In its finalization
+            TensorFlow disconnects from the worker, and waits for longer than any grace
+            period.
     """
 
     def __init__(
@@ -245,12 +252,12 @@ class LastExit(OwnedThread):
         end_now(self.exit)
 
     def is_under_way(self) -> bool:
-        """Whether it passes through the main thread, or has ended that one."""
+        """Returns whether the exit passes through the main thread, or has ended it."""
         main = threading.main_thread()
         found: Any = sys._current_exceptions().get(main.ident or 0)
         error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
         while error is not None and error is not self.exit:
-            error = error.__context__  # another one, in a `finally` of the way out
+            error = error.__context__  # error of a `finally` block
         ended_main = getattr(self.exit, "has_ended_main", True)
         return error is self.exit or (not main.is_alive() and ended_main)
 
@@ -258,13 +265,14 @@ class LastExit(OwnedThread):
 _newest: LastExit | None = None
 
 
-@atexit.register  # with the import: the hooks of the program come before it
+@atexit.register  # at import, so the program's later hooks run before it
 def _skip_the_rest() -> None:
-    """The program's exit hooks have run, and no thread can be started.
+    """Ends the process early, after the program's exit hooks; no thread can be started.
 
-    If there is time for Python to take itself apart, that takes 0.1 s in place of 1 s
-    of processor time: Python would collect garbage again and again, TensorFlow leaves
-    much of it, and the system frees it anyway.
+    If there is time for Python's finalization, garbage collection is switched off,
+    which reduces the finalization from 1 s to 0.1 s of processor time. Otherwise Python
+    would collect garbage repeatedly. TensorFlow leaves much garbage, and the system
+    frees the memory anyway.
     """
     last = _newest
     if last is None or last.stop_event.is_set():
@@ -281,7 +289,10 @@ def _skip_the_rest() -> None:
 
 
 def holders() -> list[str]:
-    """What the end of this process waits for, for people."""
+    """Returns the threads, children or code lines that delay the end of the process.
+
+    The texts are for people.
+    """
     main = threading.main_thread()
     found = [
         f"the thread {thread.name!r}"
@@ -291,7 +302,7 @@ def holders() -> list[str]:
     for child in multiprocessing.active_children():
         found.append(f"the child {child.name!r} (pid {child.pid})")
     frame = sys._current_frames().get(main.ident or 0)
-    # A main thread that has ended waits for the others, or runs exit hooks.
+    # A main thread that has ended waits for threads, or runs exit hooks.
     if frame is not None and (main.is_alive() or not found):
         found.insert(0, f"line {frame.f_lineno} of {frame.f_code.co_filename}")
     return found
@@ -309,20 +320,21 @@ _LONGEST = 300
 
 @dataclasses.dataclass(eq=False)
 class ExitPath:
-    """Ends this worker's part; one for each process.
+    """Ends this worker's participation; one object per process.
 
     Args:
-        cluster: who the workers are.
-        runs: the open handlers, oldest first.
-        coordinator: this worker's.
-        finish_save: waits for the save that is under way beside the main thread, for
-            so many seconds at most; it commits nothing after that.
+        cluster: the workers of the run.
+        runs: the open runs, oldest first.
+        coordinator: coordinator of this worker.
+        finish_save: waits for the asynchronous save, for at most the given number of
+            seconds; after that the save is never committed.
 
     Attributes:
-        left: whether SystemExit is on its way.
-        detached: whether main has raised, and the peers were told.
-        is_over: whether the others have ended well, and would not come back.
-        process: its number; a child that was forked has no part in its end.
+        left: whether SystemExit is about to be raised, or was raised.
+        detached: whether the main thread has raised an error, and the peers were
+            notified.
+        is_over: whether the peers have ended well, and would not be restarted.
+        process: process id; a forked child does not participate in the exit.
     """
 
     cluster: Cluster
@@ -335,9 +347,9 @@ class ExitPath:
     process: int = dataclasses.field(default_factory=os.getpid)
     _last_exit: LastExit | None = None
 
-    @held_back(lambda: True)  # a copy may be under way
+    @held_back(lambda: True)  # an upload may be in progress
     def leave(self, outcome: Outcome, reason: str) -> None:
-        """Leaves by the oldest handler's exit function; returns if that does."""
+        """Exits by the oldest run's exit function; returns if the function returns."""
         runs = list(self.runs)
         if outcome is Outcome.FINISHED or not runs:
             return
@@ -369,7 +381,7 @@ class ExitPath:
             )
             if threading.current_thread() is threading.main_thread():
                 end()
-            else:  # SystemExit would end this thread alone, and the program with 0
+            else:  # SystemExit would end only this thread, and the program with 0
                 exit_hard(end)
         except SystemExit as exit:
             deadlines = self.coordinator.deadlines
@@ -381,23 +393,23 @@ class ExitPath:
                 exit = WatchedExit(exit.code)
             self._last_exit = LastExit(exit, left, can_reach_all=is_answered)
             raise exit
-        except BaseException:  # of an exit function that restarts in this process
+        except BaseException:  # of an exit function that resumes in this process
             REGISTRY.stay()
             raise
-        self.come_back()  # the exit function returned: training goes on
+        self.come_back()  # the exit function returned: training continues
         for run in runs:
             if run.directory.mirror is not None:
                 run.directory.mirror.resume()
 
     def finish_mirrors(self, runs: list[Run], limit: float | None = None) -> bool:
-        """Waits for the copies of the newest commits.
+        """Waits for the uploads of the newest commits.
 
         Args:
-            runs: whose.
-            limit: seconds for each; None: what the notice leaves.
+            runs: runs whose mirrors are waited for.
+            limit: seconds for each mirror; None: the time left by the notice.
 
         Returns:
-            Whether all are whole.
+            Whether every upload is complete.
         """
         are_whole = True
         for run in runs:
@@ -415,14 +427,15 @@ class ExitPath:
         return are_whole
 
     def finish_copy(self, run: Run, timeout: float | None) -> None:
-        """Training is over: waits for the copy of its last commit.
+        """Waits for the upload of the last commit after training.
 
-        A notice that comes meanwhile shortens the wait. If the copy is not whole then,
-        the process is to be started again, so that it gets whole.
+        A notice that arrives during the wait shortens the wait. If the upload is
+        incomplete then, the process exits with the restart code, so that the restarted
+        process completes the upload.
 
         Args:
-            run: the handler.
-            timeout: seconds; None: while it gets on.
+            run: the run whose mirror is waited for.
+            timeout: seconds; None: no limit while the upload progresses.
         """
         if run.directory.wait_for_mirror(timeout):
             return
@@ -432,14 +445,14 @@ class ExitPath:
             self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
 
     def come_back(self) -> None:
-        """The process is not on its way out any more."""
+        """Resets the exit state: the process is not exiting any more."""
         self.left = False
         if self._last_exit is not None:
             self._last_exit.stop_event.set()
         REGISTRY.stay()
 
     def overrun(self, why: str) -> None:
-        """No boundary comes in time: ends the process from this thread."""
+        """Ends the process from any thread, because no boundary was reached in time."""
         runs = list(self.runs)
         is_forked = os.getpid() != self.process
         is_out = self.left or self.detached or self.is_over
@@ -460,9 +473,10 @@ class ExitPath:
     def _put_away(
         self, runs: list[Run], outcome: Outcome, why: str, mirrored: bool = True
     ) -> None:
-        """Records the exit, and lets go of leases: the next start need not wait.
+        """Records the exit, and releases the leases: the next start need not wait.
 
-        Storage that hangs is what may have kept a boundary, or a commit, from coming.
+        The time is limited: hanging storage may be the reason why no boundary, or no
+        commit, was reached.
         """
         deadlines = self.coordinator.deadlines
         limit = max(SHORTEST, deadlines.left)
@@ -492,12 +506,12 @@ class ExitPath:
                 run.directory.mirror.hand_in_journal(limit)
 
     def fail(self, error: BaseException, peer_is_gone: bool = False) -> None:
-        """Main raises; peers are told. Returns if the error is to be raised.
+        """Notifies the peers of an error; returns if the error is to be raised.
 
         Args:
-            error: what the step raised.
-            peer_is_gone: whether it looks like the loss of another worker, which after
-                a notice is not an error but the expected end.
+            error: error raised by a step or a save.
+            peer_is_gone: whether the error looks like the loss of another worker. After
+                a notice such a loss is expected, and not an error.
         """
         coordinator, lost = self.coordinator, ""
         if peer_is_gone:
@@ -516,14 +530,14 @@ class ExitPath:
                 coordinator.feed(ev.NextRound())
             case _:
                 self.detached = True
-                if coordinator.deadlines.may_go:  # trained on after a commit
+                if coordinator.deadlines.may_go:  # training continued after a commit
                     self.leave(Outcome.LOST, coordinator.notes.lost_because)
                 if (why := coordinator.notes.lost_because) != mine:
                     add_note(error, f"tfpreempt: the last commit stands: {why}")
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, for the journal."""
+    """Returns an error as a single line, for the journal."""
     kind, text = type(error).__name__, " ".join(str(error).split())
     line = f"{kind}: {text}" if text else kind
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
@@ -536,17 +550,17 @@ def tell_peers(
     error: BaseException,
     send: Callable[[str, int | None], None],
 ) -> None:
-    """Makes the peers' collectives fail with this error, and names the first one.
+    """Makes the peers' collectives fail with an error, and names the first failure.
 
     Args:
-        worker: who this is.
-        runtime: access to the store.
-        key: insert-once: the first failure of this incarnation.
-        error: what is about to be raised here; gets a note if a peer failed first.
-        send: tells the cluster a message and TensorFlow's error code, if any.
+        worker: index of this worker.
+        runtime: access to the key-value store.
+        key: insert-once key of the first failure of this incarnation.
+        error: the error about to be raised here; gets a note if a peer failed first.
+        send: sends a message, and TensorFlow's error code if any, to the cluster.
     """
     mine = f"{type(error).__name__}: {error}"
-    notes = getattr(error, "__notes__", ())  # may name another worker, which is gone
+    notes = getattr(error, "__notes__", ())  # may name another worker, which was lost
     record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
     tell = functools.partial(runtime.insert, key, json.dumps(record))
     first = answer(tell, 2.0)

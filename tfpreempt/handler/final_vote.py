@@ -1,13 +1,13 @@
-"""The final vote: all workers end with exit code 0, or all workers are restarted.
+"""The final vote: either every worker exits with 0, or every worker is restarted.
 
-No platform restarts a worker that ended with 0. If one worker ended with 0 and another
-worker did not, the restarted worker would wait for its peer for ever. So the chief asks
-for votes after its final save, each worker votes on its own final save, and one key,
-`word`, holds the outcome that all workers follow. The key is inserted once: a worker
-without time for the vote inserts that it is lost, and follows the outcome that the key
-holds. The chief stays until all workers have read the outcome, because the store ends
-with the chief. (These are the two phases of a distributed commit. A worker that crashes
-between its vote and the outcome, which is one message, is not covered.)
+No platform restarts a worker after exit code 0. If only some workers exited with 0, a
+restarted worker would wait for its peers for ever. So the chief asks for votes after
+the final save, every worker votes on its own final save, and a single key, `word`,
+holds the outcome for the cluster. The key is insert-once: a worker without time for the
+vote inserts the outcome "lost" itself, and then obeys the outcome held by the key. The
+chief hosts the store, and exits after every worker has read the outcome. (These are the
+two phases of a distributed commit. Not covered: a worker that crashes between its vote
+and the outcome, which is a window of one message.)
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tfpreempt.coordination.gathering import Gathering
 from tfpreempt.coordination.runtime import Runtime, answer
 from tfpreempt.core.cluster import Cluster
 
-_TICK_SECONDS = 0.05  # between two looks at the deadline
-_RESERVE = 0.5  # seconds of a grace period that are kept for the outcome itself
+_TICK_SECONDS = 0.05  # between two checks of the deadline
+_RESERVE = 0.5  # seconds of a grace period reserved for the outcome
 _INSERT_TIMEOUT = 5.0  # seconds for one key to be inserted
 _LONGEST = 500  # characters of one worker's vote
-_MOST = 3  # failures that the outcome names
+_MOST = 3  # most failures named in the outcome
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """The result of a training, equal on all workers.
+    """The result of a training, equal on every worker.
 
     Attributes:
-        failed: the workers whose final save failed, with the errors; "" if none.
-        lost: the workers that were lost or were preempted; "" if none.
+        failed: workers whose final save failed, with the errors; "" if there are none.
+        lost: workers that were lost or preempted; "" if there are none.
         is_committed: whether the chief's commit of the final state is known to exist.
     """
 
@@ -66,17 +66,17 @@ class FinalVote:
     runtime: Runtime
     coordinator: Coordinator
     failures: dict[str, Exception] = dataclasses.field(default_factory=dict)
-    _ends: int = 0  # ends of training so far; equal on all workers
+    _ends: int = 0  # ends of training so far; equal on every worker
 
     def start(self) -> None:
         """Begins the vote on one training, after the last step of this worker."""
         self._ends += 1
 
     def run(self, failed: str) -> TrainingOutcome | None:
-        """Votes on this worker's final save, and returns the outcome for all workers.
+        """Votes on the final save of this worker, and returns the common outcome.
 
         Args:
-            failed: the error of this worker's final save; "" if there was none.
+            failed: error of the final save on this worker; "" after a successful save.
 
         Returns:
             The outcome; None if the chief was lost before the outcome was known.
@@ -87,9 +87,9 @@ class FinalVote:
         return self._lead(mine) if self.cluster.is_chief else self._follow(mine)
 
     def leave(self) -> None:
-        """Votes without a wait for the others.
+        """Votes without a wait for the peers.
 
-        The others can end with 0 without this worker, unless it is the chief.
+        The peers can exit with 0 without this worker, unless this worker is the chief.
         """
         if self.cluster.is_chief:
             me = "worker 0 has not waited for those who still train"
@@ -99,7 +99,7 @@ class FinalVote:
             self._insert("bye")
 
     def abort(self, lost: str) -> None:
-        """Makes the outcome a loss; the others wait for this worker no longer.
+        """Inserts a loss as the outcome; the peers then stop waiting for this worker.
 
         Args:
             lost: the reason, for people.
@@ -127,7 +127,7 @@ class FinalVote:
         return end and dataclasses.replace(end, is_committed=is_committed)
 
     def _gather(self, key: Key, name: str) -> dict[int, tuple[object, keys.Extra]]:
-        """The votes of the others, by worker: a value or a tombstone, and its extra."""
+        """Returns the peers' votes by worker: value or tombstone, and extra fields."""
         others = range(1, self.cluster.world)
         missing: tuple[object, keys.Extra] = (Tombstone(), {})
         answers = dict.fromkeys(others, missing)
@@ -141,7 +141,7 @@ class FinalVote:
         while gathering.wait(_TICK_SECONDS) and not self._is_gone:
             if self._is_late(began):
                 gathering.give_up(gathering.missing, "it did not answer in time")
-                gathering.wait(_RESERVE / 2)  # an answer may have come first
+                gathering.wait(_RESERVE / 2)  # an answer may have arrived first
                 break
         return answers
 
@@ -171,12 +171,16 @@ class FinalVote:
         return end
 
     def _decline(self, mine: str) -> TrainingOutcome | None:
-        """Inserts a loss as the outcome, if there is none yet: no time is left."""
+        """Inserts a loss as the outcome, because no time is left for the vote.
+
+        Returns the outcome held by the key, which another worker may have inserted
+        before.
+        """
         lost = f"worker {self.cluster.worker} had no more time in the final save"
         end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
         here = keys.encode(not mine, {"failed": mine})
         name = self._name(f"here/{self.cluster.worker}")
-        self.runtime.insert(name, here, lambda held: None)  # it is waited for no more
+        self.runtime.insert(name, here, lambda held: None)  # the chief no longer waits
         return end
 
     # --- all -------------------------------------------------------------------------
@@ -236,7 +240,7 @@ def _first(failures: list[str]) -> str:
 
 
 def _lost(answers: dict[int, tuple[object, keys.Extra]]) -> str:
-    """The workers without a vote, for people, with the reason; "" if none."""
+    """Names the workers without a vote, for people, with the reason; "" if none."""
     whys = {
         j: str(extra.get("reason") or "it did not answer in time").rpartition(": ")[2]
         for j, (value, extra) in answers.items()

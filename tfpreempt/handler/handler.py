@@ -1,8 +1,8 @@
-"""PreemptionCheckpointHandler: what a custom training loop holds.
+"""PreemptionCheckpointHandler, the object that runs the steps of a custom loop.
 
 A boundary is an entry of `run()` or `save_checkpoint_if_preempted()`, the end of a
-watch scope, or `close()`. Between two of them training is left alone: no RPC, no lock,
-no collective, no device sync.
+watch scope, or `close()`. Between two boundaries tfpreempt does not touch training: no
+RPC, no lock, no collective, no device synchronization.
 """
 
 from __future__ import annotations
@@ -36,52 +36,61 @@ T = TypeVar("T")
 
 
 class PreemptionCheckpointHandler:
-    """Turns a termination notice into an agreed, durable commit and the right exit.
+    """Saves and exits at an agreed step when a termination notice arrives.
 
-    Drop-in for `tf.distribute.experimental.PreemptionCheckpointHandler`: make it after
-    the strategy, on the main thread of every worker; it restores the newest commit.
-    Wrap each step in `run()` and close it at the end, or use it as a context manager.
+    All workers agree on the step. Drop-in replacement for
+    `tf.distribute.experimental.PreemptionCheckpointHandler`. Create the handler after
+    the strategy, on the main thread of every worker. The constructor restores the
+    newest commit. Call each training step through `run()`, and call `close()` after the
+    loop, or use the handler as a context manager.
 
     Args:
-        cluster_resolver: the strategy's `cluster_resolver`; None for one process.
+        cluster_resolver: `cluster_resolver` attribute of the strategy; None for
+            training in a single process.
         checkpoint_or_checkpoint_manager: a `tf.train.Checkpoint` (with
-            `checkpoint_dir`), a `tf.train.CheckpointManager` of the user's on every
-            worker, or None: then the named States alone are the checkpoint, and the
-            process needs no TensorFlow.
-        checkpoint_dir: where a Checkpoint is saved; shared storage for all workers, or
-            a URL, "gs://bucket/run" or "s3://bucket/run", which is the mirror of a
-            scratch directory on each machine.
-        termination_config: when, with how much grace and how to leave; TensorFlow's own
-            TerminationConfig objects are completed for the platform. None: the platform
-            is detected. SIGTERM is watched at once; the metadata server of a cloud is
-            asked in the background, and a line of the log names the platform.
-        save_every: also commit every so many `run()` calls (an int), or whenever so
-            much time has passed (a timedelta, by agreement on a step). None: only on
-            notices, `save()` and at the end.
-        restore: False starts afresh although there are commits.
-        save_timeout: seconds that any wait for other workers may take where the notice
-            came without a grace period. A step or a save of this worker's own has no
-            limit then: the platform ends it, if it must.
-        max_to_keep: commits kept in `checkpoint_dir`; None keeps all. A manager keeps
-            its own number.
-        remote_checkpoint_dir: gs://bucket/run or s3://bucket/run, a place of this run's
-            own: each commit is copied there in the background, and a start whose
-            directory has nothing newer goes on from there. Then workers need not share
-            `checkpoint_dir`. None: TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
-        async_save: whether the saves of `save_every` are asynchronous: the state is
-            copied in memory, and written while training goes on. False: training waits
-            for them, and no memory is taken. It waits in any case where a
-            CheckpointManager or a save_fn saves.
+            `checkpoint_dir`); or a `tf.train.CheckpointManager`, created by the program
+            on every worker; or None. With None the checkpoint contains the named States
+            only, and the process needs no TensorFlow.
+        checkpoint_dir: directory for the commits of a Checkpoint. Either storage shared
+            by all workers, or a URL, "gs://bucket/run" or "s3://bucket/run". The URL is
+            the mirror of a scratch directory on each machine.
+        termination_config: notices to watch, grace period, and exit code or exit
+            function. TensorFlow's own TerminationConfig objects are completed with the
+            values of the platform. None detects the platform: SIGTERM is watched at
+            once, the metadata server of a cloud is queried in the background, and a log
+            line names the platform.
+        save_every: interval between periodic commits: a number of `run()` calls (an
+            int), or a duration (a timedelta; the workers agree on the step). None
+            commits only on notices, on `save()` and at the end.
+        restore: False starts from scratch even if there are commits.
+        save_timeout: seconds that a wait for other workers may take after a notice
+            without a grace period. A step or a save of this worker itself has no
+            timeout then; the platform may kill the process during the step or the save.
+        max_to_keep: number of commits kept in `checkpoint_dir`; None keeps every
+            commit. A CheckpointManager applies its own `max_to_keep` instead.
+        remote_checkpoint_dir: "gs://bucket/run" or "s3://bucket/run", a prefix used by
+            this run only: the mirror. Each commit is uploaded to the mirror in the
+            background. A start resumes from the mirror unless the directory has a newer
+            commit. With a mirror the workers need not share `checkpoint_dir`. None uses
+            the environment variable TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
+        async_save: whether periodic saves (`save_every`) are asynchronous: the state is
+            copied in memory, and written while training continues. False makes training
+            wait for the save, and takes no memory for a copy. Training waits in any
+            case if a CheckpointManager or a save_fn saves.
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
-            is open in the directory. (One whose exit was served, and that has not
-            trained on since, is closed: this one goes on from its commit.)
+            is open in the directory. (A handler whose exit function was called, and
+            which has trained no step since, is closed: the new handler resumes from its
+            commit.)
+        DirectoryInUseError: another program holds the lease of the directory.
         DirectoryNotSharedError: workers see different storage under the directory.
-        CheckpointDamagedError: there are commits in the directory, and none is whole.
+        CheckpointDamagedError: the directory has commits, and none is intact.
         CheckpointMismatchError: the newest commit belongs to another model.
-        WorkersDisagreeError: workers differ in world size.
-        NotMainThreadError: signals can only be watched from the main thread.
+        WorkersDisagreeError: workers disagree on the number of workers, or on the
+            commit to restore.
+        NotMainThreadError: the caller is not the main thread, where Python requires
+            signals to be watched.
     """
 
     def __init__(
@@ -116,7 +125,7 @@ class PreemptionCheckpointHandler:
         with admit(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore()
-            self._random_at_start = b""  # as a save would hold the generators
+            self._random_at_start = b""  # the generators' state, as in a save
             if self._run.candidate is not None:
                 self._random_at_start = self._run.source.random_bytes()
             self._run.clear_caches(is_all_restored=False)
@@ -126,32 +135,34 @@ class PreemptionCheckpointHandler:
     # --- the loop --------------------------------------------------------------------
 
     def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a training function; the boundary is before the call.
+        """Passes a boundary, where this worker may save and exit, and calls `fn`.
 
-        If a notice has come by then, this worker saves with all others at the agreed
-        step and leaves. What the caller assigns after `run()` returns belongs to the
-        step; a batch that was fetched in the argument list is lost if the process
-        leaves here, so exact loops fetch inside (`handler.run(step, iterator)`).
+        If a notice has arrived before the call, this worker saves at the agreed step
+        together with the other workers, and exits. Assignments of the caller after
+        `run()` returns belong to the step. A batch fetched in the argument list is lost
+        if the process exits here, so exact loops fetch the batch inside the training
+        function (`handler.run(step, iterator)`).
 
         Args:
             fn: the training function, usually with `strategy.run` inside.
-            *args: for fn.
-            **kwargs: for fn.
+            *args: positional arguments for `fn`.
+            **kwargs: keyword arguments for `fn`.
 
         Returns:
-            What fn returns.
+            The return value of `fn`.
 
         Raises:
-            HandlerClosedError: after `close()`.
-            NestedRunError: inside another `run()`.
-            SystemExit: by the exit function, after a commit.
+            HandlerClosedError: the handler was closed before.
+            NestedRunError: the call is inside another `run()`.
+            SystemExit: raised by the exit function, after a commit.
         """
         gate, run = self._gate, self._run
         gate.started += 1
         if gate.flag or gate.busy or run.steps_made >= run.stop_at:
             self._enter("run()")
             if run.steps_made in (1, 2) and run.config.save_fn is None:
-                # Two, as a GAN's, may take turns. Nobody knows what a save_fn saves.
+                # Twice, because two step functions may alternate, as in a GAN. The
+                # contents of a save_fn's checkpoint are unknown.
                 self._unsaved.before_call(fn, args, kwargs)
         gate.busy = True
         try:
@@ -164,11 +175,13 @@ class PreemptionCheckpointHandler:
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """A boundary alone: saves and leaves if it is the agreed one.
+        """Passes a boundary: saves and exits if the workers have agreed on this step.
 
         Args:
-            *args: for `CheckpointManager.save`, or for the config's save_fn.
-            **kwargs: likewise, such as `checkpoint_number=` or `options=`.
+            *args: positional arguments for `CheckpointManager.save`, or for the save_fn
+                of the config.
+            **kwargs: keyword arguments for the same function, such as
+                `checkpoint_number=` or `options=`.
         """
         gate, run = self._gate, self._run
         gate.started += 1
@@ -185,34 +198,36 @@ class PreemptionCheckpointHandler:
         run.steps_made += 1
 
     def check(self) -> None:
-        """A place within an evaluation, say, where this worker may save and leave.
+        """Handles a pending preemption notice here, without counting a step.
 
-        Counts no step and costs next to nothing, so it can stand at each batch. All
-        workers call it equally often. The run that is started again goes on where the
-        newest step ended: what was done since then without `run()` is done again.
+        Call the method in long evaluations, for example at every batch (a call costs
+        next to nothing), and equally often on every worker. If a preemption is due, all
+        workers save and exit. The restarted run resumes after the newest step: work
+        done outside of `run()` since then is repeated.
 
         Raises:
-            HandlerClosedError: after `close()`.
-            NestedRunError: inside `run()`.
-            SystemExit: by the exit function, after a commit.
+            HandlerClosedError: the handler was closed before.
+            NestedRunError: the call is inside `run()`.
+            SystemExit: raised by the exit function, after a commit.
         """
         gate, run = self._gate, self._run
         if gate.flag or gate.busy or run.stop_at < 0:
             self._session.ready(run, "check()")
         if gate.bare == gate.started:
-            gate.bare += 1  # its step goes on
+            gate.bare += 1  # a bare step continues after this boundary
         self._session.boundary()
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Arms the sources, reports errors inside to peers, and ends in a boundary.
+        """Starts to watch for notices, and ends in a boundary.
 
-        With remote workers (`connect_to_cluster`), the loss of one that was preempted
-        is no error: the process leaves with the last commit, or, where the exit
-        function returns, the scope ends, to be entered again with a new connection.
+        An error raised inside the scope is reported to the other workers. With remote
+        workers (`connect_to_cluster`), the loss of a preempted worker is no error: the
+        process exits with the last commit. If the exit function returns, the scope
+        ends; the program may connect again and enter a new scope.
 
         Yields:
-            Nothing.
+            None.
         """
         session, run = self._session, self._run
         session.check_open(run, "watch_preemption_scope()")
@@ -220,49 +235,53 @@ class PreemptionCheckpointHandler:
         try:
             yield
         except BaseException as error:
-            self._gate.failed = self._gate.started  # steps may be bare in here
+            self._gate.failed = self._gate.started  # steps inside may not use run()
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
-            session.part(run)  # the exit function came back; the step is half done
+            session.part(run)  # the exit function returned; the step is incomplete
             return
         if not run.is_closed:
             session.boundary()
 
     def without_hang_timeout(self) -> contextlib.AbstractContextManager[None]:
-        """What is done inside may take as long as it takes, such as an evaluation.
+        """Pauses hang detection in a `with` block, for example around an evaluation.
 
-        `tfpreempt run --hang-timeout` takes a worker for hung that comes to no boundary
-        in its time. Workers of the same machine that wait for this one don't hang
-        either. It does nothing else, and nothing where that is not watched.
+        `tfpreempt run --hang-timeout` treats a worker as hung if the worker reaches no
+        boundary in time. Inside the block neither this worker, nor workers of the same
+        machine that wait for this worker, are treated as hung. Without `--hang-timeout`
+        the block has no effect.
 
         Returns:
-            A context manager, to be entered once.
+            A context manager that can be entered once.
         """
         return self._session.activity.hang_detection_paused()
 
     @property
     def total_run_calls(self) -> int:
-        """Calls that came back, over all restarts; what the checkpoint counts."""
+        """Number of completed `run()` calls over all restarts, from the checkpoint."""
         return self._run.step
 
     @property
     def runs(self) -> int:
-        """Calls of `run()` that came back in this process."""
+        """Number of completed `run()` calls in this process."""
         return self._run.steps_made
 
     # --- saving ----------------------------------------------------------------------
 
     def save(self) -> Checkpoint | None:
-        """Commits now; every worker calls it at the same place of its loop.
+        """Commits now; every worker calls this method at the same point of the loop.
 
-        A notice that is served before the next `run()` leaves with this commit: what is
-        changed in between is done again, as after any restart from it.
+        A notice handled before the next `run()` makes the process exit with this
+        commit. Changes made after the commit are then repeated, as after any restart
+        from it.
 
         Returns:
-            The commit on the chief, None elsewhere (where it may not be complete yet).
+            The commit on the chief. None on the other workers, for which the commit may
+            still be incomplete.
 
         Raises:
-            SaveError: the directory, or a worker whose part did not come in time.
+            SaveError: the directory cannot be written, or the part of a worker did not
+                arrive before the timeout.
         """
         self._session.save(self._run)
         return self.latest_checkpoint if self._session.cluster.is_chief else None
@@ -277,17 +296,18 @@ class PreemptionCheckpointHandler:
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes a commit, in the directory and in `remote_checkpoint_dir`.
 
-        Where the local copy is gone already a warning says so, and the remote one
-        still goes. On workers other than the chief this does nothing.
+        If the local copy is already missing, a warning is logged and the remote copy is
+        still deleted. On workers other than the chief the call does nothing.
 
         Args:
-            checkpoint: of this handler's directory or store.
+            checkpoint: a commit of this handler's directory or mirror.
 
         Raises:
-            ConfigurationError: it is not one of them, or belongs to a
-                CheckpointManager, which deletes its own; or it is no handle.
-            HandlerClosedError: after `close()`.
-            CheckpointError: the store, or the disk.
+            ConfigurationError: the commit is in neither place; or belongs to a
+                CheckpointManager, which deletes its own checkpoints; or the argument is
+                not a `tfpreempt.Checkpoint`.
+            HandlerClosedError: the handler was closed before.
+            CheckpointError: the object store or the disk failed.
         """
         if not isinstance(checkpoint, Checkpoint):
             raise errors.ConfigurationError(
@@ -307,27 +327,28 @@ class PreemptionCheckpointHandler:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """How far the copying to `remote_checkpoint_dir` is; any thread.
+        """Progress of the uploads to `remote_checkpoint_dir`; any thread.
 
-        None without one, and on workers other than the chief, which copies for all.
+        None without a mirror, and on workers other than the chief. (The chief uploads
+        the commits for every worker.)
         """
         return self._run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is copied to `remote_checkpoint_dir`; any thread.
+        """Waits until every commit is uploaded to `remote_checkpoint_dir`; any thread.
 
-        An asynchronous save that has begun is one of them.
+        The wait includes an asynchronous save in progress.
 
         Args:
-            timeout: seconds; None waits as long as the upload gets on, and gives up
-                after five minutes in which it didn't.
+            timeout: seconds; None waits while the upload makes progress, and gives up
+                after five minutes without progress.
 
         Returns:
-            Whether the newest commit is there; True without a `remote_checkpoint_dir`,
-            and on workers other than the chief.
+            Whether the newest commit is in the mirror. True without a
+            `remote_checkpoint_dir`, and on workers other than the chief.
 
         Raises:
-            ConfigurationError: the timeout is no number of seconds.
+            ConfigurationError: the timeout is not a number of seconds.
         """
         check_timeout(timeout)
         return self._session.wait_for_mirror(self._run, timeout)
@@ -335,24 +356,26 @@ class PreemptionCheckpointHandler:
     # --- the end ---------------------------------------------------------------------
 
     def close(self, timeout: float | None = None) -> None:
-        """The last boundary: serves a notice that is up, or finishes with all workers.
+        """Ends training: handles a pending notice, or commits the final state.
 
-        The final state is committed, so that a complete run that is started again
-        finishes at once, and its copy in `remote_checkpoint_dir` is waited for. All
-        workers end well, or none does: the others wait for the chief's commit, and
-        that wait has no part in `timeout`. Signals and sources are put back. Closing
-        twice does nothing.
+        Because the final state is committed, a restart of the complete run finishes at
+        once. The call also waits for the upload of the final commit to
+        `remote_checkpoint_dir`. Either every worker exits with 0, or all are restarted:
+        workers wait for the commit of the chief, and `timeout` does not limit the wait.
+        Signal handlers and notice sources are restored. A second call does nothing.
 
         Args:
-            timeout: seconds to wait for workers that still train, and again for the
-                copy; None: while they live, and while it gets on.
+            timeout: seconds to wait for workers that are still training, and the same
+                again for the upload. None: no limit while the workers are alive, and
+                while the upload makes progress.
 
         Raises:
-            UsageError: inside `run()`, or in a forked child of the handler's process.
-            SaveError: the final state could not be committed, here or by another
-                worker; the handler is closed.
-            SystemExit: a notice was served instead, or another worker was lost in the
-                final save: all are to be started again.
+            UsageError: the call is inside `run()`, or in a forked child of the
+                handler's process.
+            SaveError: this worker or another worker could not commit the final state;
+                the handler is closed.
+            SystemExit: a notice was handled instead, or another worker was lost in the
+                final save: all workers are to be restarted.
         """
         check_timeout(timeout)
         if not self._gate.busy:
@@ -397,7 +420,7 @@ class PreemptionCheckpointHandler:
             )
 
     def _enter(self, what: str, stages: Stages = PLAIN) -> None:
-        """A boundary at which there is something to do; the interval is counted."""
+        """Runs the slow path of a boundary; the next interval is already counted."""
         session, run = self._session, self._run
         session.enter(run, what, stages)
         self._unsaved.after_call()

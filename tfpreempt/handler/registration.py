@@ -1,7 +1,7 @@
-"""How a handler, or a fit, registers with the session of this process.
+"""Registration of a handler, or a fit, with the session of this process.
 
-All workers agree on a start. The run then watches the sources of its config, and the
-key of TensorFlow.
+The workers agree on a start. The run then watches the notice sources of its config, and
+TensorFlow's own notice key.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ START_TIMEOUT = 300.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """The arguments of a handler or a fit about its checkpoints.
+    """Arguments of a handler or a fit about its checkpoints.
 
     Attributes:
-        checkpoint_dir: path or URL where a Checkpoint is saved.
+        checkpoint_dir: path or URL of the directory for the commits.
         restore: False to start from scratch.
-        max_to_keep: number of commits to keep; None keeps all.
-        remote_checkpoint_dir: place of the mirror; None asks the environment.
-        async_save: whether periodic saves are asynchronous, if they can be.
+        max_to_keep: number of commits to keep; None keeps every commit.
+        remote_checkpoint_dir: location of the mirror; None reads the environment.
+        async_save: whether periodic saves are asynchronous, if possible.
     """
 
     checkpoint_dir: str | os.PathLike[str] | None
@@ -70,19 +70,20 @@ def admit(
     amid: str = "",
     is_alive: Callable[[], bool] = lambda: True,
 ) -> Iterator[Run]:
-    """Agrees with all workers on a commit; main thread of each, in the same order.
+    """Agrees with the other workers on a commit, and yields the new run.
 
-    Signals are heard from here on, and hang detection is paused. In the body the run
-    restores the commit, and takes part from `Session.open` on. If the body raises an
-    error, the run is closed.
+    Main thread of every worker, in the same order. Signals are watched from here on,
+    and hang detection is paused. The body restores the commit, and calls
+    `Session.open`; the run participates from then on. If the body raises an error, the
+    run is closed.
 
     Args:
         session: the session of this process.
         checkpoint: a Checkpoint, a CheckpointManager or None.
-        config: the notices to watch, and how the process exits.
-        options: where and how the run saves.
-        amid: see `Run`.
-        is_alive: see `Run`.
+        config: configuration of the notices to watch, and of the exit.
+        options: configuration of the checkpoints.
+        amid: name of the activity in which the state is incomplete; see `Run`.
+        is_alive: returns whether boundaries will follow; see `Run`.
 
     Yields:
         The run.
@@ -90,10 +91,11 @@ def admit(
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
             is open in the directory.
-        DirectoryInUseError: another program is at work in the directory.
+        DirectoryInUseError: another program uses the directory.
         DirectoryNotSharedError: workers see different storage.
         CheckpointDamagedError: there are commits, and no commit is intact.
-        WorkersDisagreeError: workers differ.
+        WorkersDisagreeError: workers count different numbers of workers, or find
+            different commits.
     """
     with protected_start(config), session.activity.hang_detection_paused():
         # The arguments: the counter of steps, the directory, the mirror.
@@ -124,7 +126,7 @@ def admit(
         takes_snapshots = options.async_save and not (config.save_fn or connected)
 
         # The agreement on a start.
-        session.saves.wait()  # the directory is this run's from here on
+        session.saves.wait()  # the directory belongs to this run from here on
         start = Start(
             checkpoint=checkpoint,
             directory=places.directory,
@@ -143,7 +145,7 @@ def admit(
                 if not session.is_over(each)
             ],
         )
-        session.start_count += 1  # only now: a start that fails here has no part in it
+        session.start_count += 1  # earlier failures are not counted
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
 

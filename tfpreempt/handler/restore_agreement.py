@@ -48,31 +48,33 @@ log = logging.getLogger(__name__)
 LEASE_TIMEOUT = LONGEST_GRACE + PACE.expiry + MARGIN
 """More seconds for the others while the chief waits for the directory's lease."""
 
-FETCH_TIMEOUT = 3600.0  # more seconds for the others while one fetches a checkpoint
+FETCH_TIMEOUT = 3600.0  # additional seconds while a worker downloads a commit
 
-APART = "apart"  # answer of a worker that does not see the chief's directory
-NO_MEMORY = "no memory"  # answer of a worker that cannot have snapshots
-RESTORE_FALSE = "pass restore=False"  # what a user can do to start from scratch
+APART = "apart"  # answer of a worker without the chief's directory
+NO_MEMORY = "no memory"  # answer of a worker without memory for snapshots
+RESTORE_FALSE = "pass restore=False"  # advice to start from scratch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What one worker brings to the start of a handler or a fit.
+    """Input of one worker to the start of a handler or a fit.
 
     Args:
         checkpoint: a Checkpoint, a CheckpointManager, or None for named States alone.
-        directory: the checkpoint directory of this worker, as the user gave it.
+        directory: checkpoint directory of this worker, as given by the user.
         cluster: the workers, and the index of this worker.
         restore: False to start from scratch.
-        max_to_keep: number of commits to keep in the directory; None keeps all.
-        save_fn: saves in place of tfpreempt; None without one.
-        io_device: see `open_directory`.
-        store: the object store of the mirror; None without a mirror.
-        mirror: on the chief, the mirror.
-        lease: on the chief, the lease of the directory.
+        max_to_keep: number of commits to keep in the directory; None keeps every
+            commit.
+        save_fn: function that saves in place of tfpreempt; None without such a
+            function.
+        io_device: device for reading and writing files; see `open_directory`.
+        store: object store of the mirror; None without a mirror.
+        mirror: the mirror, on the chief.
+        lease: lease of the directory, on the chief.
         memory: memory for snapshots; None if this worker takes no snapshots.
         in_use: directories of the other open handlers of this process.
-        registry: the named States that are saved.
+        registry: registry of the named States to save.
     """
 
     checkpoint: Any = None
@@ -95,16 +97,19 @@ class Agreed:
     """The result of a start.
 
     Attributes:
-        directory: the checkpoint directory, as this worker sees it.
-        candidate: the commit that all workers restore; None to start from scratch.
-        token: unique to this start, equal on all workers; begins the names of saves.
-        skipped: descriptions of the commits that were passed over (chief only).
-        damaged: why no commit can be restored, if there are commits (chief only).
-        tier: where the candidate is: "memory", "disk" or "bucket".
-        on_disk: the newest commit of the directory, which the candidate is too unless
-            the candidate is a snapshot.
-        snapshots: of this worker in memory; None if not all workers have memory.
-        seconds: duration of the start, with the fetch of a commit.
+        directory: the checkpoint directory, as seen by this worker.
+        candidate: the commit to restore; None to start from scratch.
+        token: unique string of the start, equal on every worker; prefix of the names of
+            saves.
+        skipped: descriptions of the skipped commits (chief only).
+        damaged: the reason if there are commits and no commit can be restored (chief
+            only).
+        tier: location of the candidate: "memory", "disk" or "bucket".
+        on_disk: newest commit of the directory; differs from the candidate only if the
+            candidate is a snapshot.
+        snapshots: snapshots of this worker in memory; None if some worker has no
+            memory.
+        seconds: duration of the start, including the download of a commit.
     """
 
     directory: Directory
@@ -125,23 +130,24 @@ def agree(
     timeout: float,
     lease_timeout: float = LEASE_TIMEOUT,
 ) -> Agreed:
-    """Agrees with all workers on a directory, and on the commit that all restore.
+    """Agrees with the peers on a directory, and on the commit to restore.
 
     Main thread of every worker, in the same order. If an error is raised, the leases
     are released.
 
     Args:
-        start: what this worker brings.
+        start: input of this worker.
         keys: the key-value store of the workers.
         prefix: namespace of this start.
         timeout: seconds to wait for the slowest worker.
-        lease_timeout: more seconds for a chief that waits for the lease.
+        lease_timeout: additional seconds for a chief that waits for the lease.
 
     Raises:
-        DirectoryInUseError: another program is at work in the directory.
+        DirectoryInUseError: another program uses the directory.
         DirectoryNotSharedError: a worker sees other storage.
         CheckpointDamagedError: there are commits, and no commit is intact.
-        WorkersDisagreeError: workers differ in world size or in what they find.
+        WorkersDisagreeError: workers differ in the number of workers or in the commits
+            found.
         ConfigurationError: the directory cannot work.
         WaitTimeoutError: a worker is missing.
     """
@@ -151,15 +157,15 @@ def agree(
             if held is not None:
                 undo.callback(held.release)
 
-        # Workers that do not see the chief's directory fetch the commit from the store.
+        # Workers without access to the chief's directory download the commit.
         apart: frozenset[int] = frozenset()
         if start.store is not None:
             if cluster.world > 1:
                 place = f"{prefix}/place"
                 apart = _find_apart(start, keys, place, timeout, lease_timeout)
-            timeout += FETCH_TIMEOUT  # a missing worker was noticed before
+            timeout += FETCH_TIMEOUT  # a missing worker is already known by now
 
-        # The chief opens the directory and proposes a commit; the others look for it.
+        # The chief opens the directory and proposes a commit; other workers look it up.
         plan, agreed, problems = rendezvous.agree(
             keys,
             prefix,
@@ -173,9 +179,9 @@ def agree(
             raise _as_error(problems)
         assert agreed is not None  # this worker has no problem
 
-        # A snapshot in memory is restored in place of the commit if all have it.
+        # A snapshot in memory takes precedence if every worker has the snapshot.
         if (attempts := plan["snapshots"]) is not None:
-            agreed.directory.contents.free_read_ahead()  # one copy in memory at a time
+            agreed.directory.contents.free_read_ahead()  # at most one copy in memory
             memory = f"{prefix}/memory"
             agreed = agree_on_snapshot(agreed, attempts, keys, memory, cluster, timeout)
             if agreed.tier != "memory" and agreed.snapshots is not None:
@@ -193,10 +199,10 @@ def _find_apart(
     timeout: float,
     lease_timeout: float,
 ) -> frozenset[int]:
-    """Returns the workers that do not see the chief's directory.
+    """Returns the workers without access to the chief's directory.
 
     Raises:
-        TfpreemptError: a worker's own directory cannot work.
+        TfpreemptError: the directory of a worker cannot work.
     """
 
     def propose() -> tuple[Plan, None]:
@@ -206,7 +212,7 @@ def _find_apart(
     def look(plan: Plan) -> tuple[str | None, None]:
         if _shared_directory(start, plan) is not None:
             return None, None
-        _open(start)  # raises if this worker cannot use its own directory
+        _open(start)  # raises if the worker's own directory cannot work
         return APART, None
 
     _, _, answers = rendezvous.agree(
@@ -222,12 +228,12 @@ def _open(
     chief_directory: str | None = None,
     apart: frozenset[int] = frozenset(),
 ) -> Directory:
-    """Opens the directory of this worker; the chief takes the lease of it.
+    """Opens the directory of the worker; the chief also acquires the lease.
 
     Args:
-        start: see `agree`.
-        chief_directory: the directory to open in place of this worker's own.
-        apart: the workers that do not see the directory of the chief.
+        start: input of this worker, see `agree`.
+        chief_directory: directory to open in place of this worker's own.
+        apart: workers without access to the directory of the chief.
     """
     given = chief_directory or start.directory
     mine = paths.absolute(given) if given else ""
@@ -313,15 +319,15 @@ def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
 def _find_newest(
     start: Start, opened: Directory, copies: Sequence[Entry] | None
 ) -> Agreed:
-    """Finds the newest commit that is intact, in the directory or in the mirror.
+    """Finds the newest intact commit, in the directory or in the mirror.
 
     Args:
-        start: see `agree`.
+        start: input of this worker, see `agree`.
         opened: the directory.
-        copies: the copies in the mirror, if the start has listed them.
+        copies: the commits in the mirror, if the start has already listed them.
     """
     skipped: list[str] = []
-    lost: list[str] = []  # the skipped ones that were intact once
+    lost: list[str] = []  # skipped commits that were intact once
     mirror, tier = start.mirror, "disk"
     commit = opened.newest(skipped.append, lost.append)
     if mirror is not None and import_commit.look_for_newer(
@@ -331,7 +337,7 @@ def _find_newest(
         instead=RESTORE_FALSE,
         copies=copies,
     ):
-        check_nothing_came(opened.path)  # nor to the mirror, from another directory
+        check_nothing_came(opened.path)  # includes imported commits
         commit, tier = opened.newest(skipped.append, lost.append), "bucket"
     damaged = ""
     if lost and commit is None:
@@ -358,17 +364,17 @@ def _find_newest(
 
 
 def upload_for_others(mirror: Mirror, commit: Entry) -> None:
-    """Uploads the commit that workers on other disks are about to fetch.
+    """Uploads the commit that workers on other disks are about to download.
 
-    The last preemption may have ended the upload of the newest commit.
+    The last preemption may have interrupted the upload of the newest commit.
 
     Args:
         mirror: the mirror, on the chief.
-        commit: the commit that all workers restore.
+        commit: the commit to restore.
 
     Raises:
-        WorkersDisagreeError: the commit is a checkpoint of TensorFlow alone.
-        CheckpointError: the object store.
+        WorkersDisagreeError: the commit is a checkpoint written by TensorFlow alone.
+        CheckpointError: the object store failed.
     """
     if commit.manifest is None:
         raise errors.WorkersDisagreeError(
@@ -380,7 +386,7 @@ def upload_for_others(mirror: Mirror, commit: Entry) -> None:
 
 
 def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agreed]:
-    """Opens the directory on another worker, and finds the commit of the chief.
+    """Opens the directory on another worker, and finds the chief's commit.
 
     Raises:
         TfpreemptError: this worker cannot follow the plan.
@@ -403,7 +409,7 @@ def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agre
         )
     opened = _open(start, directory, apart)
     if is_apart:
-        opened.start(is_sole=False)  # other workers of this machine may use it too
+        opened.start(is_sole=False)  # workers of this machine may share the directory
     token, commit, tier = plan["checkpoint"], None, "disk"
     if token is not None:
         if is_apart and store is not None:
@@ -430,7 +436,7 @@ def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agre
 
 
 def _shared_directory(start: Start, plan: Plan) -> str | None:
-    """Returns the path of the chief's directory on this worker; None without one."""
+    """Returns the local path of the chief's directory; None without access to it."""
     own = paths.absolute(start.directory) if start.directory else ""
     for directory in (str(plan["directory"]), own):
         if directory and is_leased_by(directory, plan["lease"] or ""):
@@ -446,14 +452,14 @@ def agree_on_snapshot(
     cluster: Cluster,
     timeout: float,
 ) -> Agreed:
-    """Agrees on the newest snapshot that is intact on all workers.
+    """Agrees on the newest snapshot that is intact on every worker.
 
-    Each worker publishes which snapshots it lacks, so all draw the same conclusion. If
-    a worker has no memory for snapshots, no worker takes any: a snapshot needs from all
-    workers what a save needs.
+    Every worker publishes the names of its missing snapshots, so the result is the same
+    everywhere. If a worker has no memory for snapshots, no worker takes any: like a
+    save, a snapshot needs every worker.
 
     Args:
-        agreed: what all have agreed on before.
+        agreed: result of the start so far.
         attempts: names of the snapshots to choose from, newest first.
         keys: the key-value store of the workers.
         prefix: namespace of this agreement.
@@ -496,7 +502,7 @@ def agree_on_snapshot(
 
 
 def _as_error(problems: dict[int, str]) -> Exception:
-    """Returns the problems of workers, each "ClassOfError: text", as one error."""
+    """Returns a single error for the workers' problems ("ClassOfError: text")."""
     name = problems[min(problems)].split(":")[0]
     kind: type[Exception] = getattr(errors, name, errors.WorkersDisagreeError)
     text = "; ".join(

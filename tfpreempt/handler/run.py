@@ -1,4 +1,4 @@
-"""One handler, or one fit, as the session sees it: its steps, saves and journal."""
+"""A handler, or a fit, as part of the session: steps, saves and journal."""
 
 from __future__ import annotations
 
@@ -53,47 +53,51 @@ NEVER = 1 << 62
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """A handler, or a fit, that takes part in the session: counters, saves, journal.
+    """A handler, or a fit, that participates in the session: counters, saves, journal.
 
     Main thread unless a method says otherwise.
 
     Args:
-        config: how the process exits.
-        start: the result of the start, equal on all workers.
-        deadlines: how long a notice leaves.
-        watcher: of the notices of this run; closed when the run is dropped.
-        counter: the variable that holds the number of runs; None without a checkpoint.
-        amid: what the state is in the middle of outside of steps too, such as
-            "model.fit"; empty if the state is complete there.
+        config: configuration of the exit.
+        start: result of the start, equal on every worker.
+        deadlines: time left by a notice.
+        watcher: watcher of the notice sources; closed when the run is dropped.
+        counter: variable that holds the number of `run()` calls; None without a
+            checkpoint.
+        amid: name of an activity, such as "model.fit", during which the state is
+            incomplete even between steps; empty if the state is complete there.
         async_save: whether periodic saves may be asynchronous.
-        is_alive: whether boundaries are still to come; any thread.
+        is_alive: returns whether boundaries are still to come; any thread.
 
     Attributes:
         directory: the checkpoint directory.
-        source: the directory of the commit that is restored: of the checkpoints, or of
-            the snapshots.
-        candidate: the commit that all workers restore; None to start from scratch.
-        snapshots: of this worker in memory; None if not all workers have memory.
+        source: directory of the commit to restore: of the checkpoints, or of the
+            snapshots.
+        candidate: the commit to restore; None to start from scratch.
+        snapshots: snapshots of this worker in memory; None if some worker has no
+            memory.
         saves_async: whether periodic saves are asynchronous.
-        journal: records what happens to the run; any thread.
+        journal: records the events of the run; any thread.
         record: appends an event to the journal; any thread.
-        steps_made: steps that were completed in this process.
-        stop_at: the value of `steps_made` at which the loop has to look at more than
-            the flag; -1 if no step may follow.
-        base: steps that the restored commit carries.
-        saved_at: the value of `steps_made` at the newest save, tried or done; None if
-            more than steps has come since, or the round of that save has committed
-            nothing; equal on all workers.
-        is_resumed: whether the run resumed from a commit that is not of the end of
-            training, and has saved nothing since: the end may come without a step.
-        left_at: its step when its exit was served. SystemExit may have been caught, or
-            the exit function may have returned: another handler may resume from its
+        steps_made: number of steps completed in this process.
+        stop_at: value of `steps_made` at which the loop takes the slow path even if the
+            flag is down; -1 if no step may follow.
+        base: number of steps in the restored commit.
+        saved_at: value of `steps_made` at the newest save, attempted or done. None if
+            the state has changed since other than by steps, or the round of the save
+            has committed nothing. Equal on every worker.
+        is_resumed: whether the run resumed from a commit made before the end of
+            training, and has saved nothing since: training may end without a further
+            step.
+        left_at: step of the run when its exit function was called. If SystemExit was
+            caught or the exit function returned, another handler may resume from the
             commit.
         is_unconfirmed: whether only the chief knows if the newest save was committed:
             the save was asynchronous, or was made without a round.
         is_armed: whether training has begun.
-        is_at_end: whether the fit came to its end, and `close` may commit that.
-        is_closed: whether the run takes part no more.
+        is_at_end: whether the fit came to its end, so that `close` may commit the final
+            state.
+        is_closed: whether the run no longer participates.
     """
 
     config: TerminationConfig
@@ -122,7 +126,7 @@ class Run:
         self.snapshots = start.snapshots
         self.candidate = start.candidate
         self.base = 0 if start.candidate is None else start.candidate.step or 0
-        self.source = start.directory  # of the commit that is restored
+        self.source = start.directory  # the commit's directory
         agreed = start.candidate
         if start.tier == "memory" and start.snapshots is not None:
             self.source = start.snapshots.directory
@@ -131,10 +135,11 @@ class Run:
         self.directory.check_others([each for each in found if each.is_committed])
         highest = catalog.highest_sequence(found)
         if start.tier == "memory" and agreed is not None:
-            # Its own number is its rank in memory; here it comes after what there is.
+            # Its sequence ranks the snapshots in memory; here the snapshot follows
+            # the commits on disk.
             agreed = dataclasses.replace(agreed, sequence=highest)
         if start.snapshots is not None:
-            # The newest commit, as far as this worker knows; the chief's counts.
+            # The newest commit known to this worker; the chief's value is decisive.
             token = "" if start.on_disk is None else start.on_disk.token
             start.snapshots.parent = Parent(token=token, sequence=highest)
             for each in (start.on_disk, start.candidate):
@@ -144,7 +149,7 @@ class Run:
             self.directory.path, self.directory.cluster, agreed=agreed, after=highest
         )
         self.saves_async = async_save and self.directory.contents.can_be_async
-        self._status: Telling | None = None  # written while training runs
+        self._status: Telling | None = None  # written during training
         self.journal = Journal(
             journal_directory(self.directory.path),
             self.directory.cluster.worker,
@@ -152,34 +157,35 @@ class Run:
             os.environ.get("TFPREEMPT_INCARNATION", start.token),
         )
         self.record = self.journal.record
-        # Also at the end of the interpreter: Python ends a thread that still runs then,
-        # and the process aborts if the thread is in a C++ function.
+        # Also at the end of the interpreter, where Python ends running threads: the
+        # process would abort if such a thread were in a C++ function.
         weakref.finalize(self, self.watcher.close)
         if self.directory.mirror is not None:
             weakref.finalize(self, self.directory.mirror.stop).atexit = False
 
-    # --- what is known of it ---------------------------------------------------------
+    # --- the counters ----------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """The step that a save would carry; any thread."""
+        """Number of steps that a save would record; any thread."""
         return self.base + self.steps_made
 
     @property
     def has_moved(self) -> bool:
-        """Whether anything has come since its newest save; equal on all workers."""
+        """Whether the state has changed since the newest save; equal everywhere."""
         return self.steps_made != self.saved_at
 
     # --- the start -------------------------------------------------------------------
 
     def restore(self, *, named_states: bool = True) -> None:
-        """Restores the agreed commit, and the number of its steps.
+        """Restores the agreed commit, and its number of steps.
 
         Args:
             named_states: False if the named States were loaded before.
 
         Raises:
-            CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+            CheckpointMismatchError: the commit belongs to another model; no variable
+                was assigned.
         """
         clock, found = self.directory.clock, self.candidate
         began = clock.monotonic()
@@ -188,7 +194,7 @@ class Run:
         if found is not None:
             restored = self.source.restore(found, named_states=named_states)
             if self.counter is not None and found.prefix is None:
-                self.counter.assign(restored.step)  # saved without the variable
+                self.counter.assign(restored.step)  # the commit lacks the variable
             if self.counter is not None:
                 step = int(self.counter.numpy())
                 restored = dataclasses.replace(restored, step=step)
@@ -199,7 +205,7 @@ class Run:
         took = self.start.seconds + clock.monotonic() - began
         self._record_start(restored, took)
         if restored.path is not None:
-            # Not a fault, but the first question about a restarted run.
+            # Not a problem, but the first question of users after a restart.
             log.warning(
                 "tfpreempt: goes on at step %d, of %s", restored.step, restored.path
             )
@@ -217,7 +223,7 @@ class Run:
         self.is_resumed = found is not None and not is_of_end
 
     def adopt(self) -> None:
-        """Counts from the agreed commit, without a restore."""
+        """Continues the step count of the agreed commit, without a restore."""
         self.candidate = None
         self.source.contents.free_read_ahead()
         world = self.directory.cluster.world
@@ -226,19 +232,21 @@ class Run:
 
     @property
     def unrestored_variables(self) -> Sequence[str]:
-        """Names of variables of the restored commit that no object has yet."""
+        """Names of variables in the restored commit without an object so far."""
         return self.source.contents.unrestored_variables()
 
     def load_state(self, state: State) -> bool:
-        """Loads one named State, registered or not, of what was restored or saved
-        since; returns whether there was something."""
+        """Loads a named State from the restored or a later commit.
+
+        The State need not be registered. Returns whether there was a value to load.
+        """
         return self._states.load(state)
 
     def start_mirror(self) -> None:
-        """The chief mirrors its commits from now on.
+        """Starts to mirror commits; on the chief.
 
         Raises:
-            ConfigurationError: another open handler mirrors to the same place.
+            ConfigurationError: another open handler mirrors to the same location.
         """
         mirror = self.directory.mirror
         if mirror is not None:
@@ -247,10 +255,10 @@ class Run:
             mirror.task(functools.partial(clear_others, mirror.store, token))
 
     def arm(self, doing: Callable[[], Doing]) -> None:
-        """Training begins: the random generators are set, and the status is written.
+        """Begins training: sets the random generators, and starts the status file.
 
         Args:
-            doing: what the process does now; any thread.
+            doing: returns the current activity of the process; any thread.
         """
         self.is_armed = True
         self.watcher.rearm()
@@ -275,8 +283,8 @@ class Run:
         Called after the restore, before data are read.
 
         Args:
-            is_all_restored: False if the program may make iterators later that the
-                commit restores: files that are older than the commit are kept.
+            is_all_restored: False if the program may later create iterators that are
+                part of the commit: files older than the commit are then kept.
         """
         found, since = self.candidate, 0.0
         if found is not None and not is_all_restored:
@@ -284,12 +292,12 @@ class Run:
         clear_interrupted(self.journal.read_earlier(CacheWrite), since=since)
 
     def record_caches(self) -> None:
-        """Records the caches that this process has begun to write; any thread."""
+        """Records the caches begun by the process; any thread."""
         for path, lock in written_caches():
             self.record(CacheWrite(path=path, lock=lock))
 
     def _record_start(self, restored: Restored, seconds: float) -> None:
-        """Records the start, with the step that an earlier process had reached."""
+        """Records the start, with the step reached by the previous process."""
         path = now_path(self.journal.path.parent, self.directory.cluster.worker)
         before = read_now(path)
         told = dataclasses.replace(
@@ -304,7 +312,10 @@ class Run:
     # --- the status ------------------------------------------------------------------
 
     def _now(self, doing: Doing) -> Now:
-        """How far it is, but for what takes two looks; any thread."""
+        """Returns the current status, without values computed from two samples.
+
+        Any thread.
+        """
         clock, deadlines = self.directory.clock, self.deadlines
         wall, since, told = clock.wall(), deadlines.since_notice, deadlines.told
         left = None if told is None else told - clock.monotonic()
@@ -327,9 +338,9 @@ class Run:
         """Captures and writes this worker's part of a save.
 
         Args:
-            name: of the save; equal on all workers, and never used again.
-            *args: the user's, for a manager's `save` or a save_fn.
-            **kwargs: the user's.
+            name: name of the save; equal on every worker, and never used again.
+            *args: user arguments for a manager's `save` or a save_fn.
+            **kwargs: user arguments for the same function.
         """
         return self.write(self.capture(name, None, *args, **kwargs))
 
@@ -339,10 +350,10 @@ class Run:
         """Captures this worker's part of a save.
 
         Args:
-            name: see `stage`.
-            permit: of an asynchronous save; None if training waits for the save.
-            *args: see `stage`.
-            **kwargs: see `stage`.
+            name: name of the save, as in `stage`.
+            permit: permit of an asynchronous save; None if training waits for the save.
+            *args: user arguments, as in `stage`.
+            **kwargs: user arguments, as in `stage`.
         """
         if self.snapshots is not None:
             self.snapshots.give_up()
@@ -357,7 +368,7 @@ class Run:
         return save
 
     def write(self, save: Save) -> Save:
-        """Writes what was captured, and returns the save; any thread."""
+        """Writes a captured part, and returns the save; any thread."""
         save.write()
         exchange, is_chief = self.directory.exchange, self.directory.cluster.is_chief
         if not (is_chief or (exchange is not None and exchange.is_apart)):
@@ -368,9 +379,10 @@ class Run:
         """Publishes a save and records the commit; on the chief, any thread.
 
         Args:
-            save: was written.
-            because: "preemption", "periodic" and so on; in the manifest.
-            workers: the workers that have written their parts.
+            save: the written save.
+            because: reason for the save, such as "preemption" or "periodic"; in the
+                manifest.
+            workers: workers whose parts are written.
         """
         deadlines = self.deadlines
         commit = save.publish(because, workers, left=lambda: deadlines.left)
@@ -390,7 +402,7 @@ class Run:
             step_seconds=deadlines.step_seconds() or None,
         )
         took = commit.save_seconds
-        if save.is_async:  # takes longer, as training continues beside it
+        if save.is_async:  # slower, because training continues meanwhile
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)
@@ -398,13 +410,13 @@ class Run:
         return commit
 
     def take_snapshot(self, name: str) -> bool:
-        """Captures a snapshot of this step, if this worker has memory for any.
+        """Captures a snapshot of the current step, if this worker has the memory.
 
         Args:
-            name: see `stage`.
+            name: name of the save, as in `stage`.
 
         Returns:
-            Whether the snapshot was captured, and the snapshot before is intact.
+            Whether the snapshot was captured, and the previous snapshot is intact.
         """
         if self.snapshots is None:
             return False
@@ -418,17 +430,17 @@ class Run:
     def record_exit(
         self, outcome: Outcome, why: str = "", code: int | None = None
     ) -> None:
-        """Records in the journal how the process exits; any thread.
+        """Records the exit of the process in the journal; any thread.
 
         Args:
-            outcome: of the process.
+            outcome: outcome of the process.
             why: the reason, for people.
-            code: the exit code; None if the error of the program decides on the code.
+            code: the exit code; None if the code depends on an error of the program.
         """
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
     def close(self) -> None:
-        """Ends the sources, the mirror and the journal, and releases the directory."""
+        """Closes sources, mirror and journal, and releases the directory."""
         self.is_closed = True
         self.stop_at = -1
         self.watcher.close()
@@ -445,7 +457,7 @@ class Run:
         self.journal.close()
 
     def release(self) -> None:
-        """Lets other programs use the directory; a save takes the lease again."""
+        """Releases the directory; a later save acquires the lease again."""
         if self.snapshots is not None:
             self.snapshots.give_up()
         self.directory.release()
@@ -453,14 +465,14 @@ class Run:
 
 @dataclasses.dataclass(eq=False)
 class Runs:
-    """The open runs of a session, oldest first; iterated on any thread.
+    """The open runs of a session, oldest first; any thread may iterate.
 
-    A run without a step is held weakly: a program that drops the handler has closed
-    the run. From the first step on the run is kept, because a program that never closes
-    its handler still gets a last boundary.
+    A run without a step is held weakly: a program that drops the handler has closed the
+    run. After the first step the run is held strongly, because a program that never
+    closes its handler still needs the last boundary.
 
     Attributes:
-        kept: the runs with which training has begun.
+        kept: runs whose training has begun.
     """
 
     kept: set[Run] = dataclasses.field(default_factory=set)
@@ -474,15 +486,15 @@ class Runs:
         return any(True for _ in self)
 
     def add(self, run: Run) -> None:
-        """Adds a run, which takes part from now on."""
+        """Adds a run, which participates from now on."""
         self._refs = [weakref.ref(each) for each in (*self, run)]
 
     def record(self, event: Event) -> None:
-        """Writes an event to every journal; any thread."""
+        """Writes an event to the journal of every run; any thread."""
         for run in self:
             run.record(event)
 
     def fault(self, where: str, error: Exception) -> None:
-        """Training survives this; it is logged and written to the journals."""
+        """Logs an error survived by training, and adds it to the journals."""
         log.error("tfpreempt: %s failed: %s", where, error)
         self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))

@@ -1,8 +1,8 @@
-"""One process's part in the agreement, shared by all its runs.
+"""The participation of a process in the agreement, shared by its runs.
 
-Boundaries are counted for the process, not for a handler, because the process is what
-is preempted: at the agreed boundary every open run saves. The session owns the hub,
-the coordinator and the way out; a run its commits and its notice sources.
+Boundaries are counted per process, not per handler, because the process is preempted as
+a whole: at the agreed boundary every open run saves. The session owns the key-value
+store, the coordinator and the exit; a run owns its commits and its notice sources.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ Saving = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def take_notice(pending: list[Notice], notice: Notice) -> bool:
-    """Removes a notice that waits for a run, and returns whether it was there.
+    """Removes a pending notice; returns False if the notice was already taken.
 
-    Any thread: each notice is taken once.
+    Any thread: a notice is taken once.
 
     Args:
-        pending: notices that came while no run listened.
+        pending: notices that arrived while no run listened.
         notice: the notice to take.
     """
     with contextlib.suppress(ValueError):
@@ -81,17 +81,17 @@ def take_notice(pending: list[Notice], notice: Notice) -> bool:
 
 
 class Session:
-    """The agreement as the main thread sees it.
+    """The agreement, as seen by the main thread.
 
     Args:
-        cluster: who the workers are.
-        store: shared by the workers of this incarnation.
+        cluster: the workers of the run.
+        store: key-value store shared by the workers of this incarnation.
         incarnation: namespace of the keys.
-        save_timeout: seconds that waiting may take where no deadline is known.
-        pending: notices that came while no run listened.
+        save_timeout: seconds that a wait may take without a known deadline.
+        pending: notices that arrived while no run listened.
 
     Attributes:
-        start_count: number of runs that have begun to start; equal on all workers.
+        start_count: number of runs that have begun to start; equal on every worker.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Session:
         self.timer = StepTimer(self._clock)
         self.runs = Runs()
         self.start_count = 0
-        self._heard: Notice | None = None  # the newest of the runs' own
-        self.heard_at = -math.inf  # when that came
+        self._heard: Notice | None = None  # the newest notice of a run
+        self.heard_at = -math.inf  # monotonic seconds of its arrival
         self.runtime = Runtime(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
@@ -119,7 +119,7 @@ class Session:
                 cluster.worker,
                 cluster.world,
                 collectives=cluster.world > 1,
-                saves_alone=cluster.world == 1,  # until `settle` has asked the runs
+                saves_alone=cluster.world == 1,  # `settle` updates the value
             ),
             incarnation,
             self.runtime,
@@ -151,22 +151,23 @@ class Session:
     # --- runs -------------------------------------------------------------------------
 
     def open(self, run: Run, every: datetime.timedelta | None = None) -> None:
-        """A run takes part from now on: listens, and copies its commits.
+        """Opens a run: starts to watch its notice sources and to mirror its commits.
 
         Args:
-            run: has restored.
-            every: asks all for a commit whenever so much time has passed.
+            run: the run, already restored.
+            every: time between two periodic commits; None for no periodic commits.
 
         Raises:
-            NotMainThreadError: signals can only be watched from the main thread.
-            ConfigurationError: another one copies to the same place.
+            NotMainThreadError: the caller is not the main thread, where Python requires
+                signals to be watched.
+            ConfigurationError: another open run mirrors to the same location.
         """
         self.come_back()
         before = list(self.runs)
         self.exit.is_over = False
         if not before:
             self.vote.failures.clear()
-        self.runs.add(run)  # first, for a notice may stand already
+        self.runs.add(run)  # first, because a notice may be pending
         try:
             run.watcher.start()
             run.start_mirror()
@@ -191,10 +192,10 @@ class Session:
             ).look()
 
     def deliver_pending_notices(self) -> None:
-        """The newest run that listens hears what was kept while none did.
+        """Delivers notices kept while no run listened to the newest run that listens.
 
-        Any thread. Who keeps a notice calls this after it, as does who begins to
-        listen, so that one of the two sees what the other did.
+        Any thread. Called after a notice is kept, and after a run begins to listen, so
+        that one of the two calls sees both the notice and the run.
         """
         listening = [run for run in self.runs if run.watcher.is_started]
         for notice in tuple(self._pending):
@@ -203,10 +204,10 @@ class Session:
                 self.hear(listening[-1].start.token, mine)
 
     def take_left_over(self) -> Notice | None:
-        """What runs heard and did not serve before the last of them was closed.
+        """Takes the newest notice that the closed runs received and did not handle.
 
-        It came behind the last boundary, or its grace outlasts the training. It is
-        given once.
+        Such a notice arrived after the last boundary, or its grace period outlasts the
+        training. A notice is returned once; None if there is no such notice.
         """
         is_held = self.coordinator.state.held is not None
         if self.runs or not is_held or self.exit.left or self.exit.detached:
@@ -219,18 +220,18 @@ class Session:
         return dataclasses.replace(heard, grace_seconds=grace)
 
     def is_over(self, run: Run) -> bool:
-        """Whether nobody trains on with it: it has left, or the last step failed."""
+        """Returns whether a run cannot train on, after its exit or a failed step."""
         has_failed = self.gate.failed == self.gate.started
         return has_failed or run.left_at == run.step
 
     def arm(self, run: Run) -> None:
-        """Training begins: listens again, and sets the random generators."""
+        """Begins training a run: listens again, and sets the random generators."""
         if not run.is_armed:
-            self.runs.kept.add(run)  # first: a thread may not be what drops it
+            self.runs.kept.add(run)  # first: a thread must not drop the last reference
             run.arm(self.activity.now)
 
     def part(self, run: Run) -> None:
-        """A run takes part no more."""
+        """Closes a run, which no longer participates."""
         self.runs.kept.discard(run)
         self.saves.wait()  # a save that is under way needs the lease
         run.close()
@@ -238,7 +239,7 @@ class Session:
     # --- boundaries ------------------------------------------------------------------
 
     def check_process(self, what: str) -> None:
-        """Refuses a call in a forked child, which has none of the session's threads.
+        """Raises an error in a forked child, which lacks the session's threads.
 
         Raises:
             UsageError: the calling process is a forked child.
@@ -258,16 +259,16 @@ class Session:
         return os.getpid() != self.exit.process
 
     def check_open(self, run: Run, what: str) -> None:
-        """Refuses a call that comes too late, inside a step, or in a forked child.
+        """Raises an error for a call after close, inside a step, or in a forked child.
 
         Args:
-            run: the run that the call is about.
-            what: the call, for an error.
+            run: the run of the call.
+            what: the call, for an error message.
 
         Raises:
-            HandlerClosedError: after `close()`.
-            NestedRunError: inside `run()`.
-            UsageError: see `check_process`.
+            HandlerClosedError: the run was closed before.
+            NestedRunError: the call is inside `run()`.
+            UsageError: the calling process is a forked child.
         """
         self.check_process(what)
         if run.is_closed:
@@ -285,9 +286,10 @@ class Session:
         """Begins the training of a run, before a boundary or a save.
 
         Raises:
-            HandlerClosedError: see `check_open`.
-            NestedRunError: see `check_open`.
-            UsageError: after an error that the other workers were told of.
+            HandlerClosedError: the run was closed before.
+            NestedRunError: the call is inside `run()`.
+            UsageError: an error was raised here before, and reported to the other
+                workers.
         """
         self.check_open(run, what)
         if self.exit.detached:
@@ -299,15 +301,17 @@ class Session:
         self.arm(run)
 
     def enter(self, run: Run, what: str, stages: Stages = PLAIN) -> None:
-        """The slow path of a step's boundary; the interval is counted.
+        """Runs the slow path of a step's boundary; the interval is already counted.
 
         Args:
-            run: is about to step.
-            what: was called, for an error.
-            stages: how runs are staged that the program gives arguments.
+            run: the run whose step is about to start.
+            what: the call, for an error message.
+            stages: functions that stage the part of a run, for runs whose save takes
+                arguments from the program.
 
         Raises:
-            UsageError: see `ready`; the interval is taken back.
+            UsageError: the step cannot start, see `ready`; the interval is no longer
+                counted.
         """
         try:
             self.ready(run, what)
@@ -318,12 +322,12 @@ class Session:
         if run.steps_made < _TRACED:
             self.activity.traces = self.gate.started
         if run.steps_made == 1:
-            run.directory.try_states()  # all is there: a step was made
+            run.directory.try_states()  # every State exists after a step
             run.record(FirstStep(step=run.step))
             run.record_caches()
             self.timer.begin(self.gate.started)
         elif run.steps_made == 3:
-            # Not at the first step: steps may take turns, as those of a GAN do.
+            # Not after the first step: step functions may alternate, as in a GAN.
             run.source.contents.warn_of_unrestored()
             self._warn_of_long_steps(run)
 
@@ -348,10 +352,11 @@ class Session:
         )
 
     def boundary(self, saving: Saving = contextlib.nullcontext) -> None:
-        """A place where the process may save and exit; counts no step.
+        """Passes a boundary without a step; the process may save and exit.
 
         Args:
-            saving: context of a save at this boundary; it sets the state to be saved.
+            saving: context manager of a save at the boundary; prepares the state to
+                save.
         """
         self.gate.started += 1
         self.timer.check(self.gate.started)
@@ -360,12 +365,13 @@ class Session:
                 self.look()
 
     def look(self, stages: Stages = PLAIN) -> None:
-        """The slow path of a boundary: the next interval is counted.
+        """Runs the slow path of a boundary; the next interval is already counted.
 
-        Returns when that interval may start; ends the process if it must.
+        Returns when the interval may start. Raises SystemExit if this process must
+        exit.
 
         Args:
-            stages: how runs are staged that the program gives arguments.
+            stages: functions that stage the part of a run, as in `enter`.
         """
         self.come_back()
         if not self.gate.flag:
@@ -380,7 +386,7 @@ class Session:
 
     @contextlib.contextmanager
     def deferring_sigint(self) -> Iterator[None]:
-        """Ctrl-C does not break off what the notice that is up has begun."""
+        """Defers Ctrl-C while a notice is being handled."""
         with held_back(lambda: self.gate.flag):
             try:
                 yield
@@ -389,18 +395,24 @@ class Session:
                 raise
 
     def detach(self, why: str) -> None:
-        """This worker takes part no more, and the others are told."""
+        """Ends the participation of this worker, and notifies the other workers.
+
+        Args:
+            why: the reason, for people; follows "worker 3" in a sentence.
+        """
         self.coordinator.notes.lost_because = f"worker {self.cluster.worker} {why}"
         self.exit.detached = True
         self.coordinator.feed(ev.Detached())
 
     def come_back(self) -> None:
-        """SystemExit was caught (a notebook does): training goes on, as if the exit
-        function had returned."""
+        """Resumes training after SystemExit was caught (in a notebook, for example).
+
+        Training continues as if the exit function had returned.
+        """
         if self.exit.left:
             self.exit.come_back()
-            self.runs.kept.clear()  # what came before the exit is over
-            if self.coordinator.state.main is ev.Main.ENDED:  # not where a peer went
+            self.runs.kept.clear()  # earlier runs are over
+            if self.coordinator.state.main is ev.Main.ENDED:  # not after a loss
                 self.coordinator.feed(ev.NextRound())
 
     def settle(
@@ -411,7 +423,17 @@ class Session:
         limit: float | None = None,
         steps_follow: bool = True,
     ) -> ev.Verdict | None:
-        """Stands at a boundary until the verdict on it; None after the limit."""
+        """Waits at a boundary for the directive of the coordinator, and follows it.
+
+        Args:
+            stages: functions that stage the part of a run, as in `enter`.
+            last: whether the boundary is the last boundary of training.
+            limit: seconds to wait for a directive; None: no limit.
+            steps_follow: whether steps may follow this boundary.
+
+        Returns:
+            The directive; None after the limit.
+        """
         c = self.coordinator
         need_peers = [m.directory.contents.needs_peers() for m in self.runs]
         saves_alone = True not in need_peers
@@ -452,15 +474,17 @@ class Session:
     # --- without a notice ------------------------------------------------------------
 
     def save(self, run: Run) -> str:
-        """All workers save now, at the same place of the program.
+        """Saves on every worker, at the same point of the program.
 
         Returns:
-            The commit's directory on the chief; the checkpoint directory elsewhere,
-            and where files lie flat or a save_fn left nothing to commit.
+            The directory of the commit on the chief. On the other workers the
+            checkpoint directory, as also for commits without a directory (flat files),
+            or if a save_fn left no files to commit.
 
         Raises:
-            CheckpointError: the directory, or a worker whose part did not come in time.
-            UsageError: within a step or a fit, or after an error.
+            CheckpointError: the directory cannot be written, or a worker's part did not
+                arrive before the timeout.
+            UsageError: the call is inside a step or a fit, or follows an error.
         """
         if run.amid:
             raise UsageError(
@@ -475,12 +499,13 @@ class Session:
         return commit.path
 
     def save_at_boundary(self, run: Run, stages: Stages) -> None:
-        """A periodic save; the next interval is counted.
+        """Makes a periodic save at a boundary; the next interval is already counted.
 
-        A process alone takes that back while the save lasts: a notice that comes
-        meanwhile is served before another step, with this very commit. Where there are
-        others, one that has not come so far could be told to stop at this boundary, and
-        would have no part in the save that this worker waits for.
+        In a single process, the count is reduced during the save: a notice that arrives
+        during the save is then handled before another step, with this very commit. With
+        several workers the count stays. A worker that has not come so far could
+        otherwise be directed to stop at this boundary, and would not participate in the
+        save for which this worker waits.
         """
         is_alone = self.cluster.world == 1
         self.gate.started -= is_alone
@@ -490,26 +515,26 @@ class Session:
             self.look(stages)
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
-        """Waits for the asynchronous save that is under way; any thread.
+        """Waits for the asynchronous save in progress; any thread.
 
         Args:
-            seconds: at most; None: until it is over.
+            seconds: longest wait; None: until the save is over.
 
         Returns:
-            Whether none is under way.
+            Whether no save is in progress.
         """
         with self.activity.main_may_wait():
             return self.saves.wait(seconds)
 
     def wait_for_mirror(self, run: Run, seconds: float | None) -> bool:
-        """Waits until every save that was begun is copied; any thread.
+        """Waits until every save begun so far is uploaded; any thread.
 
         Args:
-            run: whose.
-            seconds: at most; None: while it gets on.
+            run: the run whose saves are uploaded.
+            seconds: longest wait; None: no limit while the upload progresses.
 
         Returns:
-            Whether the newest commit is copied.
+            Whether the newest commit is uploaded.
         """
         self.check_process("wait_for_mirror()")
         start = self._clock.monotonic()
@@ -522,15 +547,15 @@ class Session:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no interval may be half done, while main is outside of `run()`."""
+        """Whether no interval can be incomplete while main is outside of `run()`."""
         return self.gate.started not in (self.gate.failed, self.gate.bare)
 
     def is_noticed(self, within: float = 0.0) -> bool:
-        """Whether a preemption is to be served; main thread.
+        """Returns whether a preemption is to be handled; main thread.
 
         Args:
-            within: seconds in which it may still be heard of. Of one that was heard of
-                other threads tell soon.
+            within: seconds to wait for a notice. Another thread reports a notice soon
+                after the notice was received.
         """
         start, never = self._clock.monotonic(), threading.Event()
         while self.coordinator.state.notice not in PREEMPTION:
@@ -542,18 +567,18 @@ class Session:
         return bool(self.runs)
 
     def serve(self, error: Exception, is_whole: bool) -> bool:
-        """Serves the notice that an error came under, if there is one.
+        """Handles the notice under which an error was raised, if there is a notice.
 
-        No interval can follow, so a state that is whole is committed here, if no other
-        worker is to begin one. Data that fail in the middle of a step are as good as
-        a lost worker.
+        No interval can follow the error. So a complete state is committed here, unless
+        another worker is to begin an interval. A failure to read data in the middle of
+        a step counts like the loss of a worker.
 
         Args:
-            error: of a step, or from outside of steps.
-            is_whole: whether the state is that of a boundary.
+            error: error raised by a step, or outside of steps.
+            is_whole: whether the state is complete, as at a boundary.
 
         Returns:
-            Whether it was served, and the exit function came back.
+            Whether a notice was handled and the exit function returned.
         """
         killed, is_alone = killed_children(), self.cluster.world == 1
         if killed:
@@ -578,7 +603,12 @@ class Session:
         return True
 
     def hear(self, token: str, notice: Notice) -> None:
-        """A source of the run with this token speaks; on its thread."""
+        """Handles a notice from a source; on the thread of the source.
+
+        Args:
+            token: token of the run that owns the source.
+            notice: the notice.
+        """
         self._heard, self.heard_at = notice, notice.received_at
         self.coordinator.notice(notice)
         told = [each for each in self.runs if each.start.token == token]
@@ -603,7 +633,10 @@ class Session:
                 self.exit.overrun(f"{run.amid} has died, and no step will follow")
 
     def _name_killed(self) -> None:
-        """A notice has come, perhaps by a signal to others too."""
+        """Logs the killed children of this process.
+
+        The signal of the notice may have killed the children.
+        """
         if killed := ", ".join(killed_children()):
             log.warning(
                 "tfpreempt: children of this process were killed: %s. If they read "
@@ -620,16 +653,17 @@ class Session:
         is_whole: bool = False,
         peer_is_gone: bool = False,
     ) -> None:
-        """An error is about to be raised: serves the notice that it came under, or
-        tells the peers.
+        """Handles the notice under which an error was raised, or notifies the peers.
+
+        The caller raises the error afterwards.
 
         Args:
-            error: of a step, or from outside of steps.
-            is_whole: whether the state is that of a boundary.
-            peer_is_gone: whether it looks like the loss of another worker.
+            error: error raised by a step, or outside of steps.
+            is_whole: whether the state is complete, as at a boundary.
+            peer_is_gone: whether the error looks like the loss of another worker.
         """
         if isinstance(error, Exception) and self.serve(error, is_whole):
-            return  # the exit function came back
+            return  # the exit function returned
         if self.cluster.world > 1:
             service = frameworks.adapter("tensorflow", "coordination")
             self.exit.fail(error, peer_is_gone)

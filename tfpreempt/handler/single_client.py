@@ -1,8 +1,9 @@
 """Single-client clusters: this process alone runs the program, on remote workers.
 
-TPU pods are used so, and any `tf.distribute.Server` can be. The workers' machines are
-what is taken away: TensorFlow's C++ code on them turns SIGTERM into a key of the
-coordination service, and the worker goes on serving until its machine goes.
+TPU pods are used in this way, and so can any `tf.distribute.Server`. The platform
+preempts the machines of the workers. TensorFlow's C++ code on the machines turns
+SIGTERM into a key of the coordination service, and the worker keeps serving until its
+machine is terminated.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Connection:
     """A connection to remote workers.
 
     Attributes:
-        number: how many were made in this process, this one included.
-        device: this machine's CPU, where files are written and read.
+        number: number of connections made in this process, including this connection.
+        device: the CPU of this machine, where files are written and read.
     """
 
     number: int
@@ -39,7 +40,7 @@ class Connection:
 
     @property
     def notice_identity(self) -> tuple[str, int]:
-        """What TensorFlow's key is read for; another one after a reconnection."""
+        """Identity under which TensorFlow's key is read; changes at a reconnection."""
         return "tfpreempt-remote-cluster", self.number
 
 
@@ -47,29 +48,30 @@ _connection: Connection | None = None
 
 
 def connection() -> Connection | None:
-    """The one that `connect_to_cluster` made last; None in all other programs."""
+    """Returns the newest connection of `connect_to_cluster`; None without any."""
     return _connection
 
 
 def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
-    """Connects this process to remote workers, so that their preemption is heard of.
+    """Connects this process to remote workers, and receives their preemption notices.
 
-    In place of `tf.config.experimental_connect_to_cluster`, before anything else of
-    TensorFlow: the coordination service, by which workers tell of a SIGTERM, can be
-    set up only then. The first worker hosts it. When workers have been replaced, call
-    it again in the same process, and then make strategy, variables and handler anew.
+    Call the function in place of `tf.config.experimental_connect_to_cluster`, before
+    anything else of TensorFlow. Only then can the coordination service be set up, by
+    which workers report a SIGTERM. The first worker hosts the service. When workers
+    have been replaced, call the function again in the same process, and then create the
+    strategy, the variables and the handler again.
 
     Main thread.
 
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, such as a
             TPUClusterResolver, or a `tf.train.ClusterSpec` with a job "worker".
-        protocol: of the workers' servers.
+        protocol: protocol of the workers' servers.
 
     Raises:
-        ConfigurationError: it names no remote workers.
+        ConfigurationError: the resolver names no remote workers.
         UsageError: TensorFlow was used before the first call.
-        TensorFlowMissingError: there is none.
+        TensorFlowMissingError: TensorFlow is not installed.
     """
     global _connection
     if not loading.has_tensorflow():
@@ -90,15 +92,15 @@ def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
 
 
 class PreemptionWatcher:
-    """Tells whether a remote worker is preempted; saving is up to the program.
+    """Reports whether a remote worker is preempted; the program itself saves.
 
-    For programs without a handler, in the shape of TensorFlow's class of this name,
-    whose op the wheels lack. Make it after `connect_to_cluster()`; a new connection
-    needs a new one.
+    For programs without a handler. The interface is that of TensorFlow's class of the
+    same name, whose op is missing in the pip packages of TensorFlow. Create the watcher
+    after `connect_to_cluster()`; a new connection needs a new watcher.
 
     Attributes:
-        preemption_message: the task that got SIGTERM, such as "/job:worker/task:1";
-            None until then. Set on a thread.
+        preemption_message: the task that received SIGTERM, such as
+            "/job:worker/task:1"; None before. Set on a thread.
 
     Raises:
         UsageError: there is no connection.
@@ -123,31 +125,32 @@ class PreemptionWatcher:
         self.preemption_message = detail
 
     def block_until_worker_exit(self, limit: float = 60.0) -> bool:
-        """Waits until the first worker, which hosts the service, is gone.
+        """Waits until the first worker, the host of the service, has ended.
 
-        Whoever connects again before that gets a worker that is about to go.
+        A program that reconnects earlier would connect to a worker that is about to
+        end.
 
         Args:
-            limit: seconds to wait at most.
+            limit: longest wait in seconds.
 
         Returns:
-            Whether it is gone.
+            Whether the worker has ended.
         """
         is_gone: bool = _service().wait_service_gone(limit)
         return is_gone
 
     def close(self) -> None:
-        """Stops to listen, and lets the next notice come."""
+        """Stops watching, and makes way for the next notice."""
         self._source.close()
         if self.preemption_message is not None:
             notice_was_served()
 
 
 def notice_was_served() -> None:
-    """A notice led to a commit, or to nothing any more: the next one can come.
+    """Deletes TensorFlow's notice key after a notice was handled.
 
-    TensorFlow's key stays after a preempted worker is gone, and would be taken for the
-    next notice, here or in a restarted program.
+    The key remains after a preempted worker has ended, and would be taken for the next
+    notice, here or in a restarted program.
     """
     if _connection is None:
         return

@@ -1,14 +1,15 @@
 """Snapshots of one run: saves into memory that outlives the process.
 
-Each worker keeps on its own machine all values that it needs to resume, so no disk is
-needed. A snapshot is an asynchronous save like any other (`AsyncSave`): the main thread
-captures it, and another thread writes, sums and marks it. A snapshot without a marker
-does not count.
+Each worker keeps on its own machine every value needed to resume, so no disk is needed.
+A snapshot is an ordinary asynchronous save (`AsyncSave`). The main thread captures the
+snapshot; a second thread writes the data, computes checksums and writes the marker. A
+snapshot without a marker does not count.
 
-At most two generations exist: the newest that all workers are known to have, and the
-one that is being written. A round of snapshots succeeds if every worker has captured
-its own, and has the snapshot of the round before intact: that snapshot is kept from
-then on, and the new one is written. If one worker fails, no worker writes.
+At most two generations exist: the newest snapshot known to be held by every worker, and
+the snapshot being written. A round of snapshots succeeds if every worker has captured
+its own snapshot, and has the snapshot of the previous round intact. The previous
+snapshot is kept from then on, and the new snapshot is written. If one worker fails, no
+worker writes.
 """
 
 from __future__ import annotations
@@ -50,26 +51,27 @@ COPIES = KEPT + 1
 TRIES = 3
 """Rounds without a snapshot after which none are taken any more."""
 
-_RESERVE = 2  # of what is available, snapshots leave as much as they take
-_PATIENCE_SECONDS = 5.0  # for the last one to end, where there are to be no more
-_STATES = ".restored"  # keeps the States of what was restored
+_RESERVE = 2  # snapshots leave as much free memory as they take
+_PATIENCE_SECONDS = 5.0  # longest wait for the last snapshot in `end`
+_STATES = ".restored"  # folder with the States of the restored snapshot
 
 
 def directory_for(memory: LentMemory, checkpoint_dir: str, worker: int) -> str:
-    """Where the snapshots of one worker of one checkpoint directory lie."""
+    """Returns the folder of a worker's snapshots of a checkpoint directory."""
     key = hashlib.sha256(os.path.abspath(checkpoint_dir).encode(errors="replace"))
     return os.path.join(memory.directory, f"{key.hexdigest()[:16]}-{worker}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A snapshot was captured, and training has gone on.
+    """Timing of a captured snapshot.
 
     Attributes:
-        arrived: monotonic seconds at which the main thread came to the boundary.
-        left: when it went on.
-        steps: that had been made by then.
-        intervals: that had been: steps, and whatever else passes boundaries.
+        arrived: monotonic seconds at which the main thread reached the boundary.
+        left: monotonic seconds at which training continued.
+        steps: number of steps completed by then.
+        intervals: number of intervals completed by then: steps, and other passages of
+            boundaries.
     """
 
     arrived: float
@@ -80,23 +82,26 @@ class Taken:
 
 @dataclasses.dataclass(eq=False)
 class Snapshots:
-    """What one worker has in memory for a checkpoint directory, and takes there.
+    """The snapshots of one worker in memory, for a checkpoint directory.
 
-    Main thread, unless said otherwise.
+    Main thread, unless a method says otherwise.
 
     Args:
-        directory: the directory in that memory, of which this worker is the chief.
-        memory: the memory that this worker may use.
-        available: returns how many bytes of memory are free.
+        directory: the directory in memory, in which this worker acts as the chief.
+        memory: the memory lent to this worker.
+        available: returns the number of bytes of free memory.
 
     Attributes:
-        agreed: the name of the newest that all workers have whole; "" while none is.
-        refused: on the chief, the rounds in which a worker said no, since there was one
-            that all had whole.
-        is_after_commit: whether a commit was begun since then: it may have broken one
-            off, which then lacks the one before, and is not to blame.
-        is_off: whether none are taken any more; any thread.
-        taken: the newest, until its cost was looked at; any thread.
+        agreed: name of the newest snapshot intact on every worker; "" without such a
+            snapshot.
+        refused: on the chief, the number of rounds in which a worker refused, since the
+            agreed snapshot.
+        is_after_commit: whether a commit was begun since then. The commit may have
+            interrupted a snapshot; a worker without the previous snapshot is then not
+            counted as refusing.
+        is_off: whether no more snapshots are taken; any thread.
+        taken: timing of the newest snapshot, until the scheduler has read it; any
+            thread.
         rounds: rounds of the agreement whose keys are to be deleted.
         parent: the newest commit of the checkpoint directory.
     """
@@ -111,19 +116,20 @@ class Snapshots:
     taken: Taken | None = None
     rounds: list[int] = dataclasses.field(default_factory=list)
     parent: Parent = NONE
-    _bytes: int = 0  # of one, as far as it is known
-    _latest: str = ""  # the one that all have captured; "" after a round with a no
-    _whole: str = ""  # the newest that this worker has made
-    _why: str = ""  # the newest failure
+    _bytes: int = 0  # expected size of a snapshot
+    _latest: str = ""  # captured by every worker; "" after a refusal
+    _whole: str = ""  # newest intact snapshot of this worker
+    _why: str = ""  # newest failure
     _captured: tuple[Save, Permit, Parent] | None = None
     _under_way: AsyncSave | None = None
 
     # --- the start -------------------------------------------------------------------
 
     def find(self) -> list[Entry]:
-        """The snapshots that were taken by as many workers, newest first; not verified.
+        """Returns the snapshots with the same number of workers, newest first.
 
-        What cannot be read is none: there is the disk.
+        The snapshots are not verified. Unreadable snapshots are omitted, because a
+        commit on disk can be restored instead.
         """
         world = self.directory.cluster.world
         return [
@@ -146,16 +152,18 @@ class Snapshots:
             return []
 
     def lacks(self, attempts: Collection[str]) -> list[str]:
-        """Which of these snapshots this worker has not, or not whole; tells of damage.
+        """Returns the names of the snapshots missing or corrupt on this worker.
+
+        Logs corrupt snapshots.
 
         Args:
-            attempts: their names, equal on all workers.
+            attempts: names of the snapshots, equal on every worker.
         """
         for each in self._scan():
             if each.condition is Condition.DAMAGED:
                 _tell_of_damage(each.problems[0])
         missing = set(attempts)
-        for each in reversed(self.find()):  # the newest last: its tensors are kept
+        for each in reversed(self.find()):  # newest last: its tensors stay in memory
             if attempt_of(each) not in missing:
                 continue
             try:
@@ -166,10 +174,13 @@ class Snapshots:
         return sorted(missing)
 
     def keep_states(self, restored: Entry) -> Entry:
-        """The same with States that stay when the snapshot itself goes.
+        """Returns the same entry with States that outlive the snapshot itself.
 
-        A program may ask for one of them at any time; they are small, or the program
-        has them anyway. Their files get a second name.
+        A program may load a State at any time. The States are small, or the program has
+        their values anyway. Their files get a second name (a hard link).
+
+        Args:
+            restored: the restored snapshot.
         """
         folder = os.path.join(self.directory.path, _STATES)
         manifest = restored.manifest
@@ -190,26 +201,27 @@ class Snapshots:
     # --- taking one ------------------------------------------------------------------
 
     def capture(self, step: int, attempt: str) -> bool:
-        """Takes this worker's part of a snapshot, which `go_on` has written.
+        """Captures this worker's part of a snapshot; `go_on` writes the part.
 
-        What fails is told, and training goes on. What other workers need of this one is
-        done in any case.
+        A failure is logged, and training continues. The worker joins the collective
+        work of the peers in any case.
 
         Args:
-            step: that it is of.
-            attempt: its name, equal on all workers and never used again.
+            step: step of the snapshot.
+            attempt: name of the snapshot, equal on every worker and never used again.
 
         Returns:
-            Whether it was captured, and the one before is whole here.
+            Whether the snapshot was captured, and the previous snapshot is intact here.
 
         Raises:
-            CollectiveReadError: what others need of this one could not be done.
+            CollectiveReadError: this worker could not join a collective read of the
+                peers.
         """
         self.wait()
         is_whole = self._latest in ("", self._whole)
         try:
             is_possible = not self.is_off and is_whole and self._has_room()
-        except Exception as error:  # noqa: BLE001 - the others wait for this worker
+        except Exception as error:  # noqa: BLE001 - the peers wait for this worker
             self._failed(error)
             is_possible = False
         if not is_possible:
@@ -232,14 +244,17 @@ class Snapshots:
         return True
 
     def take_part(self) -> None:
-        """Does what others need of this worker for theirs, and captures nothing."""
+        """Joins the collective work of the peers' snapshots, without a capture."""
         try:
             self.directory.contents.take_part()
         finally:
             sync_states(self.directory.registry.in_order())
 
     def discard(self) -> None:
-        """One worker has said no: none writes this one, and all may take the next."""
+        """Discards the captured snapshot, because a worker has refused.
+
+        The next snapshot may be taken.
+        """
         self._latest = ""
         self._throw_away()
 
@@ -257,18 +272,20 @@ class Snapshots:
         intervals: int = 0,
         is_wanted: bool = True,
     ) -> None:
-        """All workers have captured theirs: it is written while training goes on.
+        """Starts to write the captured snapshot while training continues.
+
+        Called when every worker has captured its own snapshot.
 
         Args:
-            arrived: see `Taken`.
-            left: see `Taken`.
-            steps: see `Taken`.
-            intervals: see `Taken`.
-            is_wanted: False: this worker has no time for it.
+            arrived: monotonic seconds of the boundary, see `Taken`.
+            left: monotonic seconds of the continuation, see `Taken`.
+            steps: number of steps, see `Taken`.
+            intervals: number of intervals, see `Taken`.
+            is_wanted: False if this worker has no time for the write.
         """
         if self._captured is None:
             return
-        if self._latest:  # which all have whole, as they said
+        if self._latest:  # reported intact by every worker
             self.agreed, self.refused = self._latest, 0
         self.is_after_commit = False
         captured, permit, parent = self._captured
@@ -289,7 +306,7 @@ class Snapshots:
         self.taken = Taken(arrived=arrived, left=left, steps=steps, intervals=intervals)
 
     def _complete(self, captured: Save, parent: Parent) -> None:
-        """Writes it and marks it; on a thread of its own."""
+        """Writes the captured snapshot and the marker; on the save's thread."""
         self._drop_older()
         captured.write()
         worker = self.directory.cluster.worker
@@ -298,7 +315,7 @@ class Snapshots:
             self._bytes, self._whole = commit.bytes, captured.attempt
 
     def _drop_older(self) -> None:
-        """Keeps the one that all have; the newest, where it is not known which."""
+        """Deletes every snapshot except the agreed (or else the newest) snapshot."""
         found = self.find()
         kept = [each for each in found if attempt_of(each) == self.agreed] or found[:1]
         for entry in found:
@@ -315,11 +332,11 @@ class Snapshots:
     # --- room ------------------------------------------------------------------------
 
     def expect(self, size: int) -> None:
-        """One takes so many bytes, as what it is made of does elsewhere; any thread."""
+        """Raises the expected size of a snapshot, in bytes; any thread."""
         self._bytes = max(self._bytes, size)
 
     def expect_as_in(self, manifest: Manifest) -> None:
-        """One takes as much as there is of this worker in a commit; any thread."""
+        """Raises the expected size to this worker's share of a commit; any thread."""
         mine = layout.worker_name(self.directory.cluster.worker) + "/"
         sizes = [
             file.size
@@ -329,18 +346,18 @@ class Snapshots:
         self.expect(sum(sizes))
 
     def _has_room(self) -> bool:
-        """Whether another one may be taken, as things are now."""
+        """Returns whether the free memory suffices for a snapshot now."""
         if not self._whole:
             self.expect(self.directory.contents.held_bytes())
         if self._is_too_large():
             return False
-        added = self._bytes if self._whole else 2 * self._bytes  # the copy is there
+        added = self._bytes if self._whole else 2 * self._bytes  # the copy exists
         workers = self.memory.workers
         needed = _RESERVE * workers * added
         try:
             available = self.available()
         except OSError:
-            return True  # nobody says
+            return True  # unknown
         if available >= needed:
             return True
         self._failed(
@@ -352,7 +369,11 @@ class Snapshots:
         return False
 
     def _is_too_large(self) -> bool:
-        """What lies there for other directories goes first: they are not trained in."""
+        """Returns whether the state is too large for the lent memory.
+
+        Snapshots of other checkpoint directories are deleted first if memory is short,
+        because no run trains in these directories.
+        """
         needed, limit = COPIES * self._bytes, self.memory.bytes
         if needed <= limit:
             beside = _of_other_directories(self.directory.path)
@@ -368,15 +389,15 @@ class Snapshots:
         return True
 
     def _failed(self, error: Exception) -> None:
-        """Any thread."""
+        """Records and logs a failure; any thread."""
         self._why = str(error)
         log.info("tfpreempt: a snapshot failed: %s", error)
 
     def end(self, why: str = "") -> None:
-        """None are taken any more, and there are none: memory may be what is short.
+        """Stops taking snapshots, and deletes the existing snapshots to free memory.
 
         Args:
-            why: to be told; "": that failed too often.
+            why: the reason, for the log; "": too many failures.
         """
         if self.is_off:
             return
@@ -399,43 +420,46 @@ class Snapshots:
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being written; any thread."""
+        """Whether a snapshot is being written; any thread."""
         under_way = self._under_way
         return under_way is not None and not under_way.wait(0.0)
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the newest was given up for a commit; any thread."""
+        """Whether the newest snapshot was given up for a commit; any thread."""
         return self._under_way is not None and self._under_way.is_given_up
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until none is being written; any thread.
+        """Waits until no snapshot is being written; any thread.
 
         Args:
-            seconds: at most; None: as long as it takes.
+            seconds: longest wait; None: no limit.
 
         Returns:
-            Whether none is.
+            Whether no snapshot is being written.
         """
         under_way = self._under_way
         return under_way is None or under_way.wait(seconds)
 
     def give_up(self) -> None:
-        """A commit is about to be made, which is worth more; nothing is waited for."""
+        """Gives up the snapshot in progress before a commit, without a wait.
+
+        A commit is worth more than a snapshot.
+        """
         self.is_after_commit = True
         self._throw_away()
         if self.is_busy and self._under_way is not None:
             self._under_way.give_up()
 
     def close(self) -> None:
-        """No more are taken. What there is stays, for the next start."""
+        """Stops taking snapshots. Existing snapshots are kept for the next start."""
         self.is_off = True
         self.give_up()
         self.wait()
         self.directory.contents.free_copies()
 
     def clear(self) -> None:
-        """What was taken is worth nothing any more."""
+        """Deletes every snapshot, for example after the end of training."""
         self.give_up()
         self.wait()
         self._drop_all()
@@ -450,12 +474,12 @@ class Snapshots:
 def open_snapshots(
     checkpoint: Any, memory: LentMemory, checkpoint_dir: str, cluster: Cluster
 ) -> Snapshots | None:
-    """Opens the snapshots of this worker; None, logged, if there can be none.
+    """Opens the snapshots of this worker; logs the reason and returns None on failure.
 
     Args:
         checkpoint: a Checkpoint, a CheckpointManager, or None for named States alone.
-        memory: the memory that was lent to this worker.
-        checkpoint_dir: the checkpoint directory of the run.
+        memory: the memory lent to this worker.
+        checkpoint_dir: checkpoint directory of the run.
         cluster: the workers, and the index of this worker.
     """
     try:
@@ -483,7 +507,7 @@ def _tell_of_damage(problem: str) -> None:
 
 
 def _size(captured: Save) -> int:
-    """Bytes of what was captured: written already, or to be written."""
+    """Returns the bytes of a captured snapshot, both written and still to write."""
     tensors = sum(each.data.nbytes for each in captured.tensors)
     return tensors + _bytes_in(captured.staging)
 
@@ -497,7 +521,7 @@ def _bytes_in(directory: str) -> int:
 
 
 def _of_other_directories(mine: str) -> list[str]:
-    """Where this worker's snapshots of other checkpoint directories are."""
+    """Returns folders with this worker's snapshots of other checkpoint directories."""
     memory, name = os.path.split(mine)
     worker = name.rpartition("-")[2]
     return [
@@ -508,20 +532,20 @@ def _of_other_directories(mine: str) -> list[str]:
 
 
 def attempt_of(snapshot: Entry) -> str:
-    """The name of a snapshot that all workers know it by."""
+    """Returns the name of a snapshot, equal on every worker."""
     manifest = snapshot.manifest
     return "" if manifest is None else str(manifest.metadata.get("attempt"))
 
 
 def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
-    """Whether a snapshot goes on from a commit, and is of a later step.
+    """Returns whether a snapshot continues from a commit, and is of a later step.
 
-    It is not where another run has committed since the snapshot was taken.
+    False if another run has committed since the snapshot was taken.
 
     Args:
-        snapshot: of this worker.
-        committed: the newest that is whole on the disk; None without one.
-        highest: the highest sequence there, of what is damaged too.
+        snapshot: a snapshot of this worker.
+        committed: the newest intact commit on disk; None without a commit.
+        highest: highest sequence number on disk, including corrupt commits.
     """
     parent = None if snapshot.manifest is None else snapshot.manifest.parent
     if parent is None:
@@ -533,6 +557,6 @@ def is_newer(snapshot: Entry, committed: Entry | None, highest: int) -> bool:
         return False
     if parent.token == committed.token:
         return True
-    # That one is damaged, and an older one of this run stands in for it.
+    # The parent is corrupt, and an older commit of this run replaces it.
     is_older = committed.sequence is not None and committed.sequence < parent.sequence
     return nothing_came and is_older

@@ -1,7 +1,8 @@
-"""How far a worker is: told in a small file beside its journal, for who looks on.
+"""The status file of a worker, `journal/worker-<i>.now`.
 
-The journal has what happened, and nothing of a quiet step. This file has what is, and
-is written over: by a thread, every few seconds, so that a step does nothing for it.
+The journal is an append-only record of events, and records nothing during uneventful
+steps. The status file holds the current state (step, rate, activity). A background
+thread overwrites the file every few seconds, so training steps pay nothing for it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ TOLD_EVERY = 5.0
 
 _LOOKS_EVERY = 1.0
 _JOIN_SECONDS = 1.0  # for a disk that hangs
-_WINDOW_SECONDS = 60.0  # that the pace is the mean of
-_MOST_BYTES = 1 << 16  # of a file that is read
+_WINDOW_SECONDS = 60.0  # span of the mean rate
+_MOST_BYTES = 1 << 16  # read limit of a status file
 _KINDS = {
     "at": "time",
     "host": "text",
@@ -53,30 +54,30 @@ _UPLOAD_KINDS = {
 
 
 class Doing(StrEnum):
-    """What a worker is at, from its first boundary on."""
+    """Activity of a worker, from its first boundary on."""
 
     TRAINING = "training"
-    SAVING = "saving"  # and training waits for it
-    WAITING = "waiting"  # for the other workers, at a boundary
+    SAVING = "saving"  # training waits for the save
+    WAITING = "waiting"  # for other workers, at a boundary
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """What a worker says of itself; times are wall seconds of its machine.
+    """Status of a worker; times are wall-clock seconds of its machine.
 
     Attributes:
-        at: when it said so.
-        worker: its index.
-        world: how many workers there are.
-        host: its machine.
-        pid: its process.
-        doing: what it is at.
-        step: that it has made, over all restarts.
-        steps_per_second: of the last minute; None while it has made too few.
-        stepped_at: when it was first seen to be at this step.
-        noticed_at: when the notice came that is being served; None without one.
-        deadline: when the machine goes; None where nobody said.
-        upload: of the copy of its commits; None where it makes none.
+        at: time of the report.
+        worker: index of the worker.
+        world: number of workers.
+        host: name of the machine.
+        pid: process id.
+        doing: activity of the main thread.
+        step: number of completed steps, over all restarts.
+        steps_per_second: rate of the last minute; None after too few steps.
+        stepped_at: time at which the step was first seen.
+        noticed_at: arrival time of the notice being handled; None without a notice.
+        deadline: end of the grace period; None if unknown.
+        upload: state of the mirror; None without a mirror.
     """
 
     at: float
@@ -94,16 +95,16 @@ class Now:
 
 
 def now_path(journal: Path, worker: int) -> Path:
-    """Where a worker tells it, in the directory of its journal."""
+    """Returns the path of a worker's status file, in the directory of its journal."""
     return journal / f"worker-{worker}.now"
 
 
 def read_now(path: Path) -> Now | None:
-    """Reads the status of a worker.
+    """Reads the status file of a worker.
 
     Returns:
-        The status; None if the file cannot be read, is of another version, or is being
-        written at this moment.
+        The status; None if the file cannot be read, has another version, or is being
+        written at the moment.
     """
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
@@ -127,27 +128,27 @@ def read_now(path: Path) -> Now | None:
 
 
 class StepRate:
-    """Steps per second of the last minute, by looks at how far it is. One thread."""
+    """Steps per second of the last minute, from samples of the step. One thread."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque()
 
     @property
     def stepped_at(self) -> float:
-        """When the newest step was first seen."""
+        """Time at which the newest step was first seen, in monotonic seconds."""
         return self._seen[-1][0]
 
     def see(self, now: float, step: int) -> float | None:
-        """Takes in how far it is.
+        """Adds a sample, and returns the rate.
 
-        A step that is under way makes the rate less once it takes longer than others.
+        The rate decreases during a step that takes longer than earlier steps.
 
         Args:
             now: monotonic seconds.
-            step: that it has made.
+            step: number of completed steps.
 
         Returns:
-            The rate; None where too few steps were seen.
+            Steps per second; None after too few steps.
         """
         seen = self._seen
         if not seen or step != seen[-1][1]:
@@ -161,18 +162,18 @@ class StepRate:
 
 
 class Telling:
-    """Writes it to a file from now on, until it is stopped.
+    """Writes the status file on a thread, until `stop` is called.
 
-    Its thread ends then, or once there is nothing to tell of. The file is made at the
-    start and never later: who removes the directory meets no new file in it, and what
-    lies where a disk was mounted gets none. Nothing is renamed, so that who copies the
-    directory misses no file.
+    The thread also ends when `look` returns None. The file is created at the start and
+    never later: a deleted directory gets no new file, and a mount point gets no file
+    after its disk was unmounted. The file is never renamed, so that a copy of the
+    directory includes the file.
 
     Args:
-        path: the file; it is written over.
-        clock: for the steps per second.
-        look: what is so now, but for what takes two looks; called by the thread. None
-            where there is nobody any more to tell of.
+        path: path of the file, which is overwritten.
+        clock: time source for the steps per second.
+        look: returns the current status, without values computed from two samples; None
+            if the run no longer exists. Called by the thread.
     """
 
     def __init__(
@@ -192,13 +193,13 @@ class Telling:
         self._thread.stop_event.set()
 
     def write_upload(self, upload: MirrorStatus | None) -> None:
-        """Writes the last report again if the upload has changed since; after `stop`.
+        """Writes the last report again with a newer state of the mirror; after `stop`.
 
-        The time of the report stays: a report that is newer than the record of the exit
-        is of a worker that runs.
+        The time of the report stays the same: a report newer than the record of the
+        exit would mean that the worker still runs.
 
         Args:
-            upload: the last state of the mirror.
+            upload: last state of the mirror.
         """
         has_ended, last = self._thread.join(_JOIN_SECONDS), self._last
         if has_ended and last is not None and last.upload != upload:
@@ -224,14 +225,14 @@ class Telling:
         data = _pack(now)
         try:
             flags = os.O_WRONLY | (0 if self._is_made else os.O_CREAT)
-            self._is_made = True  # or could not be, and is not made later
+            self._is_made = True  # if not possible now, the file is never created
             descriptor = open_file(self._path, flags)
             try:
                 if os.pwrite(descriptor, data, 0) != len(data):
                     raise OSError("it was written in part")
                 os.ftruncate(descriptor, len(data))
             finally:
-                os.close(descriptor)  # of a network's disk, others see it from here on
+                os.close(descriptor)  # on NFS, other machines see the data from here on
         except OSError as error:
             if not self._has_warned and not self._thread.stop_event.is_set():
                 self._has_warned = True

@@ -1,11 +1,11 @@
 """TensorFlow for the session: its errors, and its coordination service as a store.
 
-The coordination service has no public interface; the eager context leads to it. Its
-behaviour and cost were measured: an insert or a get of an existing key takes under a
-millisecond; a get that times out leaks in both processes, so no thread polls; its
-barrier holds the GIL while it waits, so barriers are built from keys. A question for
-the states of the tasks holds the GIL too: only the host, which answers itself, asks for
-dead workers.
+The coordination service has no public interface; the eager context gives access to it.
+Behaviour and cost were measured. An insert, or a get of an existing key, takes less
+than a millisecond. A get that times out leaks memory in both processes, so no thread
+polls. The barrier of the service holds the GIL while it waits, so barriers are built
+from keys. A query of the task states holds the GIL too: only the host, whose query
+needs no network, asks for dead workers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _POISONED = re.compile(
 
 
 def is_lost_worker(error: BaseException) -> bool:
-    """Returns whether an error may come of the loss of a remote worker.
+    """Returns whether an error may be caused by the loss of a remote worker.
 
-    An op that reads the result of the lost worker later raises an `InternalError`,
+    An op that later reads a result of the lost worker raises an `InternalError`,
     "Remote address looked up from remote data found to be poisoned".
     """
     if isinstance(error, tf.errors.InternalError):
@@ -55,7 +55,7 @@ def is_lost_worker(error: BaseException) -> bool:
 NATIVE_NOTICE_KEY = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
 """The key that TensorFlow's own SIGTERM handler sets (its C++ preemption notifier)."""
 
-_UNKNOWN = 2  # status codes of absl, as report_error_to_cluster takes them
+_UNKNOWN = 2  # the absl status code for an unknown error
 
 
 class TensorFlowStore:
@@ -65,7 +65,7 @@ class TensorFlowStore:
         jobs: (job name, number of tasks) in the order in which workers are numbered.
 
     Raises:
-        UnsupportedVersionError: this TensorFlow lacks a name that the store rests on.
+        UnsupportedVersionError: this TensorFlow lacks a name needed by the store.
     """
 
     def __init__(self, jobs: Sequence[tuple[str, int]]) -> None:
@@ -109,28 +109,31 @@ class TensorFlowStore:
 
 
 def read_native_notice() -> str:
-    """Waits for TensorFlow's own key; returns the task that got SIGTERM.
+    """Waits for TensorFlow's own key, and returns the task that received SIGTERM.
 
     Raises:
-        StoreGoneError: the service is gone, or this process has none.
+        StoreGoneError: the service has ended, or this process has no service.
     """
     return TensorFlowStore(()).get(NATIVE_NOTICE_KEY)
 
 
 def forget_native_notice() -> None:
-    """Deletes TensorFlow's own key, which outlives the task that it is about.
+    """Deletes TensorFlow's own key, which outlives the preempted task.
 
     Raises:
-        StoreGoneError: the service is gone, or this process has none.
+        StoreGoneError: the service has ended, or this process has no service.
     """
     TensorFlowStore(()).delete(NATIVE_NOTICE_KEY)
 
 
 def wait_service_gone(limit: float) -> bool:
-    """Waits at most so many seconds until the service's host has ended.
+    """Waits until the host of the service has ended; returns False at the timeout.
 
-    A get fails then; that of a key which nobody inserts fails only then. Each wait
-    that comes to its limit costs about 35 KiB in two processes.
+    A get fails when the host ends. A get of a key that is never inserted fails only
+    then. A wait up to the timeout costs about 35 KiB in two processes.
+
+    Args:
+        limit: longest wait in seconds.
     """
     try:
         TensorFlowStore(()).get("tfpreempt/never", limit)
@@ -148,14 +151,15 @@ def connect(
 
     Args:
         spec: a tf.train.ClusterSpec or a cluster resolver.
-        job: the name of this process's job.
-        task: the index of this process in the job.
-        protocol: of the servers of the tasks.
-        leader: the remote task that is to host the service, such as
+        job: name of this process's job.
+        task: index of this process in the job.
+        protocol: protocol of the tasks' servers.
+        leader: remote task that is to host the service, such as
             "/job:worker/replica:0/task:0"; None if the service was configured before.
 
     Raises:
-        UsageError: TensorFlow has its devices already, so no service can be configured.
+        UsageError: TensorFlow has already initialized its devices, so no service can be
+            configured.
         UnsupportedVersionError: this TensorFlow cannot connect to remote workers.
     """
     seams.require("remote_cluster")
@@ -176,12 +180,12 @@ def connect(
 
 
 def report_error(message: str, code: int | None = None) -> None:
-    """Makes every peer's collectives fail with this message.
+    """Makes the collectives of every peer fail with a message.
 
     Holds the GIL until the service has answered.
 
     Args:
-        message: what peers see.
+        message: text of the peers' error.
         code: status code of the TensorFlow error; None for an error of another kind.
     """
     seams.eager_context.context().report_error_to_cluster(

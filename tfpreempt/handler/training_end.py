@@ -1,14 +1,15 @@
 """The end of training: after the last step, or by an error in a step.
 
-After the last step follow the last boundary, the commit of the final state and the
-close. All workers end with exit code 0, or all are restarted: a worker that ended with
-0 is restarted by no platform, so a restarted peer would wait for that worker for ever.
-`FinalVote` exchanges the keys; this module decides which state is saved, and how this
-process ends by the outcome. Main thread.
+The last step is followed by the last boundary, the commit of the final state and the
+close. Either every worker ends with exit code 0, or every worker is restarted: no
+platform restarts a worker that ended with 0, so a restarted peer would wait for the
+worker for ever. `FinalVote` exchanges the keys. This module decides which state is
+saved, and how this process ends by the outcome. Main thread.
 
-After an error, peers are told, or a preemption was the cause. The errors of a framework
-are in an adapter ("errors" in `core/frameworks.py`), which has two tuples of classes,
-`END_OF_DATA` and `PEER_LOST`, and `is_lost_worker(error)`.
+After an error in a step, the peers are notified, or the error is treated as a
+consequence of a preemption. The error classes of a framework are in an adapter
+("errors" in `core/frameworks.py`) with two tuples of classes, `END_OF_DATA` and
+`PEER_LOST`, and a function, `is_lost_worker(error)`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _SERVED = "_tfpreempt_served"
 
 
 def is_end_of_data(error: BaseException) -> bool:
-    """Returns whether a step raises an error because the data end.
+    """Returns whether an error of a step means the end of the data.
 
-    The end of the data is no failure, and equal on all workers.
+    The end of the data is no failure, and equal on every worker.
     """
     ends = (StopIteration, StopAsyncIteration)
     return isinstance(error, ends) or any(
@@ -54,11 +55,13 @@ def is_end_of_data(error: BaseException) -> bool:
 
 
 def step_failed(error: BaseException, session: Session) -> None:
-    """A step raises. An end of the data is equal on all workers, and counts.
+    """Handles an error raised by a step; the caller raises the error afterwards.
+
+    At the end of the data the step counts, because the end is equal on every worker.
 
     Args:
-        error: is raised when this returns.
-        session: of this process.
+        error: error raised by the step.
+        session: session of this process.
     """
     gate = session.gate
     gate.busy = False
@@ -72,16 +75,18 @@ def step_failed(error: BaseException, session: Session) -> None:
 
 
 def was_preemption(error: BaseException, session: Session, *, is_whole: bool) -> bool:
-    """Deals with an error that is about to be raised. Main thread.
+    """Handles an error that is about to be raised. Main thread.
+
+    Exits if a preempted worker caused the error.
 
     Args:
-        error: of a step, or from outside of steps.
-        session: of this process; leaves, if it was the end of a preempted worker.
-        is_whole: whether the state is that of a boundary.
+        error: error raised by a step, or outside of steps.
+        session: session of this process.
+        is_whole: whether the state is complete, as at a boundary.
 
     Returns:
-        Whether it was the loss of a remote worker that had told, and was served: the
-        exit function came back. Otherwise peers were told, and the error is to be
+        True if a remote worker was lost after its notice, the loss was handled, and the
+        exit function returned. False if the peers were notified and the error is to be
         raised.
     """
     if connection() is not None:
@@ -97,39 +102,44 @@ def was_preemption(error: BaseException, session: Session, *, is_whole: bool) ->
 
 
 def _lost_workers(error: BaseException, session: Session) -> bool:
-    """The step is half done where a remote worker went, so nothing can be saved."""
+    """Handles the loss of a remote worker; returns whether the loss was handled.
+
+    The step is incomplete where a remote worker is lost, so no state can be saved.
+    """
     known = frameworks.adapters("errors")
     if not session.runs or not any(each.is_lost_worker(error) for each in known):
         return False
-    # A worker serves until it goes, also whoever connects anew; and where several go,
-    # the notice names the first alone, because TensorFlow's key can be set once. So for
-    # a time any worker's loss is taken for its end.
+    # A preempted worker serves old and new connections until its machine is
+    # terminated. If several workers are preempted, the notice names only the first,
+    # because TensorFlow's key can be set once. So for a time the loss of any worker
+    # counts as its preemption.
     deadlines = session.coordinator.deadlines
     if not deadlines.may_go:
-        session.is_noticed(within=2 * NATIVE_DELAY)  # a notice may be on its way
+        session.is_noticed(within=2 * NATIVE_DELAY)  # a notice may be about to arrive
     if not deadlines.may_go:
         return False
     if session.is_noticed():
         session.exit.fail(error, peer_is_gone=True)
         return not session.exit.detached
-    # It was served with a commit, and training went on: within the grace, or because
-    # the exit function came back, perhaps with another connection.
+    # The notice was handled with a commit, and training continued: within the grace
+    # period, or because the exit function returned, perhaps with a new connection.
     why = f"a remote worker went, as it had told ({type(error).__name__})"
     session.exit.leave(Outcome.LOST, why)
     return True
 
 
 def close(session: Session, run: Run, limit: float | None = None) -> None:
-    """Passes the last boundary of a run, commits its final state, and closes it.
+    """Passes the last boundary of a run, commits its final state, and closes the run.
 
     Args:
-        session: of this process.
-        run: is closed afterwards.
-        limit: seconds to wait for workers that still train, and again for the mirror;
-            None: while the workers live, and while the upload progresses.
+        session: session of this process.
+        run: the run to close.
+        limit: seconds to wait for workers that are still training, and again for the
+            mirror; None: no limit while the workers live, and while the upload
+            progresses.
 
     Raises:
-        UsageError: inside a step.
+        UsageError: the call is inside a step.
         SaveError: the final state could not be committed.
     """
     if run.is_closed:
@@ -151,7 +161,7 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
         close_failed(session, run, "")
         return
     failure = None
-    # With others open no boundary: workers may differ in those never used.
+    # No boundary while other runs are open: workers may differ in unused runs.
     is_last = list(session.runs) == [run]
     is_end = is_last and pass_last_boundary(session, limit)
     if is_end:
@@ -188,8 +198,8 @@ def close_unfinished(session: Session, run: Run) -> None:
     The peers are notified.
 
     Args:
-        session: of this process.
-        run: is closed afterwards.
+        session: session of this process.
+        run: the run to close.
     """
     if run.is_closed:
         return
@@ -203,16 +213,16 @@ def close_failed(session: Session, run: Run, why: str) -> None:
     """Closes a run without a last boundary.
 
     Args:
-        session: of this process.
-        run: is closed afterwards.
-        why: the failure of the program, for people; "": the program ends like this on
+        session: session of this process.
+        run: the run to close.
+        why: failure of the program, for people; "": the program ends in this way on
             purpose, and the journal records no failure.
     """
     exit = session.exit
     try:
         if not exit.left:
             if exit.detached and (session.cluster.world > 1 or not why):
-                # The loss of another worker, say.
+                # For example the loss of another worker.
                 why = session.coordinator.notes.lost_because or why
             if why and not session.is_forked:
                 run.record_exit(Outcome.FAILED, why)
@@ -226,27 +236,27 @@ def close_failed(session: Session, run: Run, why: str) -> None:
 
 
 def pass_last_boundary(session: Session, limit: float | None) -> bool:
-    """Waits until all workers have ended their training, or serves a notice.
+    """Waits until every worker has ended training, or handles a notice.
 
     Args:
-        session: of this process.
-        limit: seconds after which the wait for the others ends; None: no limit while
-            the others live.
+        session: session of this process.
+        limit: seconds to wait for the other workers; None: no limit while the workers
+            live.
 
     Returns:
-        Whether all workers have ended. False: the limit passed, and the others were
-        notified.
+        Whether every worker has ended training. False: the limit was reached, and the
+        other workers were notified.
     """
     keep_streams()
     session.come_back()
     if session.cluster.world == 1:
-        limit = None  # there are no other workers
+        limit = None  # no peers
     session.saves.finishing()
     with watching_store(session), session.deferring_sigint():
         while True:
-            session.saves.end_async()  # of a round that came in between
+            session.saves.end_async()  # of a round in between
             verdict = session.settle(last=True, limit=limit)
-            # Served for others that train on, where the exit function came back.
+            # A notice was handled for other workers, and the exit function returned.
             is_served = verdict == ev.Leave(Outcome.COMMITTED)
             if not (is_served or isinstance(verdict, ev.Resume)):
                 break
@@ -259,12 +269,12 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
 
 @contextlib.contextmanager
 def watching_store(session: Session) -> Iterator[None]:
-    """Takes the store for unreachable in the body if the chief falls silent.
+    """Treats the store as unreachable if the chief stops responding during the body.
 
     For a wait for the chief that no step, and perhaps no deadline, ends.
 
     Args:
-        session: of this process.
+        session: session of this process.
     """
     is_over = threading.Event()
     if not session.cluster.is_chief:
@@ -280,11 +290,11 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
     """Commits the state at the normal end, so that a restart has nothing left to do.
 
     Args:
-        session: of this process.
-        run: whose state.
+        session: session of this process.
+        run: the run to save.
 
     Returns:
-        The error of a failed save, to be raised when the run is closed; None.
+        The error of a failed save, to be raised after the run is closed; or None.
     """
     session.saves.wait()
     deadlines = session.coordinator.deadlines
@@ -292,7 +302,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
         run, deadlines.save_timeout
     )
     if run.steps_made == 0 and run.unrestored_variables:
-        # Made in a first step, like an optimizer's: a save would be without them.
+        # Variables created in a first step, like an optimizer's, would be missing.
         if run.start.tier == "memory":
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
@@ -310,7 +320,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
     elif run.has_moved or run.is_resumed or came_to_nothing:
         try:
             session.saves.save(run, "finished")
-        except Exception as error:  # noqa: BLE001 - of a State, say; raised later
+        except Exception as error:  # noqa: BLE001 - e.g. of a State; raised later
             session.runs.fault("the final save", error)
             lost = _lost_in_save(session, error)
             votes = session.cluster.world > 1 and list(session.runs) == [run]
@@ -328,11 +338,11 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
 
 
 def _end_together(session: Session, run: Run) -> Exception | None:
-    """Saves the final state; then all workers end well, or all are restarted.
+    """Saves the final state; then every worker ends well, or every worker is restarted.
 
     Args:
-        session: of this process.
-        run: the last one that is open.
+        session: session of this process.
+        run: the last open run.
 
     Returns:
         The error to raise: of this worker's save, or of another worker's.
@@ -344,7 +354,7 @@ def _end_together(session: Session, run: Run) -> Exception | None:
         failures = [failure, *session.vote.failures.values()]
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
-        if not session.exit.left:  # or the others know why
+        if not session.exit.left:  # otherwise the peers know the reason
             me = f"worker {session.cluster.worker} broke off in the final save"
             session.vote.abort(me)
             session.detach("was interrupted")
@@ -353,11 +363,11 @@ def _end_together(session: Session, run: Run) -> Exception | None:
 
 
 def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
-    """The outcome for all workers, see `FinalVote.run`.
+    """Returns the outcome for every worker, see `FinalVote.run`.
 
     Args:
-        session: of this process.
-        failed: the error of one of this worker's final saves.
+        session: session of this process.
+        failed: error of a final save on this worker; None after successful saves.
     """
     why = ""
     if failed is not None:
@@ -377,12 +387,13 @@ def _lost_in_save(session: Session, error: Exception) -> str:
 def _follow(
     session: Session, outcome: TrainingOutcome | None, mine: Exception | None
 ) -> Exception | None:
-    """Ends as all workers do.
+    """Ends this process by the common outcome.
 
     Args:
-        session: of this process.
-        outcome: for all workers; None: the chief was lost before the outcome was known.
-        mine: the error of this worker's final save.
+        session: session of this process.
+        outcome: the common outcome; None if the chief was lost before the outcome was
+            known.
+        mine: error of this worker's final save.
 
     Returns:
         The error to raise.
@@ -398,7 +409,7 @@ def _follow(
             "end is committed they find nothing left to do",
             outcome.lost,
         )
-        session.coordinator.notes.lost_because = outcome.lost  # no leave is taken of it
+        session.coordinator.notes.lost_because = outcome.lost  # no wait for peers
         session.exit.leave(
             Outcome.COMMITTED if outcome.is_committed else Outcome.LOST, outcome.lost
         )
@@ -425,10 +436,10 @@ def _follow(
 
 
 def at_interpreter_end(session: Session) -> None:
-    """The last boundary of runs that are open when the interpreter ends.
+    """Passes the last boundary of the runs still open at the end of the interpreter.
 
     Args:
-        session: of this process.
+        session: session of this process.
     """
     runs = list(session.runs)
     if session.is_forked:
@@ -443,7 +454,7 @@ def at_interpreter_end(session: Session) -> None:
             exit_hard(functools.partial(session.serve, error, is_whole))
         session.exit.fail(error)
     if error is not None or session.exit.detached:
-        for run in runs:  # while threads can still be started
+        for run in runs:  # now, while threads can still be started
             close_failed(session, run, describe(error) if error else "")
     else:
         exit_hard(lambda: _close_all(session, runs))

@@ -1,10 +1,10 @@
 """Public fakes for tests of programs that use tfpreempt.
 
-clock      a clock that stands still until a test moves it
-notice     a source of notices that says what a test tells it to say
-store      a key-value store that fails, or takes its time, where the test says
+clock      a clock that a test advances by hand
+notice     a source of notices that a test fires
+store      a key-value store that fails, or is slow, on request of the test
 metadata/  the clouds' metadata servers
-_server    what all fake servers are: requests, replies, and failures on demand
+_server    base of the fake servers: requests, replies, and failures on demand
 
 Imported by cli, testing/metadata.
 """

@@ -1,4 +1,4 @@
-"""What all fake servers are: requests, replies, and failures on demand."""
+"""Base of the fake servers: requests, replies, and failures on demand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _names = itertools.count()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request as the server got it.
+    """A request as received by the server.
 
     Attributes:
         method: GET, PUT, POST or DELETE.
-        path: without the query, still quoted.
-        query: the query's fields; without a value they are "".
-        headers: by lower-case names.
-        body: what was sent with it.
+        path: path without the query, still percent-encoded.
+        query: fields of the query; a field without a value is "".
+        headers: values by lower-case name.
+        body: bytes sent with the request.
     """
 
     method: str
@@ -40,18 +40,18 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Of the body, in bytes, as announced."""
+        """Length of the body in bytes, as announced by the Content-Length header."""
         return int(self.headers.get("content-length") or 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer.
+    """A reply of the server.
 
     Attributes:
         status: the HTTP status.
-        body: sent with its length.
-        headers: sent with it.
+        body: bytes of the body; the Content-Length header is added.
+        headers: additional headers.
     """
 
     status: int = 200
@@ -59,7 +59,7 @@ class Reply:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def send(self, to: http.server.BaseHTTPRequestHandler) -> None:
-        """Sends the answer.
+        """Sends the reply.
 
         Args:
             to: handler of the connection.
@@ -77,14 +77,15 @@ class FakeServer(http.server.ThreadingHTTPServer):
     """A server on a free port of 127.0.0.1; a context manager.
 
     Attributes:
-        requests: what was asked, the newest last.
-        changed: held while any of this changes, and notified then.
+        requests: received requests, newest last.
+        changed: condition held during changes of the server's state, and notified after
+            them.
     """
 
     request_queue_size = 32
     headers: ClassVar[Mapping[str, str]] = {}
-    _name = "fake-metadata"  # of its threads, so that a test knows them from its own
-    _port = 0  # any free one
+    _name = "fake-metadata"  # prefix of thread names, for tests
+    _port = 0  # any free port
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", self._port), _Handler)
@@ -103,52 +104,57 @@ class FakeServer(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens, such as "http://127.0.0.1:40001"."""
+        """URL of the server, such as "http://127.0.0.1:40001"."""
         return f"http://{self.host}"
 
     @property
     def host(self) -> str:
-        """The same without the scheme."""
+        """Host and port of the server, without the scheme."""
         return f"127.0.0.1:{self.server_port}"
 
     def environment(self) -> dict[str, str]:
-        """The variables that lead the cloud's clients here."""
+        """Returns environment variables by which the cloud's clients use the server."""
         return {}
 
     def answer(self, request: Request) -> Reply:
-        """What the service says. In a thread of the request's connection."""
+        """Returns the reply of the service. Runs on the connection's thread."""
         raise NotImplementedError
 
     def reply(self, status: int, said: object) -> Reply:
-        """An answer with the service's own headers: text, or what is sent as JSON."""
+        """Returns a reply with the service's own headers.
+
+        Args:
+            status: the HTTP status.
+            said: the body: text, or a value to be sent as JSON.
+        """
         text = said if isinstance(said, str) else json.dumps(said)
         return Reply(status=status, headers=self.headers, body=text.encode())
 
     def failure(self, status: int) -> Reply:
-        """The answer of a service that fails."""
+        """Returns the reply of a failing service."""
         return self.reply(status, "try again\n")
 
     def fail(self, count: int, status: int = 503) -> None:
-        """Answers the next `count` requests with an error.
+        """Answers the next requests with an error.
 
         Args:
-            count: how many; 0 ends it.
-            status: the error's HTTP status.
+            count: number of requests; 0 ends the failure.
+            status: HTTP status of the error.
         """
         with self.changed:
             self._failing, self._status = count, status
 
     def stall(self, count: int | None = None) -> None:
-        """Accepts requests and answers none, until `up()`.
+        """Accepts requests without an answer, until `up()`.
 
         Args:
-            count: how many requests; None: all.
+            count: number of requests; None: every request.
         """
         with self.changed:
             self._stalling += math.inf if count is None else count
 
     def down(self) -> None:
-        """Drops all connections, and each new one at once, until `up()`."""
+        """Closes the open connections, and new connections at once, until `up()`."""
         with self.changed:
             self._is_down = True
             self._drop_connections()
@@ -162,7 +168,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Stops. Idempotent."""
+        """Stops the server. Idempotent."""
         with self.changed:
             if self._is_closing:
                 return
@@ -177,23 +183,28 @@ class FakeServer(http.server.ThreadingHTTPServer):
         self.close()
 
     def wait(self, is_met: Callable[[], bool], seconds: float) -> None:
-        """Waits with `changed` held until it is met, time is up or the server ends."""
+        """Waits, with `changed` held, for a condition or the end of the server.
+
+        Args:
+            is_met: the condition.
+            seconds: longest wait.
+        """
         self.changed.wait_for(lambda: is_met() or self._is_gone, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Waits; returns whether the server goes on."""
+        """Waits for a time; returns False if the server is closed meanwhile."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing, seconds)
             return not self._is_closing
 
-    # --- a request, and what was ordered for it --------------------------------------
+    # --- a request, and the faults ordered for it ------------------------------------
 
     def serve(self, head: Request, read: Callable[[int], bytes]) -> Reply | None:
-        """Returns the answer to a request; None drops the connection.
+        """Returns the reply to a request; None drops the connection.
 
         Args:
             head: the request without its body.
-            read: returns so many bytes of the body.
+            read: returns the given number of bytes of the body.
         """
         request = dataclasses.replace(head, body=read(head.length))
         if len(request.body) < head.length:
@@ -208,7 +219,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
             self.changed.notify_all()
 
     def respond(self, request: Request) -> Reply | None:
-        """Returns the answer, or an error that was ordered, after an ordered stall."""
+        """Returns the reply, or an ordered error, after an ordered stall."""
         with self.changed:
             is_stalled, before = self._stalling > 0, self._releases
             self._stalling = max(0.0, self._stalling - 1)
@@ -222,7 +233,11 @@ class FakeServer(http.server.ThreadingHTTPServer):
         return None if self._is_gone else reply
 
     def await_release(self, before: int) -> None:
-        """Waits for the end, or for an `up()` after so many."""
+        """Waits until the server is closed, or `up()` is called.
+
+        Args:
+            before: number of calls of `up()` so far.
+        """
         with self.changed:
             self.changed.wait_for(lambda: self._is_closing or self._releases != before)
 
@@ -230,10 +245,10 @@ class FakeServer(http.server.ThreadingHTTPServer):
     def _is_gone(self) -> bool:
         return self._is_closing or self._is_down
 
-    # --- connections, as http.server calls it ----------------------------------------
+    # --- connections: methods called by http.server ----------------------------------
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether a new connection is served."""
+        """Registers a new connection; returns whether the connection is served."""
         with self.changed:
             if self._is_gone:
                 return False
@@ -241,13 +256,13 @@ class FakeServer(http.server.ThreadingHTTPServer):
             return True
 
     def shutdown_request(self, request: Any) -> None:
-        """A connection has ended."""
+        """Unregisters a connection at its end."""
         with self.changed:
             self._connections.discard(request)
         super().shutdown_request(request)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # Named from the start, so that a test can tell these threads from its own.
+        # Named before the start, so a test can distinguish server threads.
         threading.Thread(
             target=self.process_request_thread,
             args=(request, client_address),
@@ -256,18 +271,18 @@ class FakeServer(http.server.ThreadingHTTPServer):
         ).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # clients that go away are what these servers are for
+        pass  # disconnecting clients are expected by these servers
 
     def _drop_connections(self) -> None:
         for connection in self._connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # the client was first
+                pass  # closed by the client
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """One connection; nothing is printed."""
+    """Handles a connection, without any output."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # no delay between head and body

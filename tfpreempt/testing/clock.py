@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that stands still until a test advances the time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import itertools
 import threading
 from collections.abc import Callable
 
-_LOOK_SECONDS = 0.001  # how often a waiter looks at an event that somebody else sets
-_LIMIT_SECONDS = 20.0  # real time after which a test that hangs is told so
+_LOOK_SECONDS = 0.001  # real time between two checks of a condition
+_LIMIT_SECONDS = 20.0  # real time after which a hanging test fails
 
 
 class FakeClock:
-    """A `Clock` moved by hand, on which threads can wait.
+    """A `Clock` advanced by hand, on which threads can wait.
 
-    A step through a polling thread is `advance(interval)`, then `wait_for_waiters()`:
-    after the first the thread has woken, after the second it is waiting again, so all
-    that it had to do at that time is done.
+    To run a polling thread once, call `advance(interval)`, then `wait_for_waiters()`.
+    After the first call the thread has woken up. After the second call the thread is
+    waiting again, and has done its work for that time.
 
     Args:
-        start: what `monotonic()` says at first, in seconds.
-        wall: what `wall()` says at first, in seconds since the epoch.
+        start: initial value of `monotonic()`, in seconds.
+        wall: initial value of `wall()`, in seconds since the epoch.
     """
 
     def __init__(self, start: float = 1000.0, wall: float = 1_700_000_000.0) -> None:
@@ -36,13 +36,13 @@ class FakeClock:
         return self._now + self._wall_offset
 
     def advance(self, seconds: float) -> None:
-        """Moves time on; returns when every waiter whose time has come is awake.
+        """Advances the time, and returns when every due waiter is awake.
 
         Args:
-            seconds: how far; the clock never goes back.
+            seconds: time to add; not negative.
 
         Raises:
-            ValueError: it is negative.
+            ValueError: the number of seconds is negative.
             TimeoutError: a waiter did not wake up within 20 real seconds.
         """
         if seconds < 0:
@@ -59,14 +59,14 @@ class FakeClock:
     def wait(
         self, condition: threading.Event | Callable[[], bool], timeout: float
     ) -> bool:
-        """Waits for an event, or for a function to say True; any thread.
+        """Waits for an event, or until a function returns True; any thread.
 
         Args:
-            condition: looked at every millisecond of real time.
-            timeout: the most seconds of this clock.
+            condition: event or function, checked every millisecond of real time.
+            timeout: longest wait, in seconds of this clock.
 
         Returns:
-            Whether it was met, as `threading.Event.wait` does.
+            Whether the condition was met, as `threading.Event.wait` does.
         """
         is_met = (
             condition.is_set if isinstance(condition, threading.Event) else condition
@@ -84,10 +84,13 @@ class FakeClock:
         return is_met()
 
     def wait_for_waiters(self, count: int = 1) -> None:
-        """Blocks until at least so many threads wait on this clock.
+        """Blocks until enough threads wait on this clock.
+
+        Args:
+            count: number of threads to wait for.
 
         Raises:
-            TimeoutError: they did not come within 20 real seconds.
+            TimeoutError: fewer threads were waiting after 20 real seconds.
         """
         self._wait_until(
             lambda: len(self._waiters) >= count,

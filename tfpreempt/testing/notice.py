@@ -1,4 +1,4 @@
-"""A source of notices that says what a test tells it to say."""
+"""A source of notices that a test fires."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from tfpreempt.notice.source import Source
 
 
 class ScriptedSource(Source):
-    """A `NoticeSource` without threads: it speaks when fired.
+    """A `NoticeSource` without threads; `fire` reports a notice.
 
     Args:
-        name: its name.
-        start_error: raised by `start()`, as by a source that cannot work here.
+        name: name of the source.
+        start_error: error raised by `start()`, as by a source that cannot work on the
+            machine.
 
     Attributes:
         rearmed: number of calls of `rearm()`.
@@ -28,7 +29,13 @@ class ScriptedSource(Source):
         self.is_closed = False
 
     def fire(self, detail: str = "") -> None:
-        """Reports a notice now, in this thread; nothing when not started or closed."""
+        """Reports a notice now, in this thread.
+
+        Does nothing before the start and after the close.
+
+        Args:
+            detail: text of the notice, for people.
+        """
         self.send(detail)
 
     def rearm(self) -> None:

@@ -1,7 +1,7 @@
-"""A key-value store that fails, or takes its time, where the test says.
+"""A key-value store that fails, or is slow, on request of the test.
 
-`FaultyStore` stands in front of any store and passes the contract test of the real ones
-while no fault is asked for.
+`FaultyStore` wraps any store. Without faults the wrapped store passes the contract test
+of the real stores.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFault:
-    """What goes wrong with the operations that match.
+    """A fault of the matching operations.
 
     Attributes:
-        operation: "insert", "get", "delete", "dead_workers", or "*" for any.
-        key: pattern of the key, as in file names; matches any key by default.
-        after: how many matching operations go well before.
-        times: how many fail then; None: all that follow.
-        error: what is raised; None: nothing, the operation only takes longer.
-        delay_seconds: what it takes longer.
-        is_done: the operation takes effect all the same, but its answer is lost.
+        operation: "insert", "get", "delete", "dead_workers", or "*" for any operation.
+        key: pattern of the key, as for file names; matches any key by default.
+        after: number of matching operations that succeed before the first failure.
+        times: number of operations that fail then; None: every further operation.
+        error: error to raise; None: no error, the operation only takes longer.
+        delay_seconds: additional duration of the operation.
+        is_done: whether the operation takes effect although its answer is lost.
     """
 
     operation: str = "*"
@@ -44,21 +44,21 @@ class StoreFault:
     is_done: bool = False
 
     def matches(self, operation: str, key: str) -> bool:
-        """Whether it is about this operation."""
+        """Returns whether the fault applies to an operation on a key."""
         about = self.operation in ("*", operation)
         return about and fnmatch.fnmatchcase(key, self.key)
 
 
 class FaultyStore:
-    """A store in front of another one; all methods may be called from any thread.
+    """A store that wraps another store; any thread may call any method.
 
     Args:
-        inner: the store that does the work; one in memory by default.
-        faults: what goes wrong; the first one that matches and is due.
-        sleep: waits so many seconds, for faults with a delay.
+        inner: the wrapped store; a store in memory by default.
+        faults: possible faults; the first matching and due fault takes effect.
+        sleep: waits for a number of seconds, for faults with a delay.
 
     Attributes:
-        operations: (operation, key) in the order in which they were asked for.
+        operations: (operation, key) pairs in the order of the calls.
     """
 
     def __init__(

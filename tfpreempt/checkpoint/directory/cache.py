@@ -1,15 +1,16 @@
-"""Copies of remote checkpoints that all processes of a node share while they read.
+"""Copies of remote checkpoints, shared by the processes of a node.
 
-    <root>/<key>.claim          locked by all who read the copy or wait for it, shared;
-                                exclusive by who deletes it
-    <root>/<key>.making         locked by the one who makes the copy
-    <root>/<key>.part/          a copy that is being made, or was by a killed process
-    <root>/<key>/               a whole copy; appears by a rename
+    <root>/<key>.claim          locked, shared, by the processes that read the copy or
+                                wait for the copy; exclusively by a deleting process
+    <root>/<key>.making         locked by the process that makes the copy
+    <root>/<key>.part/          an incomplete copy: in progress, or left by a killed
+                                process
+    <root>/<key>/               an intact copy; appears by a rename
 
-A lock dies with its process, so a killed reader does not count and a killed maker is
-followed by the next one, who goes on where it stopped. Whoever comes or leaves deletes
-the copies that nobody reads. A locked file may be deleted: a lock counts only if the
-file still has its name.
+The kernel releases a lock when its process ends. A killed reader therefore does not
+count, and after a killed maker the next process resumes the copy. Each process deletes
+unread copies at its first and last access. A locked file may be deleted: a lock counts
+only if the file still has its name.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ _log = logging.getLogger(__name__)
 CACHE_VARIABLE = "TFPREEMPT_CACHE_DIR"
 _CLAIM, _MAKING, _PART = ".claim", ".making", ".part"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_PATIENCE = 24 * 3600.0  # who makes a copy gives up by itself when no byte comes
-_KEEP_PART = 24 * 3600.0  # a copy that a killed process began waits for so long
+_PATIENCE = 24 * 3600.0  # long: a stalled download already fails by itself
+_KEEP_PART = 24 * 3600.0  # seconds for which an incomplete copy may be resumed
 
 
 def key_of(path: str, token: str) -> str:
-    """The name of a copy: equal for all who mean the very same content."""
+    """Returns the name of a copy: the same in every process for the same content."""
     content = f"{path}\0{token}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()[:40]
 
 
 def default_root() -> str:
-    """The cache directory of this user, made if need be, closed to others.
+    """Returns the private cache directory of this user; creates it if necessary.
 
     Raises:
-        ConfigurationError: TFPREEMPT_CACHE_DIR cannot be used, or no place can.
+        ConfigurationError: TFPREEMPT_CACHE_DIR cannot be used, or no directory can.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     own = f"tfpreempt-{os.getuid()}"
@@ -66,14 +67,18 @@ def default_root() -> str:
 
 
 def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
-    """Makes a directory that only this user can enter, or checks that it is one.
+    """Creates a directory with access for this user only, or checks an existing one.
 
     Args:
         path: the directory.
-        variable: of the environment, that names another place.
+        variable: environment variable for a different directory; for the message.
+
+    Returns:
+        The path.
 
     Raises:
-        ConfigurationError: somebody else's, a link, or it cannot be made.
+        ConfigurationError: the directory belongs to another user, can be written by
+            other users, is a link, or cannot be created.
     """
     advice = f"Set {variable} to a directory of yours."
     try:
@@ -103,18 +108,18 @@ def reading(
     timeout: float | None = None,
     root: str | None = None,
 ) -> Iterator[str]:
-    """A context in which a copy is there.
+    """Returns a context in which a copy exists; the context's value is the path.
 
     Args:
         key: the name of the copy, see `key_of`.
-        make: called by one process of all that ask, with a directory that it fills, or
-            goes on filling; it raises what it likes, then another may.
-        timeout: seconds to wait while another process makes it; None: a day.
-        root: the cache directory, closed to others; `default_root()` without one.
+        make: function that fills a directory, or resumes filling; called by one process
+            at a time. After an error the next process calls its own.
+        timeout: seconds to wait while another process makes the copy; None: a day.
+        root: the cache directory, closed to other users; `default_root()` by default.
 
     Raises:
-        CheckpointError: the cache cannot be used, or another process makes the copy and
-            doesn't come to an end.
+        CheckpointError: the cache cannot be used, or another process does not finish
+            the copy in time.
     """
     root = root or default_root()
     path, patience = os.path.join(root, key), _PATIENCE if timeout is None else timeout
@@ -139,7 +144,7 @@ def reading(
 
 
 def _make(path: str, make: Callable[[str], None], patience: float) -> None:
-    """By one process after the other, until it is there."""
+    """Makes the copy unless it exists; a single process works at a time."""
     root = os.path.dirname(path)
     with _using(root):
         making = acquire(path + _MAKING, fcntl.LOCK_EX, patience, _OPEN | os.O_CREAT)
@@ -153,14 +158,14 @@ def _make(path: str, make: Callable[[str], None], patience: float) -> None:
 
 
 def _sweep(root: str) -> None:
-    """Deletes the copies that nobody reads, and what killed processes left."""
+    """Deletes the copies without a reader, and what killed processes left."""
     for name in os.listdir(root) if os.path.isdir(root) else ():
         if name.endswith(_CLAIM):
             _delete_unread(os.path.join(root, name.removesuffix(_CLAIM)))
 
 
 def _delete_unread(path: str) -> None:
-    """Deletes a copy unless somebody reads or makes it; half of one after a day."""
+    """Deletes a copy without reader and maker; an incomplete copy only after a day."""
     try:
         claim = os.open(path + _CLAIM, _OPEN)
     except FileNotFoundError:
@@ -170,12 +175,13 @@ def _delete_unread(path: str) -> None:
             return
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path):
-                os.rename(path, path + _PART)  # what is half deleted is not whole
+                # If this deletion is interrupted, the rest must not look intact.
+                os.rename(path, path + _PART)
             elif time.time() - os.stat(path + _PART).st_mtime < _KEEP_PART:
-                return  # somebody was killed here; the next one goes on
+                return  # left by a killed process; the next process resumes the copy
         shutil.rmtree(path + _PART, ignore_errors=True)
         if os.path.lexists(path + _PART):
-            return  # somebody else may have more luck
+            return  # another process may succeed
         for end in (_MAKING, _CLAIM):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path + end)
@@ -195,11 +201,11 @@ def _using(root: str) -> Iterator[None]:
 
 
 def close_with(reader: object, close: Callable[[], None]) -> None:
-    """Closes a copy when what reads it is gone, at the latest when the process ends.
+    """Closes a copy after its reader is garbage collected, or at process exit.
 
     Args:
-        reader: what reads it; None: to the end.
-        close: gives the copy back; called once.
+        reader: the object that reads the copy; None: close at process exit.
+        close: function that releases the copy; called once.
     """
     once = threading.Lock()
 
@@ -208,10 +214,10 @@ def close_with(reader: object, close: Callable[[], None]) -> None:
             close()
 
     def collected() -> None:
-        # This may run anywhere, and to delete a copy takes time.
+        # A finalizer may run on any thread, and deleting a copy takes time.
         atexit.unregister(end)
         OwnedThread("tfpreempt-copy", end).start()
 
     atexit.register(end)
-    with contextlib.suppress(TypeError):  # None, or what can't be referred to weakly
+    with contextlib.suppress(TypeError):  # None, or an object without weak references
         weakref.finalize(reader, collected).atexit = False

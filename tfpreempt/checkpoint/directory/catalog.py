@@ -1,19 +1,19 @@
-"""Which checkpoints lie somewhere: one value for each, found by one scan, one order.
+"""Lists the checkpoints of a directory or an object store, in one order.
 
-A place is a directory of this machine or an object store; both are read as a store. In
-an object store a copy is a folder that names its content:
+Both are read as a store. In an object store a copy of a commit is a folder named after
+its content:
 
     <step>.<token>/             one commit; the token is its sequence and the checksum
                                 of its marker
-        <name in the manifest>  its files, put by many threads
+        <name in the manifest>  its files, uploaded by many threads
         MANIFEST.json           as in the local directory, byte for byte
-        COMMITTED               the marker, put last; it alone makes this a commit
-    parts/<step>.<token>/       parts of its large files, on their way
+        COMMITTED               the marker, uploaded last; the marker makes the commit
+    parts/<step>.<token>/       parts of large files during an upload
     checkpoint                  TensorFlow's state file
 
-Two saves never share a name there, and whoever uploads the same commit again finds what
-is there already. Nothing that lies anywhere is trusted: names are parsed, sizes are
-bounded, manifest, marker and name must vouch for each other. Nothing is changed.
+Two saves never share a name there, and a repeated upload of a commit finds the files of
+the earlier upload. No content is trusted: names are parsed, sizes are bounded;
+manifest, marker and name must vouch for each other. This module changes no file.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from tfpreempt.storage.local import LocalStore
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20
 _MAX_MARKER_BYTES = 4096
-_READS = 2  # of what arrives changed
+_READS = 2  # reads of a file whose first read was corrupt
 _COPY = re.compile(
     r"(?P<step>0|[1-9][0-9]{0,18})\.(?P<token>(?P<sequence>[1-9][0-9]{0,18})-[0-9a-f]{8})"
 )
 
 
 class Kind(enum.Enum):
-    """Who laid a checkpoint out, and how."""
+    """The layout of a checkpoint, and the program that wrote the checkpoint."""
 
     OWN = "own"  # a directory of our own
     FLAT = "flat"  # TensorFlow's flat files with our sidecar directory
     FOREIGN = "foreign"  # written without tfpreempt; no marker
     REMOTE = "remote"  # a folder of a mirror
-    STAGING = "staging"  # a save that is under way, or died
+    STAGING = "staging"  # a save that is running or was interrupted
 
 
 class Condition(enum.Enum):
-    """What a checkpoint is worth."""
+    """Whether a checkpoint is committed, and intact as far as was checked."""
 
     COMMITTED = "committed"
-    NOT_COMMITTED = "not committed"  # never restored; under way, or left by a dead save
+    NOT_COMMITTED = "not committed"  # never restored; save is running or interrupted
     DAMAGED = "damaged"
-    FOREIGN = "not ours"  # no manifest, so nothing says what its bytes should be
+    FOREIGN = "not ours"  # without a manifest the expected bytes are unknown
 
 
 class Checked(enum.Enum):
-    """How the files of a checkpoint were checked."""
+    """The way in which the files of a checkpoint were checked."""
 
     NOTHING = "nothing"
     SIZES = "sizes"
@@ -74,27 +74,28 @@ class Checked(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A checkpoint, or what could have become one, and where it lies.
+    """A checkpoint, or a candidate for a checkpoint, and its location.
 
     Attributes:
-        store: what reads it.
-        name: in the store, of its directory or prefix; "" where the store's root is the
-            checkpoint itself. Hostile until it is escaped.
-        kind: how it is laid out.
-        condition: what it is worth, as far as that was looked at.
-        manifest: None if it has none, or none that can be read.
-        data: the bytes of MANIFEST.json, where marker and manifest agree.
-        marker: the bytes of COMMITTED, likewise.
-        prefix: what `tf.train.Checkpoint.restore` takes; None for named States only.
-        step: that it carries; None if nothing says.
-        sequence: its rank among the commits of its place; None if nothing says.
-        token: equal for all who see this very checkpoint; "" if unknown.
-        time: when its marker was written, or its index, seconds since the epoch; in
-            object storage what its manifest says; None if unknown.
-        size: bytes; None if unknown.
-        checked: how its files were checked.
-        problems: why it is damaged.
-        remarks: what else there is to say.
+        store: store that reads the files.
+        name: name in the store, of the directory or prefix; "" if the store's root is
+            the checkpoint itself. Untrusted until escaped.
+        kind: layout of the checkpoint.
+        condition: state of the checkpoint, as far as was checked.
+        manifest: the manifest; None if missing or unreadable.
+        data: the bytes of MANIFEST.json, if marker and manifest agree.
+        marker: the bytes of COMMITTED, if marker and manifest agree.
+        prefix: argument for `tf.train.Checkpoint.restore`; None for named States only.
+        step: step of the checkpoint; None if unknown.
+        sequence: rank among the commits of the same directory or store; None if
+            unknown.
+        token: identity of the checkpoint, equal for every reader; "" if unknown.
+        time: time of the marker, or of the index, in seconds since the epoch; in object
+            storage the time in the manifest; None if unknown.
+        size: number of bytes; None if unknown.
+        checked: the way in which the files were checked.
+        problems: reasons why the checkpoint is corrupt.
+        remarks: further remarks for the user.
     """
 
     store: ObjectStore
@@ -116,12 +117,12 @@ class Entry:
 
     @property
     def is_committed(self) -> bool:
-        """Whether its marker and manifest agree."""
+        """Whether marker and manifest agree."""
         return self.condition is Condition.COMMITTED
 
     @property
     def saved_at(self) -> float | None:
-        """When its manifest was made, in seconds since the epoch; None if unknown."""
+        """Time of the manifest, in seconds since the epoch; None if unknown."""
         told = {} if self.manifest is None else self.manifest.metadata
         seconds = told.get("saved_at", -1)
         is_time = isinstance(seconds, int | float) and 0 <= seconds < 1e11
@@ -129,17 +130,17 @@ class Entry:
 
     @property
     def path(self) -> str:
-        """Of its directory, or the prefix in the flat forms; a URI in a store."""
+        """Path of the directory, or the prefix in the flat forms; a URI in a store."""
         return os.path.join(self.store.uri, self.name) if self.name else self.store.uri
 
     @property
     def label(self) -> str:
-        """Its name for people."""
+        """Name of the checkpoint for users."""
         return self.name or self.path.rpartition("/")[2]
 
     @property
     def holder(self) -> str:
-        """Where in the store its marker and manifest are."""
+        """Name in the store of the directory with marker and manifest."""
         return layout.sidecar(self.name) if self.kind is Kind.FLAT else self.name
 
     @property
@@ -147,29 +148,29 @@ class Entry:
         """The path of the directory with `states/` and the workers' shards."""
         if self.kind is not Kind.OWN:
             return layout.sidecar(self.path)
-        # A flat commit that was fetched lies in a directory, with its sidecar in it.
+        # The directory of a fetched flat commit contains the sidecar.
         files = self.manifest.files if self.manifest else ()
         first = {entry.name.partition("/")[0] for entry in files}
         inner = [name for name in first if name.endswith(layout.SIDECAR_SUFFIX)]
         return os.path.join(self.path, *inner[:1])
 
     def object(self, name: str) -> str:
-        """The name in the store of a file that the manifest names."""
+        """Returns the name in the store of a file in the manifest."""
         is_prefix = self.kind in (Kind.FLAT, Kind.FOREIGN)
         folder = os.path.dirname(self.name) if is_prefix else self.name
         return os.path.join(folder, name)
 
     def control(self, name: str) -> str:
-        """The name in the store of its marker, its manifest or its metadata."""
+        """Returns the name in the store of the marker, the manifest or the metadata."""
         return os.path.join(self.holder, name)
 
     def file(self, name: str) -> str:
-        """The path of a file that the manifest names; a URI in a store."""
+        """Returns the path of a file in the manifest; a URI in a store."""
         return os.path.join(self.store.uri, self.object(name))
 
 
 def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
-    """The marker's content: it vouches for exactly this manifest."""
+    """Returns the marker's content, with size and checksum of the manifest."""
     record = {
         "format": 1,
         "sequence": sequence,
@@ -180,29 +181,30 @@ def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
 
 
 def token_of(marker: bytes, sequence: int | None) -> str:
-    """What tells a commit from all others: its marker vouches for all of it."""
+    """Returns the token of a commit, unique through the checksum of the marker."""
     return f"{sequence}-{checksum.of_bytes(marker):08x}"
 
 
 def folder_name(step: int, token: str) -> str:
-    """The folder of a commit in an object store."""
+    """Returns the folder of a commit in an object store."""
     return f"{step}.{token}"
 
 
 def reader(directory: str) -> ObjectStore:
-    """What reads a checkpoint directory of this machine.
+    """Returns a store that reads a checkpoint directory of this machine.
 
-    What cannot be read there is damaged: an older commit beside it is as good. Of a
-    mirror nobody can say so, as it may be all there is; it is opened by `open_store`.
+    An unreadable file there counts as corrupt: an older commit of the directory can
+    replace the commit. A mirror may be the only copy, so an unreadable mirror does not
+    count as corrupt; `open_store` opens mirrors.
 
     Raises:
-        ConfigurationError: it is a file.
+        ConfigurationError: the path is a file.
     """
     return LocalStore(directory, unreadable=errors.CheckpointDamagedError)
 
 
 def kind_of(name: str) -> Kind | None:
-    """What a directory of this name may be; None if it can be none of ours."""
+    """Returns the kind of a directory by name; None for a name of other programs."""
     if layout.COMMIT.fullmatch(name):
         return Kind.OWN
     if _COPY.fullmatch(name):
@@ -213,11 +215,11 @@ def kind_of(name: str) -> Kind | None:
 
 
 def unread(store: ObjectStore, folder: str = "") -> Entry:
-    """A folder of a store, before its marker and manifest are read.
+    """Returns the entry for a folder of a store, with marker and manifest not yet read.
 
     Args:
         store: the store.
-        folder: its name; "" where the store's root is the commit itself.
+        folder: name of the folder; "" if the store's root is the commit itself.
     """
     if kind_of(folder) is Kind.FLAT:
         name = folder.removesuffix(layout.SIDECAR_SUFFIX)
@@ -236,7 +238,7 @@ def unread(store: ObjectStore, folder: str = "") -> Entry:
 
 
 def read(entry: Entry) -> Entry:
-    """The same, with what its marker and manifest say.
+    """Returns the entry completed from its marker and manifest.
 
     Raises:
         CheckpointError: the store cannot be read.
@@ -249,7 +251,7 @@ def read(entry: Entry) -> Entry:
             entry = with_manifest(entry, from_json(data, where))
         except errors.CheckpointDamagedError as error:
             fault = str(error)
-    # The time of the marker, or of the manifest; a store is not asked for times.
+    # The time of the marker, or of the manifest; stores are not queried for times.
     is_local = isinstance(entry.store, LocalStore)
     written = None if is_local else entry.saved_at
     for name in (layout.MARKER, layout.MANIFEST) if is_local else ():
@@ -287,7 +289,7 @@ def read(entry: Entry) -> Entry:
 
 
 def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
-    """The same, with what a manifest says."""
+    """Returns the entry completed from a manifest."""
     prefix = manifest.prefix
     return dataclasses.replace(
         entry,
@@ -300,10 +302,10 @@ def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
 
 
 def at(path: str) -> Entry:
-    """What lies at a path: a commit's directory, or a flat prefix with a sidecar.
+    """Returns the entry at a path: a commit's directory, or a flat prefix with sidecar.
 
     Raises:
-        ConfigurationError: a file lies where a directory should hold it.
+        ConfigurationError: the path of the containing directory is a file.
     """
     holder = layout.sidecar(path) if reading.is_dir(layout.sidecar(path)) else path
     directory, name = os.path.split(holder)
@@ -311,19 +313,20 @@ def at(path: str) -> Entry:
 
 
 def damaged(entry: Entry, problem: str) -> Entry:
-    """The same, found damaged."""
+    """Returns the entry marked as corrupt."""
     return dataclasses.replace(entry, condition=Condition.DAMAGED, problems=(problem,))
 
 
 def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
-    """A folder of a checkpoint directory, with what its marker and manifest say.
+    """Returns the entry for a folder of a checkpoint directory, with its files read.
 
-    One without a marker is a save that died, or goes on, unless there is a witness.
+    A folder without a marker is a save that is running or was interrupted. With a
+    witness the folder is a corrupt commit.
     """
     entry = read(unread(store, folder))
     if entry.condition is not Condition.NOT_COMMITTED or not _has_witness(entry):
         return entry
-    entry = read(unread(store, folder))  # it may have been marked since
+    entry = read(unread(store, folder))  # the marker may have been written since
     if entry.condition is not Condition.NOT_COMMITTED:
         return entry
     marker = os.path.join(store.uri, entry.control(layout.MARKER))
@@ -340,10 +343,11 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
 
 
 def _has_witness(entry: Entry) -> bool:
-    """Whether it was committed, although it has no marker.
+    """Returns whether a checkpoint without a marker had been committed.
 
-    TensorFlow's state file names one of our own form only while its marker is there,
-    and what it cannot name has a witness as long; a flat one has its intent until then.
+    TensorFlow's state file names a commit in the own form only while the commit has its
+    marker. A commit that the state file cannot name has a witness for the same time. A
+    flat commit has its intent until the marker is written.
     """
     root = entry.store.uri
     if entry.kind is Kind.FLAT:
@@ -360,12 +364,12 @@ def _has_witness(entry: Entry) -> bool:
 
 
 def has_payload(prefix: str) -> bool:
-    """Whether there is anything beside the sidecar of a flat checkpoint."""
+    """Returns whether a flat checkpoint has files beside its sidecar."""
     return reading.is_there(prefix + ".index") or reading.is_there(prefix)
 
 
 def _ours(entries: Iterable[Entry]) -> list[Entry]:
-    """Those that are ours at all, be they half or damaged."""
+    """Returns the entries written by tfpreempt, also if incomplete or corrupt."""
     return [
         each
         for each in entries
@@ -373,14 +377,14 @@ def _ours(entries: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-# --- what lies in a place ------------------------------------------------------------
+# --- listing -------------------------------------------------------------------------
 
 
 def scan(directory: str) -> list[Entry]:
-    """All of ours in a checkpoint directory, whole or not; it need not exist.
+    """Returns tfpreempt's checkpoints in a directory, intact or not; it need not exist.
 
     Returns:
-        Newest first, see `in_order`.
+        The entries, newest first, see `in_order`.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -390,7 +394,7 @@ def scan(directory: str) -> list[Entry]:
     for name in names:
         if kind_of(name) is None or paths.why_unsafe(name) is not None:
             continue
-        with contextlib.suppress(OSError):  # if the disk fails here, it is damaged
+        with contextlib.suppress(OSError):  # `_read_on_disk` reports a failing disk
             if not reading.is_real_dir(os.path.join(directory, name)):
                 continue
         found.append(_read_on_disk(store, name))
@@ -398,17 +402,18 @@ def scan(directory: str) -> list[Entry]:
 
 
 def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
-    """All that looks like ours in an object store, committed or not; nothing is read.
+    """Returns the folders of an object store with tfpreempt's names; reads no file.
 
     Args:
         store: the store.
-        timeout: seconds for the listing; None: the store's own limit.
+        timeout: seconds for the listing; None: the store's own timeout.
 
     Returns:
-        Copies first, the highest sequence first; what doesn't name its sequence last.
+        The entries: commits by falling sequence, then folders whose name has no
+        sequence.
 
     Raises:
-        CheckpointError: the store cannot be listed, or lists too much.
+        CheckpointError: the store cannot be listed, or has too many folders.
     """
     names = list(itertools.islice(store.folders(timeout=timeout), MAX_FOLDERS + 1))
     if len(names) > MAX_FOLDERS:
@@ -424,7 +429,7 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
 
 
 def contents(store: ObjectStore) -> list[Entry]:
-    """All of ours in an object store, whole or not, as `scan` of a directory.
+    """Returns tfpreempt's checkpoints in an object store, intact or not, like `scan`.
 
     Raises:
         CheckpointError: the store cannot be listed or read.
@@ -433,17 +438,17 @@ def contents(store: ObjectStore) -> list[Entry]:
 
 
 def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
-    """The folders of a mirror among `listing`; highest sequence first."""
+    """Returns the folders of a mirror in a store; highest sequence first."""
     found = listing(store, timeout=timeout)
     return [entry for entry in found if entry.kind is Kind.REMOTE]
 
 
 def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entry]:
-    """The whole copies in an object store, newest first, each read when asked for.
+    """Returns the intact commits of a mirror, newest first, read one by one on demand.
 
     Args:
         store: the store.
-        on_skip: called with a description of each damaged one.
+        on_skip: function called with a description of each corrupt commit.
 
     Raises:
         CheckpointError: the store cannot be listed or read.
@@ -454,11 +459,11 @@ def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entr
 def read_commits(
     found: Iterable[Entry], on_skip: Callable[[str], None]
 ) -> Iterator[Entry]:
-    """The whole ones of some copies, in their order, each read when asked for.
+    """Returns the intact commits among folders of a mirror, read one by one on demand.
 
     Args:
-        found: folders of a mirror, from `copies`.
-        on_skip: called with a description of each damaged one.
+        found: folders of a mirror, from `copies`; the order is kept.
+        on_skip: function called with a description of each corrupt commit.
 
     Raises:
         CheckpointError: the store cannot be read.
@@ -471,21 +476,24 @@ def read_commits(
 
 
 def highest_sequence(entries: Iterable[Entry]) -> int:
-    """The highest sequence that any of them has; 0 without one."""
+    """Returns the highest sequence of the entries; 0 without any."""
     return max((entry.sequence or 0 for entry in entries), default=0)
 
 
 def rank(entry: Entry) -> tuple[int, float, str]:
-    """What commits rank by: their sequence, never a clock.
+    """Returns the sort key of a commit: its sequence, not a clock.
 
-    Only where two machines each made one of the same sequence, because the store did
-    not have the first one's, the time of the save decides.
+    The time of the save decides only between two commits of the same sequence. Two
+    machines can make such commits if the store does not have the first commit yet.
     """
     return entry.sequence or 0, entry.saved_at or 0.0, entry.token
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Newest first, as a restart tries them: ours by `rank`, others put in by time."""
+    """Returns the entries newest first, in the order in which a restart tries them.
+
+    Commits of tfpreempt are sorted by `rank`. Other checkpoints are inserted by time.
+    """
     ours: list[Entry] = []
     others: list[Entry] = []
     for entry in entries:
@@ -504,7 +512,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
-    """A small file of a commit, or what is wrong with it; neither where none is."""
+    """Returns a commit's small file, or a problem; two Nones if the file is missing."""
     most = _MAX_MARKER_BYTES if name == layout.MARKER else _MAX_CONTROL_BYTES
     name, problem = entry.control(name), None
     for _ in range(_READS):

@@ -1,7 +1,7 @@
 """TensorFlow's `checkpoint` state file, read and written without TensorFlow.
 
-It is a CheckpointState protocol buffer in text form: one field a line, strings in
-double quotes with C escapes (tensorflow/python/training/checkpoint_state.proto).
+The file is a CheckpointState protocol buffer in text form: one field per line, strings
+in double quotes with C escapes (tensorflow/python/training/checkpoint_state.proto).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfpreempt.storage import reading
 from tfpreempt.storage.files import Files
 
 MAX_BYTES = 16 << 20  # some 100,000 checkpoints
-# An escape that Python does not know, or of more than a byte, is one that nobody wrote.
+# TensorFlow writes no escape unknown to Python, and no escape above one byte.
 _ESCAPE = r"""\\(?:[\\'"abfnrtv]|x[0-9A-Fa-f]{2}|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7]))"""
 _LINE = re.compile(
     rf"""^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|{_ESCAPE})*)"|([^\s"]\S*))\s*$"""
@@ -27,12 +27,12 @@ _LINE = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """What the state file says.
+    """The content of the state file.
 
     Attributes:
         latest: prefix of the newest checkpoint, relative to the directory or absolute.
-        paths: all that are kept, oldest first.
-        timestamps: seconds since the epoch, one per path, or none at all.
+        paths: prefixes of the checkpoints that are kept, oldest first.
+        timestamps: seconds since the epoch, one per path, or an empty tuple.
         last_preserved: bookkeeping of a CheckpointManager, kept as found.
     """
 
@@ -43,9 +43,9 @@ class Pointer:
 
 
 def read(directory: str) -> Pointer | None:
-    """The directory's state file; None if there is none or it says nothing.
+    """Returns the directory's state file; None if the file is missing or names nothing.
 
-    TensorFlow writes no file of more than MAX_BYTES: a larger one says nothing.
+    TensorFlow writes no file of more than MAX_BYTES: a larger file counts as empty.
     """
     try:
         data = reading.read(os.path.join(directory, layout.POINTER), MAX_BYTES)
@@ -59,7 +59,7 @@ def read(directory: str) -> Pointer | None:
 
 
 def parse(data: bytes) -> Pointer | None:
-    """Returns what the bytes of a state file say; None if they say nothing."""
+    """Returns the content of a state file; None if the file names no checkpoint."""
     text = data.decode("utf-8", "surrogateescape")
     fields: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -89,12 +89,12 @@ def parse(data: bytes) -> Pointer | None:
 
 
 def named(directory: str) -> list[str]:
-    """The prefixes in the state file, relative to the directory, the newest first.
+    """Returns the prefixes in the state file, relative to the directory, newest first.
 
-    There are none in what is no file.
+    The list is empty if the path is not a regular file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         found = read(directory)
@@ -107,7 +107,7 @@ def named(directory: str) -> list[str]:
 
 
 def is_listed(directory: str, prefix: str) -> bool:
-    """Whether the state file names a prefix, or cannot be read, so that it may."""
+    """Returns whether the state file names a prefix; True if it cannot be read."""
     try:
         return prefix in named(directory)
     except (OSError, errors.CheckpointError):
@@ -115,15 +115,15 @@ def is_listed(directory: str, prefix: str) -> bool:
 
 
 def unlist(files: Files, directory: str, prefix: str) -> None:
-    """Takes a prefix out of the state file, before it is deleted.
+    """Removes a prefix from the state file, before the checkpoint is deleted.
 
     Args:
         files: the file operations.
         directory: the checkpoint directory.
-        prefix: relative to it.
+        prefix: TensorFlow's prefix, relative to the directory.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     if prefix not in named(directory):
         return
@@ -145,7 +145,7 @@ def unlist(files: Files, directory: str, prefix: str) -> None:
 
 
 def to_bytes(pointer: Pointer) -> bytes:
-    """The state file's content."""
+    """Returns the state file's content as bytes."""
     quoted = []
     for prefix in (pointer.latest, *pointer.paths):
         escaped = [

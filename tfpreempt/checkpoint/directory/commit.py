@@ -1,19 +1,19 @@
-"""The commit: files made durable, manifest, one rename, and the marker last.
+"""Makes a commit: durable files, the manifest, a rename, and the marker last.
 
-The marker is the commit, not the rename: object storage has no rename, and a directory
-that was renamed is complete only if its files were synced before. Whoever dies at any
-line of `publish` leaves either the old newest commit or the new one, each whole.
+The marker is the commit, not the rename: object storage has no rename, and a renamed
+directory is complete only if its files were synced before. After a crash at any line of
+`publish` the newest commit is either the old commit or the new commit, intact.
 
-The steps, on the chief, after all workers are known to be done:
+The steps, on the chief, after the parts of the workers are complete:
 
-    1. sync every file and directory that was staged, and checksum the files, but for
-       those that who wrote them has synced and summed up
+    1. sync every file and directory that was staged, and checksum the files, except
+       for files that their writer has synced and checksummed
     2. write and sync the manifest
-    3. rename the staging directory to its place; sync the checkpoint directory
+    3. rename the staging directory to its final name; sync the checkpoint directory
     4. write, sync and rename the marker; sync               <- committed from here on
-    5. point TensorFlow's `checkpoint` file at it, or, where that cannot name it, put a
-       witness beside the marker                             (a failure is a warning)
-    6. delete what retention no longer wants                 (a failure is a warning)
+    5. name the commit in TensorFlow's `checkpoint` file, or, if the file cannot name
+       the commit, write a witness beside the marker         (a failure is a warning)
+    6. delete the commits that retention drops               (a failure is a warning)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Permit:
         self._is_taken = self._is_given_up = False
 
     def check(self) -> None:
-        """Called between the parts of the save.
+        """Raises an error if the save was given up; called between the parts of a save.
 
         Raises:
             SaveError: the save was given up.
@@ -59,7 +59,7 @@ class Permit:
             raise errors.SaveError("an asynchronous save was given up for a newer one")
 
     def take(self) -> None:
-        """Called just before the marker: the save can not be given up any more.
+        """Begins the commit, just before the marker; then `give_up` has no effect.
 
         Raises:
             SaveError: the save was given up.
@@ -76,7 +76,7 @@ class Permit:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the save commits nothing."""
+        """Whether the save was given up and commits nothing."""
         return self._is_given_up
 
 
@@ -85,12 +85,12 @@ class StagedFiles:
     """The files of a save before the commit.
 
     Attributes:
-        step: the step that is saved; equal on all workers.
+        step: the saved step; equal on all workers.
         attempt: the name of the save: equal on all workers, and never used again.
-        staging: the staging directory.
+        staging: path of the staging directory.
         started_at: monotonic seconds at which the save began.
-        permit: of an asynchronous save, during which training changes all tensors;
-            None if training waits for the save.
+        permit: permission to commit for an asynchronous save, during which training
+            changes the tensors; None if training waits for the save.
         number: the directory number in the own form.
         prefix: TensorFlow's prefix of a flat checkpoint; None in the own form.
         sums: size and crc32c of files that are on the disk already, by path.
@@ -113,17 +113,17 @@ def publish(
 
     Args:
         files: the file operations.
-        clock: for the measured time.
+        clock: time source that measures the duration of the save.
         directory: the checkpoint directory.
-        staged: all that was staged.
-        draft: what the commit says of itself; nothing of its files yet.
+        staged: the staged files.
+        draft: the manifest without files; `seal` adds the files.
 
     Returns:
-        Where the commit is, and its manifest.
+        The path of the commit, and its manifest.
 
     Raises:
-        OSError: before the marker; nothing older was touched.
-        SaveError: an asynchronous save was given up; likewise.
+        OSError: the file system failed before the marker; older commits are unchanged.
+        SaveError: an asynchronous save was given up; older commits are unchanged.
     """
     staging = staged.staging
     contents: dict[str, str] = {}
@@ -150,21 +150,21 @@ def seal(
     folders: Sequence[str],
     draft: Manifest,
 ) -> Manifest:
-    """Makes the files durable, and the manifest: steps 1 and 2, in each form.
+    """Makes the files durable and writes the manifest: steps 1 and 2, for both forms.
 
     Args:
         files: the file operations.
-        clock: for the measured time.
-        staged: what was staged; its directory gets the manifest.
-        contents: the path of each file, by its name in the manifest.
-        folders: the directories with the files, each after the directory above it.
-        draft: what the commit says of itself; nothing of its files yet.
+        clock: time source that measures the duration of the save.
+        staged: the staged files; the manifest is written to their directory.
+        contents: path of every file, by the file's name in the manifest.
+        folders: the directories with the files, parents before children.
+        draft: the manifest without files.
 
     Returns:
         The manifest.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     unknown = [path for path in contents.values() if path not in staged.sums]
     # Threads checksum while this thread syncs: the memory bus and the disk differ.
@@ -203,11 +203,11 @@ def put_in_place(
 ) -> str:
     """Renames a sealed staging directory, and writes the marker: steps 3 and 4.
 
-    An older commit of the number stays until retention: the new commit gets the number
-    and its sequence as its name. A save of the number that never committed is removed:
-    the owner of the directory's lease has one save at a time. A name that TensorFlow's
-    state file has is not used either: the state file would vouch for the commit before
-    the marker is there.
+    An older commit of the number stays until retention: the new commit is named by
+    number and sequence. An uncommitted save of the number is removed: the owner of the
+    directory's lease has only a single save at a time. A name listed in TensorFlow's
+    state file is not used either: the state file would vouch for the commit before the
+    marker exists.
 
     Args:
         files: the file operations.
@@ -222,7 +222,7 @@ def put_in_place(
 
     Raises:
         ConfigurationError: the number is below 0.
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     if number < 0:
         raise errors.ConfigurationError(
@@ -249,7 +249,7 @@ def finish(
     damaged: Collection[str] = (),
     is_pinned: Callable[[str], bool] = lambda path: False,
 ) -> None:
-    """Points the state file at the newest commit and applies retention."""
+    """Names the newest commit in the state file and applies retention."""
     kept, dropped = retention.plan(entries, max_to_keep, damaged)
     point(files, directory, kept, dropped)
     for entry in kept:
@@ -264,7 +264,7 @@ def finish(
 
 @contextlib.contextmanager
 def tidying(directory: str) -> Iterator[None]:
-    """The commit stands already: what fails in the body is logged, not raised."""
+    """Returns a context for work after a commit: failures are logged, not raised."""
     try:
         yield
     except (OSError, errors.CheckpointError) as error:
@@ -279,13 +279,13 @@ def tidying(directory: str) -> Iterator[None]:
 def point(
     files: Files, directory: str, kept: list[Entry], dropped: list[Entry]
 ) -> None:
-    """Updates TensorFlow's `checkpoint` file; keeps what others listed there.
+    """Updates TensorFlow's `checkpoint` file; keeps the entries of other programs.
 
     Args:
         files: the file operations.
         directory: the checkpoint directory.
-        kept: our commits with a TensorFlow prefix, oldest first.
-        dropped: our commits that are about to be deleted.
+        kept: commits of tfpreempt that stay, oldest first.
+        dropped: commits of tfpreempt that are about to be deleted.
     """
     path = os.path.join(directory, layout.POINTER)
     names = {f"{entry.name}/{layout.PAYLOAD}" for entry in (*kept, *dropped)}
@@ -302,7 +302,7 @@ def point(
     except OSError:
         if reading.is_file(path):
             raise
-        found = None  # it is a pipe or a device
+        found = None  # a pipe or a device
     old = found or checkpoint_state.Pointer(latest="")
     foreign = [
         name
@@ -325,7 +325,7 @@ def point(
 
 
 def versions() -> dict[str, str]:
-    """What is running now, by name; nothing is imported for it."""
+    """Returns the versions of the running software, by name; imports nothing."""
     found = {"python": platform.python_version()}
     for name in ("tensorflow", "keras", "tf_keras", "numpy"):
         if module := sys.modules.get(name):

@@ -1,7 +1,8 @@
 """Locks on files and directories, between the processes of a machine.
 
-A lock dies with whoever holds it. On a directory nothing lies beside it. What is locked
-may be deleted meanwhile: a lock counts only on what still has its name.
+The kernel releases a lock when its process ends. The lock of a directory needs no extra
+file. A locked file may be deleted meanwhile: a lock counts only if the locked file
+still has its name.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ _POLL = 0.02
 def locked(
     directory: str, doing: str, *, seconds: float, makes: bool = False
 ) -> Iterator[None]:
-    """A context that nobody else is in for the same directory.
+    """Returns a context that locks a directory against other processes.
 
-    Some network file systems cannot lock a directory; then nobody waits.
+    Some network file systems cannot lock a directory; there the context does not wait.
 
     Args:
-        directory: its path.
-        doing: what for, as of `failure.translated`.
-        seconds: how long to wait for others.
-        makes: makes the directory if there is none, also if it goes meanwhile.
+        directory: path of the directory.
+        doing: purpose of the lock, for errors, as in `failure.translated`.
+        seconds: timeout of the wait for other processes.
+        makes: whether to create a missing directory, also if it disappears meanwhile.
 
     Raises:
-        CheckpointError: somebody else takes longer.
-        SaveError: the directory cannot be opened, or made.
+        CheckpointError: another process holds the lock for longer.
+        SaveError: the directory cannot be opened, or created.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY
     with failure.translated(doing, directory):
@@ -56,8 +57,8 @@ def acquire(
     """Opens and locks a file or a directory; returns its descriptor.
 
     Raises:
-        CheckpointError: others hold it for longer.
-        OSError: it cannot be opened; or a file cannot be locked there.
+        CheckpointError: another process holds the lock for longer than `seconds`.
+        OSError: the path cannot be opened; or the file system has no locks for files.
     """
     limit, is_said = time.monotonic() + seconds, False
     while True:
@@ -85,7 +86,12 @@ def acquire(
 def lock(
     descriptor: int, how: int, take: Callable[[int, int], None] = fcntl.flock
 ) -> bool | None:
-    """Whether there is no lock in its way; None where there are no locks at all."""
+    """Tries to take the lock without blocking.
+
+    Returns:
+        True if acquired, False if another process holds the lock, None if the file
+        system has no locks.
+    """
     try:
         take(descriptor, how | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -96,7 +102,7 @@ def lock(
 
 
 def is_at(descriptor: int, path: str) -> bool:
-    """Whether an open file still has its name."""
+    """Returns whether an open file still has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

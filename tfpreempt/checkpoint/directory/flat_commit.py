@@ -1,19 +1,21 @@
-"""Commits of checkpoints that stay flat, as a user's CheckpointManager writes them.
+"""Commits of flat checkpoints, as a user's CheckpointManager writes them.
 
-TensorFlow writes `ckpt-5.index` and its data files under their final names, so a save
-that died half-way can't be told from a finished one by looking. Hence the intent: a
-file `ckpt-5.tfpreempt-intent`, durable before TensorFlow starts to write, removed after
-the marker. (A save_fn's is written when its files are whole, before the sidecar.) What
-has an intent and no marker is half-written and ignored, unless its index is still the
-one that was there before (then the save never began). What has neither intent nor
-sidecar was saved by the user's own `manager.save()`: a foreign one. A sidecar without
-intent and marker is that of a commit which lost its marker.
+TensorFlow writes `ckpt-5.index` and its data files under their final names, so an
+interrupted save looks like a finished save. Hence the intent: a file
+`ckpt-5.tfpreempt-intent`, durable before TensorFlow starts to write, removed after the
+marker. (For a save_fn the intent is written when the files are intact, before the
+sidecar.)
 
-On a disk only: `failure.check_directory` refuses URLs for this form, because the
-sidecar of an older save under the same name can't be replaced there at once.
+A checkpoint with an intent and no marker is incomplete and ignored, unless its index is
+unchanged since before the intent (then the save never began). A checkpoint with neither
+intent nor sidecar was saved by the user's own `manager.save()`: a foreign checkpoint. A
+sidecar without intent and marker belongs to a commit that lost its marker.
 
-Sidecars (`ckpt-5.tfpreempt/`: shards, States, MANIFEST.json, COMMITTED) go when their
-checkpoint is gone: at the next commit.
+The flat form exists on disks only: `failure.check_directory` refuses URLs, because the
+sidecar of an older save under the same name cannot be replaced atomically there.
+
+Sidecars (`ckpt-5.tfpreempt/`: shards, States, MANIFEST.json, COMMITTED) are removed at
+the next commit after their checkpoint is gone.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
 
-_MAX_BYTES = 4096  # of an intent
-# What TensorFlow writes before it gives the files their names.
+_MAX_BYTES = 4096  # largest size of an intent
+# Files written by TensorFlow before their final rename.
 _IN_TEMPORARY = re.compile(r"part(-\d{5}-of-\d{5})?\.(index|data-\d{5}-of-\d{5}).*")
 
 
@@ -48,8 +50,7 @@ class Intent:
     Attributes:
         prefix: TensorFlow's prefix.
         attempt: name of the save.
-        before: stamp of the intact checkpoint that has the prefix already; None without
-            one.
+        before: stamp of an intact checkpoint that already has the prefix, or None.
     """
 
     prefix: str
@@ -74,8 +75,8 @@ def declare(files: Files, intent: Intent) -> None:
     An intact checkpoint that has the prefix stays intact under the intent.
 
     Raises:
-        LinkError: TensorFlow would write elsewhere, by a link that lies there.
-        OSError: as the file system says.
+        LinkError: a link would make TensorFlow write to another directory.
+        OSError: the file system reports an error.
     """
     prefix = intent.prefix
     if reading.is_link(_temporary(prefix)):
@@ -87,11 +88,12 @@ def declare(files: Files, intent: Intent) -> None:
 def abandon(files: Files, intent: Intent) -> None:
     """Ends the intent of a save that failed; on the chief.
 
-    No fence stops TensorFlow. If the lease was lost, its next owner may have closed the
-    intent before TensorFlow wrote the files: they are remembered as half-written here.
+    No fence stops TensorFlow. If the lease was lost, the next owner of the lease may
+    have closed the intent before TensorFlow wrote the files. The files are then
+    recorded as incomplete here.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     prefix, record = intent.prefix, _intent(intent.prefix) or {}
     if record.get("attempt", intent.attempt) != intent.attempt:
@@ -103,7 +105,7 @@ def abandon(files: Files, intent: Intent) -> None:
 
 
 def is_half_written(prefix: str) -> bool:
-    """Whether a save of ours died while it wrote this checkpoint."""
+    """Returns whether a save of tfpreempt left this checkpoint incomplete."""
     record = _intent(prefix)
     if record is None:
         return False
@@ -124,17 +126,18 @@ def publish(
 
     Args:
         files: the file operations.
-        clock: for the measured time.
+        clock: time source that measures the duration of the save.
         directory: the checkpoint directory.
-        staged: TensorFlow's prefix, or a file or directory that a save_fn returned, and
-            the directory with shards and States, which may be missing.
-        draft: what the commit says of itself; nothing of its files yet.
+        staged: the staged save. `prefix` is TensorFlow's prefix, or a file or directory
+            returned by a save_fn; the staging directory, with shards and States, may be
+            missing.
+        draft: the manifest without files.
 
     Returns:
         The prefix, and the manifest.
 
     Raises:
-        OSError: before the marker.
+        OSError: the file system failed before the marker.
         SaveError: there are no files.
     """
     prefix, staging = staged.prefix, staged.staging
@@ -172,7 +175,7 @@ def publish(
     manifest = commit.seal(files, clock, staged, contents, folders, draft)
     files.sync_dir(base)  # TensorFlow's files
     if not reading.is_there(prefix + layout.INTENT_SUFFIX):
-        # A save_fn's files are intact already, so they do not count as half-written.
+        # A save_fn's files are intact already, and must not count as incomplete.
         declare(files, intent_of(staged.attempt, prefix))
     _make_room(files, prefix)
     files.rename(staging, layout.sidecar(prefix))
@@ -185,7 +188,9 @@ def publish(
 
 
 def payload_files(prefix: str) -> list[str]:
-    """The file or TensorFlow's files of a prefix; of a directory all files below."""
+    """Returns the files of a prefix: the file itself, TensorFlow's files, or the files
+    below a directory.
+    """
     if reading.is_dir(prefix):
         return [os.path.join(prefix, name) for name in reading.tree(prefix)]
     base, stem = os.path.split(prefix)
@@ -198,22 +203,23 @@ def payload_files(prefix: str) -> list[str]:
 def sweep(files: Files, directory: str) -> None:
     """Removes sidecars and intents whose checkpoint is gone; on the chief.
 
-    One that lacks its index, though nobody had a reason to delete it, is damaged and
-    stays.
+    A checkpoint that lacks only its index, and is not the oldest, is corrupt and stays:
+    no manager deletes in this order.
 
     Args:
         files: the file operations.
         directory: the directory to sweep.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     found = [e for e in catalog.scan(directory) if e.kind is catalog.Kind.FLAT]
     there = [catalog.has_payload(each.path) for each in found]
     for number, entry in enumerate(found):
         if there[number]:
             continue
-        # The oldest goes first, its index before its data, and that may be cut short.
+        # A manager deletes the oldest checkpoint first, the index before the data. The
+        # deletion may have been interrupted.
         is_oldest = any(there[:number]) and not any(there[number:])
         if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
@@ -223,13 +229,13 @@ def sweep(files: Files, directory: str) -> None:
 
 
 def settle(files: Files, directory: str) -> None:
-    """Closes the intents of saves that are over; on the chief, before its first save.
+    """Closes the intents of finished saves; on the chief, before its first save.
 
-    A half-written checkpoint is remembered by the stamp of its index, so that the
-    user's own later save under the same name counts again.
+    An incomplete checkpoint is recorded by the stamp of its index, so a later save by
+    the user under the same name counts again.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     names = reading.names(directory)
     suffixes = (layout.SIDECAR_SUFFIX, layout.INTENT_SUFFIX)
@@ -238,7 +244,7 @@ def settle(files: Files, directory: str) -> None:
             _close(files, prefix)
         sweep(files, directory)
     for name in names:
-        if name.endswith(layout.INTENT_SUFFIX + ".tmp"):  # nobody reads it
+        if name.endswith(layout.INTENT_SUFFIX + ".tmp"):  # has no reader
             files.remove(os.path.join(directory, name))
 
 
@@ -251,7 +257,8 @@ def _close(files: Files, prefix: str) -> None:
     holder = layout.sidecar(prefix)
     has_marker = _has_marker(prefix)
     if reading.is_real_dir(holder) and not has_marker:
-        retention.delete(files, catalog.at(prefix))  # a witness without an intent
+        # Without its intent the sidecar would look like a commit that lost its marker.
+        retention.delete(files, catalog.at(prefix))
     if is_half_written(prefix) and not has_marker:
         _write(files, prefix, half=_stamp(prefix))
     else:
@@ -259,12 +266,12 @@ def _close(files: Files, prefix: str) -> None:
 
 
 def _has_marker(prefix: str) -> bool:
-    """Returns whether a commit of ours has the prefix."""
+    """Returns whether the prefix belongs to a commit of tfpreempt."""
     return reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
 
 
 def _temporary(prefix: str) -> str:
-    """Where TensorFlow writes before it gives the files their names."""
+    """Returns the directory where TensorFlow writes files before their final rename."""
     return prefix + "_temp"
 
 
@@ -274,7 +281,7 @@ def _write(files: Files, prefix: str, **said: Any) -> None:
 
 
 def _intent(prefix: str) -> dict[str, Any] | None:
-    """What was declared; empty where it cannot be read, None where nothing was."""
+    """Returns an intent's record; {} if unreadable, None if there is no intent."""
     try:
         record = json.loads(reading.read(prefix + layout.INTENT_SUFFIX, _MAX_BYTES))
     except FileNotFoundError:
@@ -289,7 +296,7 @@ def _make_room(files: Files, prefix: str) -> None:
     if reading.is_real_dir(holder):
         retention.delete(files, catalog.at(prefix))
     if reading.is_there(holder):
-        # Not ours to delete, so it is only moved out of the way.
+        # Written by another program: moved out of the way, not deleted.
         number = 1
         while reading.is_there(f"{holder}-{number}"):
             number += 1
@@ -297,10 +304,10 @@ def _make_room(files: Files, prefix: str) -> None:
 
 
 def intents(directory: str, names: Iterable[str]) -> list[str]:
-    """Returns the prefixes of flat saves that run, or that a killed process left.
+    """Returns the prefixes of flat saves that are running or were interrupted.
 
     Args:
-        directory: the directory.
+        directory: path of the directory.
         names: the names in the directory.
     """
     suffix = layout.INTENT_SUFFIX

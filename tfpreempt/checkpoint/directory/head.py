@@ -1,10 +1,10 @@
 """The head of a directory or a mirror: has another run committed there meanwhile?
 
-A run resumes from the commits that were there when it started. No other run commits
-while this run holds the lease. Once the lease is released, another run may: the commits
-of both would be mixed if this run published again. The head is the newest commit of
-other processes that the run has taken into account. Each manifest names its parent, the
-commit on which it was published.
+A run resumes from the commits found at its start. No other run commits while the run
+holds the lease. Once the lease is released, another run may commit: the commits of both
+would be mixed if the first run published again. The head is the newest commit of other
+processes known to the run. Each manifest names a parent: the newest commit
+before the publication.
 """
 
 from __future__ import annotations
@@ -27,43 +27,44 @@ NONE = Parent(token="", sequence=0)
 
 
 class Held(Protocol):
-    """A lease, as those see it who write under it."""
+    """A lease, as seen by the code that writes under the lease."""
 
     @property
     def token(self) -> str | None:
-        """Token of the lease; None where this process does not hold it."""
+        """Token of the lease; None if the process does not hold the lease."""
         ...
 
     def check(self) -> None:
-        """Raises where it is lost."""
+        """Raises an error if the lease is lost."""
         ...
 
     def lose_to_another_run(self) -> NoReturn:
-        """Raises: another run had the lease meanwhile, and committed."""
+        """Raises an error: another run had the lease meanwhile, and committed."""
         ...
 
     def moving(self) -> contextlib.AbstractContextManager[str | None]:
-        """A path by which to move a file; None where there is no lease to be had."""
+        """Returns a context with a path through which to move a file, or with None."""
         ...
 
 
 @dataclasses.dataclass(eq=False)
 class Head:
-    """The newest commit of other processes that a run has taken into account.
+    """The newest known commit of other processes.
 
-    One thread at a time: the thread that looks at the commits, or publishes one.
+    Used by a single thread at a time: the thread that lists the commits, or publishes a
+    commit.
     """
 
-    _base: Parent | None = None  # None before the first look
-    _lease: str | None = None  # token of the lease at the last look
+    _base: Parent | None = None  # None before the first listing
+    _lease: str | None = None  # token of the lease at the last listing
 
     @property
     def is_known(self) -> bool:
-        """Whether the run has looked at the commits."""
+        """Whether the run has listed the commits."""
         return self._base is not None
 
     def has_moved(self, found: Iterable[Entry]) -> bool:
-        """Returns whether another run has committed since the last look.
+        """Returns whether another run has committed since the last call of `follow`.
 
         Args:
             found: the commits that are there now.
@@ -75,12 +76,15 @@ class Head:
         return there.sequence > base.sequence or is_other
 
     def follow(self, found: Iterable[Entry], lease: Held) -> None:
-        """Takes commits into account: all of them, while one lease is held.
+        """Takes the current commits into account, if no other run made them meanwhile.
+
+        While the process holds the same lease, every commit is taken into account
+        without a check.
 
         Args:
-            found: the commits that are there now, or that this process brings there.
-            lease: of the directory or mirror. A process that does not hold the lease
-                takes into account what it finds at its first look.
+            found: the commits that are there now, or that the process adds.
+            lease: lease of the directory or mirror. A process without the lease takes
+                into account only the commits of its first call.
 
         Raises:
             LeaseLostError: another run has committed while the lease was released.
@@ -98,10 +102,11 @@ class Head:
 
 
 def newest(commits: Iterable[Entry]) -> Parent:
-    """Returns the newest of some commits as the parent of the next one.
+    """Returns the newest of some commits as the parent of the next commit.
 
     Args:
-        commits: checkpoints that other programs wrote have no sequence; they are none.
+        commits: checkpoints to choose from. Checkpoints of other programs have no
+            sequence and do not count.
     """
     found = max(commits, key=catalog.rank, default=None)
     if found is None or found.sequence is None:
@@ -110,11 +115,11 @@ def newest(commits: Iterable[Entry]) -> Parent:
 
 
 def this_process() -> str:
-    """Returns this process's name in its manifests; a forked child has another."""
+    """Returns the process's name in its manifests; a forked child has another name."""
     return f"{_PROCESS}-{os.getpid()}"
 
 
 def is_own(commit: Entry) -> bool:
-    """Returns whether this process made a commit."""
+    """Returns whether the process made a commit."""
     manifest = commit.manifest
     return manifest is not None and manifest.metadata.get("process") == this_process()

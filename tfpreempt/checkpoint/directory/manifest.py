@@ -1,7 +1,7 @@
-"""The manifest of a commit: its files, their sizes and checksums, and who wrote it.
+"""The manifest of a commit: its files, their sizes and checksums, and its writer.
 
-A manifest comes from a disk that may be damaged, or from somebody else's bucket, so
-every field is checked before it is used; the error names the field.
+A manifest may come from a failing disk, or from another user's bucket. Every field is
+therefore checked before the field is used; the error names the field.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MAX_TOKEN = 200
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """One file of a commit.
+    """A file of a commit.
 
     Attributes:
-        name: relative to the directory that the manifest speaks for, "/" between parts.
-        size: bytes.
-        crc32c: checksum of all its bytes, unsigned 32 bits.
+        name: path relative to the manifest's base directory, "/" between parts.
+        size: number of bytes.
+        crc32c: checksum of the whole file, unsigned 32 bits.
     """
 
     name: str
@@ -37,11 +37,11 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The commit on which another one was published.
+    """The commit on which a newer commit was published.
 
     Attributes:
-        token: token of the commit; "" where there was none, or none could be read.
-        sequence: the highest sequence that was known; 0 where there was none.
+        token: token of the commit; "" if there was no commit, or no readable commit.
+        sequence: the highest known sequence; 0 if there was no commit.
     """
 
     token: str
@@ -50,22 +50,23 @@ class Parent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a commit holds.
+    """The description of a commit.
 
     Attributes:
         step: the step number that the checkpoint carries.
         sequence: 1 for the first commit in a directory, then counting up.
-        world_size: number of workers of the run that wrote it.
-        workers: those whose shard is in it.
-        files: in name order.
-        prefix: TensorFlow's prefix relative to the manifest's base directory; None
-            where no tf.train.Checkpoint is part of the commit.
-        versions: of what wrote it, by package name.
+        world_size: number of workers of the run that wrote the commit.
+        workers: indices of the workers whose shards are in the commit.
+        files: entries of the files, in name order.
+        prefix: TensorFlow's prefix relative to the manifest's base directory; None if
+            the commit has no tf.train.Checkpoint.
+        versions: versions of the software that wrote the commit, by package name.
         because: "preemption", "periodic" or "save".
-        save_seconds: from the start of writing to the manifest.
-        metadata: further JSON-able facts.
-        parent: the newest commit when this one was published; of a snapshot, the newest
-            of the checkpoint directory. None in manifests of earlier versions.
+        save_seconds: time from the start of the save to the manifest.
+        metadata: further JSON values.
+        parent: the newest commit when this commit was published; for a snapshot, the
+            newest commit of the checkpoint directory. None in manifests of earlier
+            versions.
     """
 
     step: int
@@ -82,18 +83,18 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Total size of its files."""
+        """Total size of the files."""
         return sum(entry.size for entry in self.files)
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """The manifest as the bytes of MANIFEST.json."""
+    """Returns the manifest as the bytes of MANIFEST.json."""
     record = {"format": _FORMAT, **dataclasses.asdict(manifest)}
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
-    # bool is an int in Python, but not in a manifest
+    # `type` and not isinstance: a bool is an int in Python, but not in a manifest
     return lambda value: type(value) is int and low <= value < limit
 
 
@@ -126,14 +127,15 @@ _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
 
 @functools.lru_cache(maxsize=8)
 def from_json(data: bytes, source: str) -> Manifest:
-    """Reads and checks a manifest; the same bytes of one place only once.
+    """Returns the manifest after a check of every field; equal calls are cached.
 
     Args:
         data: the bytes of MANIFEST.json.
-        source: where they come from, for the error.
+        source: path or URI of the manifest, for the error.
 
     Raises:
-        CheckpointDamagedError: a field is missing or impossible; the message names it.
+        CheckpointDamagedError: a field is missing or impossible; the message names the
+            field.
     """
     try:
         record = json.loads(data)

@@ -1,14 +1,13 @@
-"""Deletes what is no longer wanted, and nothing that tfpreempt didn't write.
+"""Deletes unneeded commits and leftovers, and only files written by tfpreempt.
 
-From a commit only the files that its manifest names are deleted, and the directories
-that are empty. What TensorFlow's state file says of it goes first, or its own witness,
-because that says that there was a commit; then the marker; and the manifest last,
-before its own directory.
-So a deletion that is cut short leaves something that is no commit and that the next
-start can finish.
+From a commit only the files named by its manifest are deleted, and empty directories.
+The evidence that there was a commit goes first: the entry in TensorFlow's state file,
+or the witness. Then the marker goes, and the manifest last, before its own directory.
+An interrupted deletion therefore leaves an uncommitted save, whose deletion the next
+start finishes.
 
-tfpreempt makes no `workertemp_*` directories (what other workers than the chief write
-of the payload lies in `.parts`), so it never deletes one: those it finds belong to
+tfpreempt creates no `workertemp_*` directories (the payload written by workers other
+than the chief is in `.parts`), and so never deletes such directories: they belong to
 TensorFlow's own handler.
 """
 
@@ -37,16 +36,16 @@ QUIET_SECONDS = 3600.0
 def plan(
     entries: Iterable[Entry], max_to_keep: int | None, damaged: Collection[str] = ()
 ) -> tuple[list[Entry], list[Entry]]:
-    """Which of our own commits stay and which go.
+    """Returns the commits of the own form to keep and to delete.
 
     Args:
-        entries: what lies in the directory, newest first.
-        max_to_keep: how many to keep, at least 1; None keeps all.
-        damaged: tokens of commits that are known to be damaged: they don't count, and
-            go first.
+        entries: the checkpoints in the directory, newest first.
+        max_to_keep: number of commits to keep, at least 1; None keeps all.
+        damaged: tokens of known corrupt commits: not counted as kept, and deleted
+            first.
 
     Returns:
-        Those to keep and those to delete, oldest first.
+        The commits to keep and the commits to delete, oldest first.
     """
     own = [e for e in entries if e.is_committed and e.kind is Kind.OWN][::-1]
     if max_to_keep is None:
@@ -56,14 +55,14 @@ def plan(
 
 
 def delete(files: Files, entry: Entry) -> None:
-    """Deletes what we wrote in a commit's directory (or a sidecar directory).
+    """Deletes tfpreempt's files in a commit's directory (or a sidecar directory).
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     holder = os.path.join(entry.store.uri, entry.holder)
     if entry.manifest is None or not reading.is_real_dir(holder):
-        return  # not ours, or somebody else was quicker
+        return  # written by another program, or already deleted by another process
     if entry.kind is Kind.OWN:
         checkpoint_state.unlist(
             files, entry.store.uri, f"{entry.name}/{layout.PAYLOAD}"
@@ -75,7 +74,7 @@ def delete(files: Files, entry: Entry) -> None:
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
     sizes = {entry.file(file.name): file.size for file in entry.manifest.files}
-    # A file that is elsewhere belongs to the user's manager.
+    # A file outside of this directory belongs to the user's manager.
     paths = [path for path in sizes if path.startswith(holder + "/")]
     folders = {holder, *map(os.path.dirname, paths)}
     # The kernel frees the pages of a file in the thread that removes it.
@@ -90,27 +89,27 @@ def delete(files: Files, entry: Entry) -> None:
             files.remove(path)
     files.remove(os.path.join(holder, layout.METADATA))
     for name in reading.names(holder):
-        if name.startswith(TEMPORARY):  # of metadata, by a process that was killed
+        if name.startswith(TEMPORARY):  # metadata, left by a killed process
             files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA, layout.WITNESS):
         files.remove(os.path.join(holder, name + ".tmp"))
     for folder in sorted(folders, key=len, reverse=True):
-        if folder == holder:  # until here the manifest says that all this is ours
+        if folder == holder:  # until here the manifest proves tfpreempt's ownership
             files.remove(os.path.join(holder, layout.MANIFEST))
         if reading.is_real_dir(folder) and not reading.names(folder):
             files.remove_dir(folder)
 
 
 def delete_staging(files: Files, path: str) -> None:
-    """Deletes a staging directory with all that is in it; a link to one is left alone.
+    """Deletes a staging directory and its content; a link to a directory is left alone.
 
-    Files go from the top down in name order, so that a marker, if there is one after
-    all, is the first. The manifest goes last: if a process that lost its lease renames
-    the directory meanwhile, the rest still counts as an uncommitted save, which the
-    next start removes.
+    Files are deleted from the top down in name order, so that a marker, if there is a
+    marker after all, is the first. The manifest is deleted last: if a process that lost
+    its lease renames the directory meanwhile, the rest still counts as an uncommitted
+    save, removed by the next start.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     if not reading.is_real_dir(path):
         return
@@ -134,32 +133,32 @@ def delete_staging(files: Files, path: str) -> None:
 def clean(
     files: Files, directory: str, clock: Clock, *, is_sole: bool = True
 ) -> list[str]:
-    """Removes saves that never committed, before the first save of this process.
+    """Removes uncommitted saves; called before the first save of the process.
 
     The chief holds the lease of the directory, so no other process can commit there,
-    and each save that another process began is over. The directory of a worker with
-    separate storage has no lease, and another worker of the machine may use it too:
-    there a save is over after `QUIET_SECONDS` without a change.
+    and every save begun by another process is over. The directory of a worker with
+    separate storage has no lease, and another worker of the machine may use the
+    directory too: there a save is over after `QUIET_SECONDS` without a change.
 
     Args:
         files: the file operations.
         directory: the checkpoint directory.
-        clock: for the age of files.
+        clock: time source for the age of files.
         is_sole: whether no other process can commit in the directory.
 
     Returns:
-        The paths that were removed.
+        The removed paths.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     removed = []
 
     def is_over(path: str) -> bool:
         return is_sole or _is_quiet(path, clock.wall())
 
-    # Saves, and the shares that other workers wrote for them. A download is finished or
-    # removed by `mirror/import_commit.py`.
+    # Saves, and the shares of other workers. `mirror/import_commit.py` finishes or
+    # removes a download.
     staging = os.path.join(directory, layout.STAGING)
     is_there = reading.is_real_dir(staging)
     for name in reading.names(staging) if is_there else ():
@@ -178,7 +177,7 @@ def clean(
 
 
 def is_uncommitted(entry: Entry) -> bool:
-    """Whether it is in the own form, with a manifest of ours and no marker."""
+    """Returns whether an entry is a save in the own form, without a marker."""
     is_unmarked = entry.condition is Condition.NOT_COMMITTED
     return entry.kind is Kind.OWN and is_unmarked and entry.manifest is not None
 

@@ -2,10 +2,10 @@
 
 A file system can be unmounted during training, or the directory moved away. Its path
 then leads to another disk, where a commit would count until the first disk is mounted
-again. Device and inode numbers tell the two apart. A network file system may have new
-numbers when it is mounted again; a file with a random token, in the directory, tells
-that the storage is the same. The lease's record would not do: it is removed when the
-lease is released, and the supervisor has no lease.
+again. Device and inode numbers tell the two disks apart. A network file system may have
+new numbers after a remount; a file with a random token, in the directory, then shows
+that the storage is the same. The lease's record cannot replace the token: the record is
+removed when the lease is released, and the supervisor has no lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfpreempt.storage.files import Files, write_durably
 
 
 class DirectoryIdentity:
-    """The storage that a checkpoint directory was on when this object was made.
+    """The storage of a checkpoint directory at the creation of the object.
 
     Any thread.
 
@@ -29,7 +29,7 @@ class DirectoryIdentity:
         directory: path of the checkpoint directory.
 
     Raises:
-        OSError: the file system does not answer.
+        OSError: the file system does not respond.
     """
 
     def __init__(self, directory: str) -> None:
@@ -38,11 +38,12 @@ class DirectoryIdentity:
         self._token = read_token(directory)
 
     def check(self) -> None:
-        """Raises an error if the path leads to other storage now.
+        """Raises an error if the path leads to different storage now.
 
         Raises:
-            SaveError: the path does; says what to do.
-            OSError: the file system does not answer.
+            SaveError: the path leads to different storage, or nowhere; the message has
+                advice.
+            OSError: the file system does not respond.
         """
         if self.is_same():
             return
@@ -59,7 +60,7 @@ class DirectoryIdentity:
         """Returns whether the path leads to the same storage.
 
         Raises:
-            OSError: the file system does not answer.
+            OSError: the file system does not respond.
         """
         if self._identity is not None and _identity(self._directory) == self._identity:
             return True
@@ -67,10 +68,10 @@ class DirectoryIdentity:
 
 
 def write_token(files: Files, directory: str) -> None:
-    """Writes the token of a directory, unless it has one; on the chief.
+    """Writes the token of a directory that has no token yet; on the chief.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the file system reports an error.
     """
     path = os.path.join(directory, layout.TOKEN)
     if not reading.is_there(path):
@@ -78,7 +79,7 @@ def write_token(files: Files, directory: str) -> None:
 
 
 def _identity(directory: str) -> tuple[int, int] | None:
-    """Returns device and inode numbers; None where there is no directory."""
+    """Returns device and inode numbers; None if there is no directory."""
     try:
         status = os.stat(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -88,7 +89,7 @@ def _identity(directory: str) -> tuple[int, int] | None:
 
 
 def read_token(directory: str) -> str:
-    """Returns the token that `write_token` wrote; empty if it cannot be read."""
+    """Returns the token written by `write_token`; empty if the token cannot be read."""
     try:
         with reading.open_file(os.path.join(directory, layout.TOKEN)) as file:
             return file.read(64).decode("ascii", "replace")

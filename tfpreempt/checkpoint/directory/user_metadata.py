@@ -1,6 +1,7 @@
-"""What users note about a checkpoint: a JSON object beside its manifest, never in it.
+"""Metadata that users attach to a checkpoint: a JSON object beside the manifest.
 
-The manifest is vouched for by the marker and never changes; this may, at any time.
+The marker vouches for the manifest, so the manifest never changes. The metadata may
+change at any time, and therefore is never in the manifest.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _MAX_BYTES = 4 << 20
 
 
 def encoded(metadata: object) -> bytes:
-    """Metadata as bytes.
+    """Returns the metadata as bytes.
 
     Raises:
-        ConfigurationError: it is no mapping of strings to what JSON can hold.
+        ConfigurationError: the metadata is no mapping of strings to JSON values.
     """
     if not isinstance(metadata, Mapping) or not all(
         isinstance(name, str) for name in metadata
@@ -46,11 +47,11 @@ def encoded(metadata: object) -> bytes:
 
 
 def read(checkpoint: Entry) -> dict[str, Any]:
-    """What was noted about a checkpoint; empty if nothing was.
+    """Returns the metadata of a checkpoint; empty if there is none.
 
     Raises:
-        CheckpointDamagedError: it is no JSON object, or too large.
-        CheckpointError: it cannot be read.
+        CheckpointDamagedError: the file is no JSON object, or too large.
+        CheckpointError: the file cannot be read.
     """
     target = io.BytesIO()
     name = checkpoint.control(layout.METADATA)
@@ -72,10 +73,10 @@ def read(checkpoint: Entry) -> dict[str, Any]:
 
 
 def write(checkpoint: Entry, values: Mapping[str, Any]) -> None:
-    """Notes a JSON object, all or nothing; whoever is last wins.
+    """Writes the metadata of a checkpoint atomically; the last writer wins.
 
     Raises:
-        ConfigurationError: JSON cannot hold it.
-        SaveError: it cannot be written.
+        ConfigurationError: JSON cannot hold the values.
+        SaveError: the file cannot be written.
     """
     checkpoint.store.replace(checkpoint.control(layout.METADATA), encoded(values))

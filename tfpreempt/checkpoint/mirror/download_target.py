@@ -180,7 +180,7 @@ class Destination:
         if is_same is False:
             status = os.lstat(path)
             if status.st_nlink > 1:
-                self._files.remove(path)  # the inode may have a foreign name too
+                self._files.remove(path)  # the other hard link may be foreign
             elif status.st_size > entry.size:
                 with self.open(entry) as file:
                     file.truncate(entry.size)

@@ -269,7 +269,7 @@ def bring(
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
-                retention.delete(files, entry)  # corrupt; an intact one is not fetched
+                retention.delete(files, entry)  # corrupt: never fetched if intact
         target = committing.put_in_place(
             files, directory, staged, step, commit.data, sequence
         )

@@ -264,7 +264,7 @@ class Mirror:
                 self._tell(newest=step, is_complete=self._newest is None)
             ended = self._upload
             if ended is not None and ended.commit.path == path:
-                ended.cancel()  # else it would write to the deleted folder
+                ended.cancel()  # else it would write to a deleted folder
                 self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
 
     def wait(self, timeout: float | None = None) -> bool:

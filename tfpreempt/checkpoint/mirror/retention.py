@@ -227,7 +227,8 @@ class Retention:
 
     def _is_committed(self, folder: Entry) -> bool:
         if folder.name not in self._committed:
-            # A newer run deleted the files of an upload before the marker was written.
+            # A marker without a manifest: a newer run deleted the files of the upload
+            # before the marker was written.
             for name in (layout.MARKER, layout.MANIFEST):
                 if self._store.stat(folder.control(name)) is None:
                     return False

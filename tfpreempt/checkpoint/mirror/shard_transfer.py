@@ -1,8 +1,8 @@
 """Transfers shards of workers without the chief's disk, through the object store.
 
 If the checkpoint directory is not shared, a worker uploads its shard of a save to
-`shards/<attempt>/`, with a manifest of the files last, and then reports the save as
-done. The chief downloads the shards to its staging directory. The commit then holds
+`shards/<attempt>/`, with a manifest of the files last. The worker then reports the save
+as done. The chief downloads the shards to its staging directory. The commit then holds
 every shard, like a commit on shared storage. Shards are small: they hold only the state
 that differs between workers.
 """

@@ -229,7 +229,7 @@ class Scratch:
         return free + sum(each.size or 0 for each in older) >= 2 * largest
 
     def _expected(self) -> list[Parent]:
-        """Returns the commits that may be newest, unless another program writes."""
+        """Returns the commits that may be newest, without writes of other programs."""
         try:
             data = reading.read(os.path.join(self.directory, _EXPECTED), _MAX_BYTES)
             return [

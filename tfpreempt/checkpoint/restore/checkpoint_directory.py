@@ -1,7 +1,8 @@
-"""One checkpoint directory: which commits exist, who may add one, which ones stay.
+"""A checkpoint directory: its commits, their retention, and the right to commit.
 
-On every worker. The chief holds the lease of the directory and publishes; the others
-find what the chief chose. Here is also the restore of a commit, on each worker.
+Every worker has a `Directory`. The chief holds the lease of the directory and
+publishes; the other workers find the commit chosen by the chief. The module also
+restores a commit, on each worker.
 """
 
 from __future__ import annotations
@@ -57,38 +58,38 @@ from tfpreempt.storage.interface import ObjectStore
 _log = logging.getLogger(__name__)
 
 LEFT_BEHIND = "tfpreempt: %s could not be removed; it only takes up room: %s"
-_UNFINISHED = 8  # saves of which late shares are looked for
-_heads: dict[tuple[str, str], Head] = {}  # where this process committed, by directory
+_UNFINISHED = 8  # finished saves whose late shares are deleted
+_heads: dict[tuple[str, str], Head] = {}  # by process name and directory
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Directory:
-    """One worker's view of a checkpoint directory.
+    """A worker's view of a checkpoint directory.
 
     Args:
         path: the checkpoint directory, the chief's for all workers.
         cluster: the workers, and the index of this worker.
-        files: the file operations; under the lease, if there is one.
-        contents: the part of a checkpoint that TensorFlow or a save_fn writes.
-        random_state: this worker's random generators; None if they are not saved.
-        registry: the named States that are saved.
+        files: the file operations; under the lease, if there is a lease.
+        contents: the part of a checkpoint written by TensorFlow or a save_fn.
+        random_state: this worker's random generators; None if not saved.
+        registry: the named States to save.
         max_to_keep: number of own commits to keep; None keeps all.
         mirror: on the chief, the copy of the directory in an object store.
-        lease: the lease of the directory; None without one.
-        clock: for measured times.
+        lease: the lease of the directory; None without a lease.
+        clock: time source for measured durations.
         exchange: transfers the parts of workers that do not see the chief's directory;
-            None if all workers see it.
+            None if every worker sees the directory.
 
     Attributes:
-        damaged: tokens of the commits that `newest` passed over; they are not counted
-            as kept.
-        highest_sequence: of a commit that `newest` looked at, or that a save made: it
-            is known even if the disk does not return the commit for a moment.
-        unfinished: staging directories of the newest saves that are over, and of which
-            other workers may still write shares.
+        damaged: tokens of the commits skipped by `newest` as corrupt; not counted as
+            kept.
+        highest_sequence: highest sequence of the commits checked by `newest` or made by
+            a save; known even if the disk temporarily does not return the commit.
+        unfinished: staging directories of the newest finished saves; other workers may
+            still write shares.
         identity: tells whether the path leads to the same storage as at the start.
-        restart: number of restarts before this process; read now, because a save must
-            not fail on it.
+        restart: number of restarts before this process; read at the start, because a
+            save must not fail on the read.
     """
 
     path: str
@@ -121,12 +122,12 @@ class Directory:
     # --- the start -------------------------------------------------------------------
 
     def start(self, *, is_sole: bool = True) -> None:
-        """Removes saves that never committed; before the first save of this process.
+        """Removes uncommitted saves; called before the first save of the process.
 
-        A failure is logged: leftovers cost space, never correctness.
+        A failure is logged: the leftovers cost space, never correctness.
 
         Args:
-            is_sole: see `retention.clean`.
+            is_sole: whether no other process can commit here, see `retention.clean`.
         """
         try:
             for path in retention.clean(
@@ -153,7 +154,7 @@ class Directory:
             )
 
     def check_others(self, commits: Iterable[Entry]) -> None:
-        """Refuses to continue if another run has committed since this run released it.
+        """Raises an error if another run has committed since the release of the lease.
 
         Args:
             commits: the commits in the directory now.
@@ -166,19 +167,19 @@ class Directory:
             self.lease.head.follow(commits, self.lease)
 
     def remember_head(self) -> None:
-        """Remembers, for later handlers of this process, that it has committed here."""
+        """Records a commit of this process here, for later handlers of the process."""
         if self.lease is not None:
             _heads[this_process(), os.path.realpath(self.path)] = self.lease.head
 
     # --- saving ----------------------------------------------------------------------
 
     def try_states(self) -> None:
-        """Warns of named States that this worker could not save; main thread."""
+        """Logs a warning for named States that cannot be saved here; main thread."""
         states, is_chief = self.registry.in_order(), self.cluster.is_chief
         try_states(each for each in states if each.per_worker or is_chief)
 
     def delete_parts(self, staging: str) -> None:
-        """Deletes the shares that workers wrote of a save that is over."""
+        """Deletes the shares written by workers for a finished save."""
         try:
             retention.delete_staging(self.files, staging + layout.PARTS_SUFFIX)
             remove_if_empty(self.files, os.path.join(self.path, layout.STAGING))
@@ -188,7 +189,7 @@ class Directory:
     # --- finding and restoring -------------------------------------------------------
 
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
-        """The newest that verifies; on the chief. See `restore.newest_verified`."""
+        """Returns the newest intact commit, see `newest_verified`; on the chief."""
         return restoring.newest_verified(
             self.path,
             *on_skip,
@@ -203,7 +204,7 @@ class Directory:
         on_lost: Callable[[str], None],
         copies: Iterable[Entry],
     ) -> bool:
-        """Brings a newer commit from a store; see `import_commit.newest_first`."""
+        """Fetches a newer commit from a store; see `import_commit.newest_first`."""
         return import_commit.newest_first(
             self.files,
             copies,
@@ -216,14 +217,15 @@ class Directory:
         )
 
     def fetch(self, store: ObjectStore, token: str) -> Entry | None:
-        """The commit that the chief chose, on a disk of this worker's own.
+        """Returns the commit chosen by the chief, on a disk of this worker's own.
 
         Args:
-            store: has it, if it is not here, or not whole.
-            token: says which.
+            store: store with the commit, used if the local commit is missing or
+                corrupt.
+            token: token of the commit.
 
         Returns:
-            The commit; None if the store does not have it either.
+            The commit; None if the store does not have the commit either.
         """
         found = self.find(token)
         try:
@@ -235,33 +237,40 @@ class Directory:
         commit = import_commit.find(store, token)
         if commit is None:
             return None
-        keep = self.max_to_keep  # nobody else deletes any on this disk
+        keep = self.max_to_keep  # only this worker deletes from its own disk
         import_commit.bring(self.files, commit, self.path, max_to_keep=keep)
         return self.find(token)
 
     def find(self, token: str) -> Entry | None:
-        """The checkpoint that the chief chose and verified, as this worker sees it."""
+        """Returns the local entry of the checkpoint that the chief chose.
+
+        Args:
+            token: token of the checkpoint; the chief has verified the checkpoint.
+        """
         found = restoring.find_candidates(self.path, lambda problem: None)
         return next((each for each in found if each.token == token), None)
 
     def restore(
         self, candidate: Entry, *, named_states: bool = True
     ) -> events.Restored:
-        """Restores everything but the random generators; on every worker, main thread.
+        """Restores a checkpoint, but no random generators; every worker, main thread.
 
         Args:
-            candidate: the same on all workers, verified by the chief.
-            named_states: False where `load_named_states` was called before.
+            candidate: the checkpoint, the same on all workers, verified by the chief.
+            named_states: False if `load_named_states` was called before.
 
         Returns:
-            What was restored; step 0 where a foreign writer didn't say.
+            The description of the restored checkpoint; step 0 if a foreign writer saved
+            no step.
 
         Raises:
-            CheckpointDamagedError: of one without a manifest, which shows some damage
-                only now.
-            CheckpointMismatchError: another model's checkpoint; nothing was assigned.
-                Or another number of workers wrote it, and a State has no rule for that.
-            ConfigurationError: the workers of now cannot share the data equally.
+            CheckpointDamagedError: a checkpoint without a manifest is corrupt; some
+                damage shows only during the restore.
+            CheckpointMismatchError: the checkpoint of another model; nothing was
+                assigned. Or another number of workers wrote the checkpoint, and a State
+                has no rule for resharding.
+            ConfigurationError: the current number of workers cannot share the data
+                equally.
         """
         cluster, manifest = self.cluster, candidate.manifest
         resized = is_resized(candidate, cluster)
@@ -293,7 +302,7 @@ class Directory:
         )
 
     def random_bytes(self) -> bytes:
-        """This worker's random generators as a save would hold them."""
+        """Returns this worker's random generators in the format of a save."""
         buffer = io.BytesIO()
         if self.random_state is not None:
             self.random_state.save(buffer)
@@ -318,13 +327,13 @@ class Directory:
                 )
 
     def check(self, candidate: Entry) -> None:
-        """Verifies it, and tries, for all workers, what `restore` will read.
+        """Verifies a checkpoint, and tests, for all workers, the reads of `restore`.
 
-        Nothing is assigned; what is damaged is remembered. Large tensors are kept for
-        `restore`, so that their bytes are read once.
+        Nothing is assigned; corrupt checkpoints are recorded in `damaged`. Large
+        tensors are kept for `restore`, to avoid a second read.
 
         Raises:
-            CheckpointDamagedError: something of it cannot be read.
+            CheckpointDamagedError: a part of the checkpoint cannot be read.
         """
         self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
         sums: Mapping[str, tuple[int, int]] = {}
@@ -356,9 +365,9 @@ class Directory:
         """Deletes a commit, in the directory and in the mirror; on the chief.
 
         Raises:
-            ConfigurationError: the commit is not ours to delete.
+            ConfigurationError: the commit is not tfpreempt's to delete.
             CheckpointDamagedError: the commit cannot be read.
-            CheckpointError: the disk or the store.
+            CheckpointError: the disk or the store failed.
         """
         entry = self._commit_at(checkpoint.path)
         if entry is not None and entry.kind is Kind.FLAT:
@@ -388,7 +397,7 @@ class Directory:
             retention.delete(self.files, entry)
 
     def _commit_at(self, path: str) -> Entry | None:
-        """Returns the commit here that a path, or a remote folder's URI, means."""
+        """Returns the local commit for a path, or for the URI of a mirror's folder."""
         name = path.rstrip("/").rpartition("/")[2]
         with failure.translated("look at the checkpoints", self.path):
             found = catalog.scan(self.path)
@@ -406,7 +415,7 @@ class Directory:
         return None
 
     def read_back(self, path: str) -> Entry | None:
-        """Returns a commit that was just published; None, logged, if the disk fails."""
+        """Returns a just published commit; None, logged, if the disk fails."""
         try:
             return catalog.at(path)
         except (OSError, errors.CheckpointError) as error:
@@ -420,15 +429,15 @@ class Directory:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """How far the mirror is; None without one. Any thread."""
+        """Progress of the mirror, if there is a mirror. Any thread."""
         return None if self.mirror is None else self.mirror.status
 
     def wait_for_mirror(self, timeout: float | None) -> bool:
-        """Waits until all is mirrored; returns whether the newest commit is."""
+        """Waits for the mirror; returns whether the newest commit is mirrored."""
         return self.mirror is None or self.mirror.wait(timeout)
 
     def release(self) -> None:
-        """Lets other programs use the directory; a save takes the lease again."""
+        """Lets other programs use the directory; a save acquires the lease again."""
         if self.lease is not None:
             self.lease.release()
         if self.mirror is not None:
@@ -436,18 +445,18 @@ class Directory:
 
 
 def check_nothing_came(path: str) -> None:
-    """Refuses a directory where another run committed after this process had done so.
+    """Raises an error if another run has committed since this process last did.
 
     Between two handlers of one program no process holds the lease of the directory. The
-    values that the program keeps outside of its checkpoints are of a step that is not
-    the other run's. Main thread of the chief.
+    values kept by the program outside of its checkpoints would not match the step of
+    the other run. Main thread of the chief.
 
     Args:
         path: the checkpoint directory.
 
     Raises:
         DirectoryInUseError: another run has committed.
-        SaveError: the disk.
+        SaveError: the disk failed.
     """
     head = _heads.get((this_process(), os.path.realpath(path)))
     if head is None:

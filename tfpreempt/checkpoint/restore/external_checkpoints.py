@@ -1,9 +1,10 @@
-"""Checkpoints that somebody else wrote, among ours in a directory.
+"""Checkpoints of other programs, among tfpreempt's commits in a directory.
 
-They have no marker, so they rank among our commits by the time of their index against
-the times of our markers. What our own save is writing, or left half-written, is none,
-and neither is a commit of ours, be it damaged: what TensorFlow can read of it may be
-half of it. A flat one that was saved over without us is.
+Foreign checkpoints have no marker: the time of the index is compared with the times of
+the markers. A save of tfpreempt that is running or incomplete is not a foreign
+checkpoint. Neither is a commit of tfpreempt, even a corrupt commit: TensorFlow might
+read incomplete files. A flat commit that was later overwritten without tfpreempt is a
+foreign checkpoint.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _OVERWRITTEN = "saved again without tfpreempt after our commit of this name"
 
 
 def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
-    """Ours and theirs, newest first.
+    """Returns tfpreempt's and foreign checkpoints, newest first.
 
     Args:
         directory: the checkpoint directory; it need not exist.
-        ours: what `catalog.scan` found there.
+        ours: the result of `catalog.scan` for the directory.
 
     Raises:
-        OSError: the directory, or a state file that may name all that there is, cannot
-            be read.
+        OSError: the directory cannot be read; or a state file that may name the only
+            checkpoints.
     """
     flat = [entry for entry in ours if entry.kind is Kind.FLAT]
     overwritten = {entry.name for entry in flat if is_overwritten(entry)}
@@ -66,9 +67,10 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
 
 
 def is_overwritten(entry: Entry) -> bool:
-    """Whether the user's manager wrote a flat checkpoint anew after our commit.
+    """Returns whether the user's manager overwrote a flat checkpoint after our commit.
 
-    The time alone doesn't tell: copying a directory gives all files new times.
+    The time alone does not show an overwrite: copying a directory gives every file a
+    new time.
     """
     if entry.condition is Condition.NOT_COMMITTED or entry.prefix is None:
         return False
@@ -86,15 +88,15 @@ def is_overwritten(entry: Entry) -> bool:
 
 
 def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> set[str]:
-    """Prefixes of flat checkpoints, and of those that the state file names.
+    """Returns the prefixes of flat checkpoints, and the prefixes in the state file.
 
-    Not of what it names outside of the directory, or inside a commit of ours.
+    Prefixes outside of the directory, or inside a commit of tfpreempt, are left out.
 
     Args:
         directory: the checkpoint directory.
-        names: the names in it.
-        needs_pointer: whether the state file may name all that there is; otherwise one
-            that cannot be read is only said.
+        names: the names in the directory.
+        needs_pointer: whether the state file may name the only checkpoints; otherwise
+            an unreadable state file is only logged.
 
     Raises:
         OSError: the state file cannot be read.
@@ -126,7 +128,7 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
 
 
 def _may_be(prefix: str) -> bool:
-    """Whether an index could be there: what cannot be looked at is damaged, later."""
+    """Returns whether an index may exist; an unreadable index is reported later."""
     try:
         there = reading.is_there(prefix + INDEX)
         return reading.is_file(prefix + INDEX) or not there
@@ -135,7 +137,7 @@ def _may_be(prefix: str) -> bool:
 
 
 def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
-    """One of theirs, or a half-written one of ours; None if it went meanwhile."""
+    """Returns a foreign checkpoint or an incomplete save; None if just deleted."""
     name = os.path.relpath(prefix, directory)
     entry = Entry(
         store=reader(directory),
@@ -163,14 +165,15 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Whether the state file names what lacks its index, and its data are there.
+    """Returns whether a checkpoint in the state file has data, but has lost its index.
 
-    A manager deletes the oldest first, and that may have been cut short: then it is not
-    the newest, and no older one is there.
+    A manager deletes the oldest checkpoint first, index before data, and may have been
+    interrupted. A checkpoint that is neither the newest nor preceded by an older
+    checkpoint is therefore not counted.
     """
     try:
         listed = checkpoint_state.named(directory)
-    except OSError:  # `_prefixes` told, or raised
+    except OSError:  # `_prefixes` has logged or raised the error
         return False
     if name not in listed:
         return False

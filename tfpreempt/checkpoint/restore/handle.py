@@ -1,4 +1,4 @@
-"""Checkpoint: a reference to one checkpoint, on this machine or in object storage."""
+"""A reference to a checkpoint, on this machine or in object storage."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from tfpreempt.storage.opening import (
     split,
 )
 
-_PATIENCE = 24 * 3600.0  # who copies gives up by itself when no byte comes
+_PATIENCE = 24 * 3600.0  # long: a stalled copy already fails by itself
 _NOTE_SECONDS = 30.0
 
 
 class Checkpoint:
-    """A reference to one checkpoint; reads and writes nothing before it is asked to.
+    """A reference to one checkpoint; makes no access until a method is called.
 
     Args:
-        path: a commit's directory, the prefix of a flat checkpoint, any directory with
-            files; or the same as file://, gs:// or s3://; with a `filesystem`, a path
-            in it. A local path may begin with ~ for the home directory.
-        filesystem: one of our object stores, or a file system of pyarrow or fsspec.
-        prefix: what `tf.train.Checkpoint.restore` takes, where that is known already.
-        step: the step that it carries, where that is known already.
+        path: a commit's directory, the prefix of a flat checkpoint, or any directory
+            with files; or the same as file://, gs:// or s3://; with a `filesystem`, a
+            path inside it. A local path may begin with ~ for the home directory.
+        filesystem: an object store of tfpreempt, or a file system of pyarrow or fsspec.
+        prefix: argument for `tf.train.Checkpoint.restore`, if already known.
+        step: step of the checkpoint, if already known.
 
     Raises:
-        ConfigurationError: a URI together with a `filesystem`, a `filesystem` that is
-            none, or a path that cannot be one.
+        ConfigurationError: a URI together with a `filesystem`, a `filesystem` of
+            another type, or an invalid path.
     """
 
     __slots__ = ("_filesystem", "_local", "_path", "_prefix", "_step")
@@ -80,17 +80,17 @@ class Checkpoint:
         is_local = filesystem is None or is_local_filesystem(filesystem)
         self._local = local_path(os.path.expanduser(text)) if is_local else None
         if filesystem is None and self._local is None:
-            split(text)  # refuses what can be opened nowhere; makes no request
+            split(text)  # raises for an unsupported URI; sends no request
         self._path = self._local or text.rstrip("/")
         self._prefix = prefix
         self._step = step
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """A handle of a local directory, whoever wrote it.
+        """Returns a handle of a local directory, written by any program.
 
         Raises:
-            ConfigurationError: it is no local path.
+            ConfigurationError: the path is not local.
         """
         handle = cls(path)
         if handle._local is None:
@@ -102,27 +102,32 @@ class Checkpoint:
 
     @property
     def path(self) -> str:
-        """The commit's directory in the own form, the prefix in the flat form; a URI,
-        or a path in the `filesystem`, where it is remote."""
+        """The path of the checkpoint.
+
+        The commit's directory in the own form, the prefix in the flat form; a URI, or a
+        path in the `filesystem`, for a remote checkpoint.
+        """
         return self._path
 
     @property
     def filesystem(self) -> Any:
-        """The `filesystem` that it was made with, or None."""
+        """The `filesystem` argument of the constructor."""
         return self._filesystem
 
     @property
     def prefix(self) -> str | None:
-        """What `tf.train.Checkpoint.restore` takes; None where the commit holds named
-        States only, or is remote: use `restore()` there. May read the manifest."""
+        """The argument for `tf.train.Checkpoint.restore`.
+
+        None if the commit holds named States only, or is remote: use `restore()` there.
+        May read the manifest.
+        """
         if self._prefix is None and self._local is not None:
             self._prefix = resolve.tensorflow_prefix(resolve.at_path(self._local))
         return self._prefix
 
     @property
     def step(self) -> int | None:
-        """The step that it carries; None if its writer didn't say. May read the
-        manifest, once."""
+        """The step of the checkpoint; None if unknown. May read the manifest, once."""
         if self._step is None:
             found = self._find()
             self._step = found.step if found.is_committed else None
@@ -134,25 +139,28 @@ class Checkpoint:
         *,
         timeout: float | None = None,
     ) -> str:
-        """Copies all files into a directory, and verifies them.
+        """Copies the files into a directory, and verifies the copies.
 
-        Of several processes of this node that name one directory, one copies, and the
-        others wait. What a call that was killed left in the directory is used. Files of
-        others there stay; one that has a name of the checkpoint's is refused.
+        If several processes of this node name the same directory, a single process
+        copies and the others wait. Files left by a killed call are used. Foreign files
+        in the directory stay; a foreign file with the name of a checkpoint's file is an
+        error.
 
         Args:
-            path: the directory, made if need be; ~ is the home directory. By default
-                a temporary one, the same for all of this user's processes, which is
-                yours to delete when the last process has read it.
-            timeout: seconds for all of it; None: as long as bytes keep coming.
+            path: the directory, created if necessary; ~ is the home directory. By
+                default a temporary directory, the same for every process of this user.
+                The caller deletes the temporary directory when the last process has
+                read it.
+            timeout: seconds for the whole call; None: as long as bytes keep arriving.
 
         Returns:
             The directory.
 
         Raises:
             CheckpointDamagedError: a file is missing or has another checksum.
-            CheckpointError: there is no checkpoint, no room, or no answer in time; or
-                a file that is in the way. Nothing was written over.
+            CheckpointError: there is no checkpoint, no room, or no answer in time; or a
+                foreign file has the name of a checkpoint's file. No file was
+                overwritten.
         """
         check_timeout(timeout)
         began = time.monotonic()
@@ -167,7 +175,7 @@ class Checkpoint:
         is_ours = path is None or not os.path.lexists(target)
         patience = _PATIENCE if timeout is None else timeout
         with locked(target, "copy a checkpoint", seconds=patience, makes=True):
-            if path is None:  # another process may have removed what was checked
+            if path is None:  # another process may have removed the directory
                 private_directory(target, "TMPDIR")
             left = None if timeout is None else began + timeout - time.monotonic()
             try:
@@ -175,7 +183,7 @@ class Checkpoint:
             except BaseException:
                 if is_ours:
                     with contextlib.suppress(OSError):
-                        os.rmdir(target)  # unless there is something in it
+                        os.rmdir(target)  # fails if the directory is not empty
                 raise
             if notes := user_metadata.read(found):
                 user_metadata.write(catalog.unread(LocalStore(target)), notes)
@@ -183,15 +191,16 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self, *, timeout: float | None = None) -> Iterator[str]:
-        """A context in which its files are in a local directory, to be read only.
+        """Returns a context with the files in a local directory, for reading only.
 
-        A local checkpoint's own directory, never copied (for a flat one the directory
-        that holds it). A remote one is downloaded once for all processes of this node
-        that ask for it; the copy goes when the last one leaves.
+        For a local checkpoint the value is its own directory, never a copy (for a flat
+        checkpoint the directory around it). A remote checkpoint is downloaded once for
+        the processes of this node; the copy is deleted when the last process exits the
+        context.
 
         Args:
-            timeout: seconds for a download, or to wait for another process's; None: as
-                long as bytes keep coming.
+            timeout: seconds for a download, or for the wait for another process's
+                download; None: as long as bytes keep arriving.
 
         Raises:
             CheckpointDamagedError: a file is missing or has another checksum.
@@ -209,21 +218,22 @@ class Checkpoint:
             yield path
 
     def restore(self, tf_checkpoint: Any) -> Any:
-        """Restores a `tf.train.Checkpoint` from it, after all files were verified.
+        """Restores a `tf.train.Checkpoint`, after the files of a commit were verified.
 
-        A remote one is downloaded first, and kept for as long as variables that are
-        made later may be read from it.
+        A remote checkpoint is downloaded first. The download is kept as long as
+        variables created later may be read from it.
 
         Args:
-            tf_checkpoint: the object; its `restore` is called.
+            tf_checkpoint: the object to restore; its `restore` is called.
 
         Returns:
-            What its `restore` returns, such as to call `assert_consumed()` on.
+            The result of `tf_checkpoint.restore`, for example for `assert_consumed()`.
 
         Raises:
-            ConfigurationError: the object is none; or the path has one of [, *, ? and
-                \\, and TensorFlow finds nothing there.
-            CheckpointError: it holds no tf.train.Checkpoint, or cannot be read.
+            ConfigurationError: the object has no `restore`; or the path has one of [,
+                *, ? and \\, and TensorFlow finds no file there.
+            CheckpointError: the checkpoint holds no tf.train.Checkpoint, or cannot be
+                read.
         """
         _check_restorable(tf_checkpoint)
         if self._local is not None:
@@ -235,36 +245,36 @@ class Checkpoint:
             directory = copy.enter_context(self.as_directory())
             prefix = _checked_prefix(resolve.at_path(directory))
             status = tf_checkpoint.restore(prefix)
-            # What reads variables that a model makes later is held by the status, and
-            # by every such variable's promise.
+            # The status, and every deferred restoration of a variable, hold the object
+            # that reads the variables created later.
             close_with(getattr(status, "_checkpoint", None), copy.pop_all().close)
         return status
 
     def get_metadata(self) -> dict[str, Any]:
-        """What was noted about it; empty if nothing was.
+        """Returns the user's metadata of the checkpoint; empty if there is none.
 
         Raises:
-            CheckpointError: there is no checkpoint, or the note cannot be read.
+            CheckpointError: there is no checkpoint, or the metadata cannot be read.
         """
         return user_metadata.read(self._find())
 
     def set_metadata(self, values: Mapping[str, Any]) -> None:
-        """Notes a JSON object beside the manifest, in place of what was noted.
+        """Writes a JSON object beside the manifest; replaces the earlier metadata.
 
         Raises:
-            ConfigurationError: JSON cannot hold it.
-            CheckpointError: there is no checkpoint, or it cannot be written to.
+            ConfigurationError: JSON cannot hold the values.
+            CheckpointError: there is no checkpoint, or the metadata cannot be written.
         """
         user_metadata.encoded(values)
         with self._noting() as found:
             user_metadata.write(found, values)
 
     def update_metadata(self, values: Mapping[str, Any]) -> None:
-        """Adds to what was noted; between processes of one machine nothing is lost.
+        """Adds values to the metadata; processes of one machine lose no update.
 
         Raises:
-            ConfigurationError: JSON cannot hold it.
-            CheckpointError: there is no checkpoint, or it cannot be written to.
+            ConfigurationError: JSON cannot hold the values.
+            CheckpointError: there is no checkpoint, or the metadata cannot be written.
         """
         user_metadata.encoded(values)
         with self._noting() as found:
@@ -283,7 +293,7 @@ class Checkpoint:
     __add__ = __truediv__
 
     def __repr__(self) -> str:
-        """Reads nothing: a step that isn't known yet isn't shown."""
+        """Returns a text without reading a file; an unknown step is not shown."""
         step = "" if self._step is None else f", step={self._step}"
         where = "local" if self._local is not None else "remote"
         if self._filesystem is not None:
@@ -309,7 +319,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[Entry]:
-        """The checkpoint, whose metadata no other of this machine changes meanwhile."""
+        """Returns a context with the checkpoint, its metadata locked if local."""
         found = self._find()
         if found.kind is Kind.FOREIGN:
             raise errors.CheckpointError(
@@ -323,7 +333,7 @@ class Checkpoint:
 
 
 def latest(directory: str) -> Checkpoint | None:
-    """The newest checkpoint in a directory; None if it has none.
+    """Returns the newest checkpoint in a directory; None if there is no checkpoint.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -334,8 +344,8 @@ def latest(directory: str) -> Checkpoint | None:
 
 
 def _check_restorable(given: Any) -> None:
-    """Refuses what has no checkpoint's `restore`, before anything is read."""
-    # A CheckpointManager has none; a class has one, but not yet an object for it.
+    """Raises an error for an object without a checkpoint's `restore`; reads no file."""
+    # A CheckpointManager has no `restore`; a class has `restore`, but no instance.
     if callable(getattr(given, "restore", None)) and not isinstance(given, type):
         return
     advice = "make one of what is to be restored: tf.train.Checkpoint(model=model)"
@@ -347,7 +357,12 @@ def _check_restorable(given: Any) -> None:
 
 
 def _checked_prefix(found: Entry) -> str:
-    """TensorFlow's prefix of a local checkpoint, under which it finds the files."""
+    """Returns TensorFlow's prefix of a local checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint holds no tf.train.Checkpoint, or more than one.
+        ConfigurationError: TensorFlow cannot restore from a path with such characters.
+    """
     prefix = resolve.tensorflow_prefix(found)
     if prefix is None:
         raise errors.CheckpointError(
@@ -360,7 +375,7 @@ def _checked_prefix(found: Entry) -> str:
 
 
 def _fill(found: Entry, target: str, timeout: float | None) -> None:
-    """Copies a checkpoint into a directory; of a commit the marker comes last."""
+    """Copies a checkpoint into a directory; the marker of a commit is written last."""
     download(found, target, timeout=timeout, progress=True)
     if found.is_committed:
         path = os.path.join(target, layout.MARKER)
@@ -381,7 +396,7 @@ def _check_path(path: object) -> str:
 
 
 def _check_target(path: object) -> str:
-    """The directory to copy into; only its own links are followed."""
+    """Returns the directory to copy into, with the links of its path resolved."""
     local = local_path(os.path.expanduser(_check_path(path)))
     if local is None:
         raise errors.ConfigurationError(

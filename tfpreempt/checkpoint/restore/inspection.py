@@ -1,8 +1,8 @@
-"""What `tfpreempt inspect` and `tfpreempt verify` show: the catalog, and what it hides.
+"""The tables of `tfpreempt inspect` and `tfpreempt verify`.
 
-Shown is also what a restart passes over: damaged commits, saves that are under way or
-died, links that lead elsewhere. Nothing is changed, and nothing that lies there is
-trusted.
+The tables also show the checkpoints skipped by a restart: corrupt commits, saves that
+are running or were interrupted, links that lead elsewhere. No file is changed, and no
+content is trusted.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _LINK = "is a symbolic link; links aren't followed"
 
 
 def at(place: str) -> list[Entry]:
-    """The checkpoints at a place: all of a run, or the one that it names.
+    """Returns the checkpoints at a path: those of a run, or the named checkpoint.
 
     Args:
         place: a run's directory, a commit's directory, a flat prefix, or the URI of a
-            mirror or of one folder of it.
+            mirror or of one folder of a mirror.
 
     Raises:
-        ConfigurationError: there is nothing of the kind.
-        CheckpointError: it cannot be listed or read.
+        ConfigurationError: there is no checkpoint.
+        CheckpointError: the path cannot be listed or read.
     """
     path = opening.local_path(place)
     if path is not None:
@@ -62,13 +62,14 @@ def check(
     threads: int = THREADS,
     watch: Callable[[int], None] = lambda done: None,
 ) -> Entry:
-    """The same, its files checked.
+    """Returns the entry with its files checked.
 
     Args:
-        entry: what is to be checked; what isn't committed is returned as it is.
-        every_byte: whether to read all bytes; the sizes otherwise.
-        threads: see `verification.faults`.
-        watch: likewise.
+        entry: the entry to check. For a checkpoint of another program index and lengths
+            are checked; an uncommitted entry is returned unchanged.
+        every_byte: whether to read all bytes; otherwise only the sizes.
+        threads: number of reading threads, see `verification.faults`.
+        watch: function called with the bytes read so far, see `verification.faults`.
 
     Raises:
         CheckpointError: the store cannot be reached.
@@ -78,7 +79,7 @@ def check(
     if not entry.is_committed:
         return entry
     found = faults(entry, every_byte=every_byte, threads=threads, watch=watch)
-    # Retention may have taken it meanwhile: the marker is what goes first.
+    # Retention may have deleted the commit meanwhile, beginning with the marker.
     if found and catalog.control_file(entry, layout.MARKER) == (None, None):
         return dataclasses.replace(
             entry,
@@ -94,7 +95,7 @@ def check(
     )
 
 
-# --- what there is -------------------------------------------------------------------
+# --- listing -------------------------------------------------------------------------
 
 
 def _at_path(path: str, place: str) -> list[Entry]:
@@ -118,7 +119,7 @@ def _at_path(path: str, place: str) -> list[Entry]:
 
 
 def _in_directory(directory: str) -> list[Entry]:
-    """All that looks like a checkpoint, or was to become one, in a directory.
+    """Returns the checkpoints, and the directories meant to become checkpoints.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -142,7 +143,7 @@ def _in_directory(directory: str) -> list[Entry]:
 
 
 def _told(entry: Entry) -> Entry:
-    """What has no marker says so."""
+    """Adds a remark to an entry without a marker."""
     if entry.condition is not Condition.NOT_COMMITTED or entry.remarks == (_DELETED,):
         return entry
     remark = _UPLOAD if entry.kind is Kind.REMOTE else _SAVE
@@ -150,7 +151,7 @@ def _told(entry: Entry) -> Entry:
 
 
 def _unless_deleted(entry: Entry) -> Entry:
-    """A flat commit whose manager deleted it is none any more."""
+    """Marks a flat commit as not committed if the user's manager deleted its files."""
     there = (entry.path, entry.path + external_checkpoints.INDEX)
     is_flat = entry.kind is Kind.FLAT and entry.is_committed
     if not is_flat or any(map(os.path.lexists, there)):
@@ -161,14 +162,14 @@ def _unless_deleted(entry: Entry) -> Entry:
 
 
 def _described(entry: Entry) -> Entry:
-    """One of somebody else's, with its size."""
+    """Adds size and remarks to an entry written by a different program."""
     remarks = ("; ".join((*entry.remarks, _NOT_OURS)),)
     size = _size_of(flat_commit.payload_files(entry.path))
     return dataclasses.replace(entry, size=size, remarks=remarks)
 
 
 def _odd(directory: str) -> Iterator[Entry]:
-    """What has the name of a commit and is not looked into."""
+    """Returns entries for links and unsafe names that look like a commit's name."""
     store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):
         if catalog.kind_of(name) is None:
@@ -182,7 +183,7 @@ def _odd(directory: str) -> Iterator[Entry]:
 
 
 def _staged(directory: str) -> Iterator[Entry]:
-    """What saves are writing, or left when they died."""
+    """Returns entries for running and interrupted saves."""
     root = os.path.join(directory, layout.STAGING)
     if os.path.islink(root):
         return
@@ -200,7 +201,7 @@ def _staged(directory: str) -> Iterator[Entry]:
         try:
             modified = os.lstat(path).st_mtime
         except FileNotFoundError:
-            continue  # the save is over meanwhile
+            continue  # the save ended meanwhile
         size = _size_of(
             os.path.join(folder, each)
             for folder in (path, path + layout.PARTS_SUFFIX)
@@ -212,7 +213,7 @@ def _staged(directory: str) -> Iterator[Entry]:
 def _size_of(files: Iterable[str]) -> int:
     total = 0
     for path in files:
-        with contextlib.suppress(FileNotFoundError):  # a save or a deletion goes on
+        with contextlib.suppress(FileNotFoundError):  # a save or a deletion is running
             total += os.lstat(path).st_size
     return total
 
@@ -230,11 +231,11 @@ def _has_control(path: str) -> bool:
     return any(os.path.lexists(os.path.join(path, name)) for name in names)
 
 
-# --- is it whole ---------------------------------------------------------------------
+# --- checking ------------------------------------------------------------------------
 
 
 def _extra_files(entry: Entry) -> tuple[str, ...]:
-    """A remark about files that the manifest doesn't name."""
+    """Returns a remark about files not named in the manifest."""
     assert entry.manifest is not None
     known = {entry.object(file.name) for file in entry.manifest.files}
     control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)

@@ -1,4 +1,4 @@
-"""Opens the checkpoint directory for what a user gave, of whatever framework."""
+"""Opens the checkpoint directory for a checkpoint or manager of any framework."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfpreempt.storage.files import Files, LocalFiles
 
 
 class Checkpoints(Protocol):
-    """The questions to the adapter of a framework, which is a module."""
+    """The interface of a framework's adapter; the adapter is a module."""
 
     def is_checkpoint(self, given: Any) -> bool:
         """Returns whether an object is a checkpoint, or manager, of the framework."""
@@ -36,17 +36,19 @@ class Checkpoints(Protocol):
         """Checks that a checkpoint has a directory.
 
         Raises:
-            ConfigurationError: the checkpoint has none.
+            ConfigurationError: the checkpoint has no directory.
         """
         ...
 
     def attach_counter(self, given: Any) -> Any:
-        """Returns the variable of the checkpoint that counts steps."""
+        """Returns the checkpoint's variable for counting steps."""
         ...
 
     def own_place(self, given: Any) -> tuple[str | None, str]:
-        """Returns the directory that a manager has, or None for a checkpoint; and the
-        beginning of the names of the files there."""
+        """Returns a manager's directory and the prefix of the file names there.
+
+        The directory of a checkpoint, not a manager, is None.
+        """
         ...
 
     def make_contents(
@@ -60,8 +62,7 @@ class Checkpoints(Protocol):
         is_shared: bool,
         is_second: bool,
     ) -> Contents:
-        """Returns the contents of a checkpoint; see `open_directory` for the
-        arguments."""
+        """Returns a checkpoint's contents; see `open_directory` for the arguments."""
         ...
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
@@ -70,7 +71,7 @@ class Checkpoints(Protocol):
 
 
 def adapter_of(given: Any) -> Checkpoints:
-    """Returns the adapter of the framework that a checkpoint or manager is of.
+    """Returns the adapter of the framework of a checkpoint or manager.
 
     Raises:
         ConfigurationError: no framework of the program knows the object.
@@ -125,33 +126,37 @@ def open_directory(
     clock: Clock | None = None,
     is_second: bool = False,
 ) -> Directory:
-    """Returns the checkpoint directory of what the user gave.
+    """Returns the checkpoint directory of the user's checkpoint or manager.
 
     Args:
         checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
             None for named States alone.
-        checkpoint_dir: where a Checkpoint is saved; a manager has its own.
-        cluster: the workers; the chief writes the contents, but for the shares of
-            others, and commits.
-        max_to_keep: own commits to keep, None for all; a manager keeps its own number.
-        save_fn: called on every worker in place of the save.
-        chief_directory: the chief's directory, where a non-chief manager has another.
-        io_device: where TensorFlow's files are written and read; None: where the
-            variables are, which may be another machine.
-        mirror: on the chief, the copy of the directory in an object store.
-        exchange: transfers the parts of workers that do not see the directory; None if
-            all workers see it, so that each can write a share of what all hold.
-        registry: the named States that go along.
+        checkpoint_dir: directory in which a Checkpoint is saved; a manager has its own.
+        cluster: the workers; the chief writes the contents, except the shares of other
+            workers, and commits.
+        max_to_keep: number of own commits to keep, None for all; a manager keeps its
+            own number.
+        save_fn: function called on every worker in place of the save.
+        chief_directory: the chief's directory, if a non-chief manager has a different
+            directory.
+        io_device: device on which TensorFlow writes and reads files; None: the device
+            of the variables, perhaps on a remote machine.
+        mirror: on the chief, the copy of the directory in an object store. exchange:
+            transfers the parts of workers without access to the directory. With None
+            every worker sees the directory, and can write a share of the replicated
+            tensors.
+        registry: the named States to save.
         files: the file operations.
-        lease: of the directory, under which the chief commits; None without one.
-        clock: for measured times.
-        is_second: whether this Checkpoint is saved in another directory too: the saves
-            there alone are counted by `save_counter`, and the checks are not repeated.
-            The second directory keeps the memory of its asynchronous saves.
+        lease: lease of the directory, under which the chief commits; None without a
+            lease.
+        clock: time source for measured durations.
+        is_second: whether the Checkpoint is saved in a first directory too. Then only
+            the saves there are counted by `save_counter`, and the checks are not
+            repeated. The second directory keeps the memory of its asynchronous saves.
 
     Raises:
-        ConfigurationError: an argument cannot work; says what to do.
-        UnsupportedVersionError: this TensorFlow lacks a name that a manager rests on.
+        ConfigurationError: an argument cannot work; the message has advice.
+        UnsupportedVersionError: this TensorFlow lacks a name that a manager needs.
     """
     given = checkpoint_or_manager
     framework = None if given is None else adapter_of(given)

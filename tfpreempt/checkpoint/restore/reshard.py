@@ -1,10 +1,11 @@
-"""What another number of workers saved, for the workers that there are now.
+"""Restores a commit of another number of workers for the current workers.
 
-What all workers share (weights, the step, the place in global batches) is as it was.
-What each saved for itself comes back by the rule of the State that saved it
-(`State.fold`). Of random generators a worker that there was goes on with its own; that
-of a new one is derived from the chief's and the worker's number, so that no two draw
-the same, and each restart draws the same again.
+Shared values (weights, the step, the position in global batches) are restored as saved.
+A value saved by each worker for itself is restored by the rule of its State
+(`State.fold`). For random generators, a worker that existed before resumes its own
+generator. A new worker's generator is derived from the chief's generator and the
+worker's number: no two workers draw the same numbers, and each restart draws the same
+numbers again.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from tfpreempt.storage import reading
 
 
 def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
-    """Loads what a commit has for this worker of a State of each worker.
+    """Loads this worker's value of a per-worker State from a commit.
 
     Args:
-        entry: a commit of ours.
-        state: with `per_worker=True`.
-        cluster: who the workers are now.
+        entry: a commit of tfpreempt.
+        state: a State with `per_worker=True`.
+        cluster: the current workers.
 
     Returns:
-        Whether there was something to load.
+        Whether there was a value to load.
 
     Raises:
-        CheckpointMismatchError: it is of another number of workers, and the State has
-            no rule for that.
+        CheckpointMismatchError: another number of workers wrote the commit, and the
+            State has no rule for resharding.
     """
     if not has_part_of(entry, cluster):
         return False
@@ -45,27 +46,27 @@ def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
 
 
 def has_part_of(entry: Entry, cluster: Cluster) -> bool:
-    """Returns whether a commit has anything that this worker can load as its own."""
+    """Returns whether a commit has per-worker values to load for this worker."""
     manifest = entry.manifest
     is_in_part = manifest is not None and cluster.worker in manifest.workers
     return is_in_part or is_resized(entry, cluster)
 
 
 def is_resized(entry: Entry, cluster: Cluster) -> bool:
-    """Returns whether another number of workers wrote a commit."""
+    """Returns whether a commit is by a different number of workers."""
     return entry.manifest is not None and entry.manifest.world_size != cluster.world
 
 
 def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None:
-    """Before anything is assigned of what another number of workers saved.
+    """Raises an error for a State that cannot be resharded, before any assignment.
 
     Args:
-        entry: a commit of ours.
-        states: the registered ones.
-        cluster: who the workers are now.
+        entry: a commit of tfpreempt.
+        states: the registered States.
+        cluster: the current workers.
 
     Raises:
-        CheckpointMismatchError: a State of each worker is in it, and has no rule.
+        CheckpointMismatchError: the commit has a per-worker State without a rule.
     """
     for state in states:
         if state.per_worker and type(state).fold is State.fold:
@@ -90,7 +91,7 @@ def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
 
 
 def _paths(entry: Entry, state: State) -> list[str]:
-    """Where each worker's part of a State would be."""
+    """Returns the path of each worker's part of a State, existing or not."""
     assert entry.manifest is not None
     folders = map(layout.worker_name, range(entry.manifest.world_size))
     name = state.name + layout.STATE_SUFFIX

@@ -1,4 +1,4 @@
-"""Which checkpoint to restore: the newest that is committed and verified."""
+"""Chooses the checkpoint to restore: the newest that is committed and verified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfpreempt.storage.failure import ADVICE
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
-MUCH = 2 << 30  # bytes that take so long to check that it is said
+MUCH = 2 << 30  # size from which the check is logged, with a progress bar
 
 
 def _warn(problem: str) -> None:
@@ -30,12 +30,12 @@ def find_candidates(
     on_skip: Callable[[str], None] = _warn,
     on_lost: Callable[[str], None] | None = None,
 ) -> list[Entry]:
-    """All that might be restored from a directory, newest first; nothing is verified.
+    """Returns the checkpoints that may be restored, newest first, not yet verified.
 
     Args:
         directory: the checkpoint directory; it need not exist.
-        on_skip: called with a description of each that is passed over.
-        on_lost: the same of a damaged commit of ours; by default `on_skip`.
+        on_skip: function called with a description of each skipped checkpoint.
+        on_lost: the same for a corrupt commit of tfpreempt; by default `on_skip`.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -50,7 +50,7 @@ def find_candidates(
     found = []
     for entry in listed:
         if entry.kind is Kind.REMOTE:
-            continue  # a mirror's, copied here; a mirror is fetched from
+            continue  # a folder copied from a mirror; commits of mirrors are fetched
         if entry.is_committed or entry.condition is Condition.FOREIGN:
             found.append(entry)
         elif entry.condition is Condition.DAMAGED:
@@ -63,14 +63,15 @@ def find_candidates(
 def verify(
     entry: Entry, sums: Mapping[str, tuple[int, int]] = MappingProxyType({})
 ) -> None:
-    """Checks that every file is there with its size and checksum.
+    """Checks that every file exists with its size and checksum.
 
     Args:
         entry: the commit.
         sums: size and crc32c of files that were just read, by path.
 
     Raises:
-        CheckpointDamagedError: names the file, what it has and what it should have.
+        CheckpointDamagedError: a file differs; the message names the file and the
+            difference.
     """
     if entry.manifest is None:
         if entry.prefix is not None:
@@ -104,17 +105,18 @@ def newest_verified(
     needs_prefix: bool = False,
     check: Callable[[Entry], None] = verify,
 ) -> Entry | None:
-    """The newest checkpoint that is whole; None if the directory has none.
+    """Returns the newest intact checkpoint; None if there is no intact checkpoint.
 
     Args:
-        directory: the checkpoint directory; it need not exist.
-        on_skip: called with a description of each that is passed over, which names the
-            damaged file; the default logs a warning.
-        on_lost: the same of a damaged commit of ours, or of what TensorFlow's state
-            file names; by default `on_skip`.
-        wants: whether to look at one at all.
-        needs_prefix: passes over commits that hold named States only.
-        check: raises CheckpointDamagedError for what is not whole, or no use.
+        directory: path of the checkpoint directory, which need not exist.
+        on_skip: function called with a description of each skipped checkpoint and its
+            corrupt file; the default logs a warning.
+        on_lost: the same for a corrupt commit of tfpreempt, or a checkpoint in
+            TensorFlow's state file; by default `on_skip`.
+        wants: function that selects the checkpoints to consider.
+        needs_prefix: whether to skip commits that hold named States only.
+        check: function that raises CheckpointDamagedError for a corrupt or useless
+            checkpoint.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -131,7 +133,7 @@ def newest_verified(
         try:
             check(entry)
         except errors.CheckpointDamagedError as error:
-            # Others' files may only look like a checkpoint, unless one says they are.
+            # Files without a manifest are a checkpoint only if the state file says so.
             is_one = entry.manifest is not None or checkpoint_state.is_listed(
                 directory, entry.name
             )
@@ -142,7 +144,7 @@ def newest_verified(
 
 
 def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
-    """Says what of a commit of ours this worker does not get back as it was."""
+    """Logs the values of a commit that cannot be restored as saved on this worker."""
     manifest = entry.manifest
     assert manifest is not None
     if manifest.world_size != cluster.world:

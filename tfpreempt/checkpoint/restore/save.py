@@ -1,12 +1,12 @@
-"""One worker's part of one save, in four phases.
+"""A worker's part of a save, in four phases.
 
-    capture   every worker, main thread   what TensorFlow writes itself; the States
-    write     every worker, any thread    the large tensors; then all is synced
+    capture   every worker, main thread   TensorFlow's own files; the States
+    write     every worker, any thread    the large tensors; then the sync of all files
     publish   the chief, any thread       manifest, rename, marker, retention
-    discard   the chief, any thread       removes what is staged; never raises
+    discard   the chief, any thread       removes the staged files; never raises
 
-The chief publishes once all workers have written their parts. The marker is the commit:
-a save that fails before the marker commits nothing, and removes what it staged.
+The chief publishes once every worker has written its part. The marker is the commit: a
+save that fails before the marker commits nothing, and removes its staged files.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 class Save(Staged):
-    """One worker's part of a save: captured, written, published or discarded.
+    """A worker's part of a save: captured, written, published or discarded.
 
     Args:
         directory: the checkpoint directory to save in.
-        step: the step that is saved; equal on all workers.
+        step: the saved step; equal on all workers.
         attempt: the name of the save: equal on all workers, and never used again.
-        permit: of an asynchronous save. With None nothing is copied, and no tensor may
-            change before `write` was called.
+        permit: permission to commit, for an asynchronous save. With None nothing is
+            copied, and no tensor may change before `write` was called.
     """
 
     def __init__(
@@ -72,23 +72,23 @@ class Save(Staged):
     # --- the phases ------------------------------------------------------------------
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
-        """Captures this worker's part as it is now; on every worker, main thread.
+        """Captures this worker's part as of now; on every worker, main thread.
 
-        What is small is written already, and not synced; so are the States.
+        Small values and the States are written at once, but not synced.
 
         Args:
-            *args: for CheckpointManager.save, or the save_fn.
-            **kwargs: for CheckpointManager.save, or the save_fn.
+            *args: arguments for CheckpointManager.save, or the save_fn.
+            **kwargs: arguments for CheckpointManager.save, or the save_fn.
 
         Raises:
-            SaveError: the disk; says what to do.
+            SaveError: the disk failed; the message has advice.
         """
         directory = self.directory
         states = directory.registry.in_order()
         with self._discarded_on_failure("save"):
             try:
                 directory.contents.capture(self, *args, **kwargs)
-            finally:  # the peers wait for this worker there, also if it failed
+            finally:  # the other workers wait in `sync_states`, also after a failure
                 sync_states(states)
             directory.identity.check()
             if directory.cluster.is_chief:
@@ -103,16 +103,16 @@ class Save(Staged):
         self.capture_seconds = directory.clock.monotonic() - self.started_at
 
     def write(self) -> None:
-        """Writes what was captured: from here on it is durable. Any thread.
+        """Writes the captured values durably. Any thread.
 
         Raises:
-            SaveError: the disk; says what to do.
+            SaveError: the disk failed; the message has advice.
         """
         directory = self.directory
         began = directory.clock.monotonic()
         with self._discarded_on_failure("save"):
             directory.contents.write(self)
-            # The chief can't sync what another machine still has in its cache.
+            # The chief cannot sync files in the cache of another machine.
             names = (
                 [] if directory.cluster.is_chief else reading.names(self._own_folder)
             )
@@ -135,17 +135,17 @@ class Save(Staged):
         """Makes the save the newest commit; on the chief, any thread.
 
         Args:
-            because: "preemption", "periodic", "save" and so on.
-            workers: indices of the workers that are known to have written their parts;
-                parts of other workers are left out.
+            because: reason of the save: "preemption", "periodic", "save" and so on.
+            workers: indices of the workers with a written part; parts of other workers
+                are left out.
             parent: for a snapshot, the newest commit of the checkpoint directory.
-            left: returns the seconds that a notice leaves for the commit.
+            left: function that returns the seconds until the deadline of a notice.
 
         Returns:
             The commit; None if a save_fn left nothing to commit.
 
         Raises:
-            SaveError: nothing was committed, and nothing older was touched.
+            SaveError: the commit failed; older commits are unchanged.
         """
         directory = self.directory
         if not directory.cluster.is_chief:
@@ -165,7 +165,7 @@ class Save(Staged):
             if directory.exchange is not None:
                 workers = directory.exchange.collect(self, workers, because, left)
             if directory.lease is not None:
-                directory.lease.check()  # another owner has removed what was staged
+                directory.lease.check()  # a new owner has removed the staged files
             directory.identity.check()
             if self.permit is not None:
                 self.permit.check()
@@ -218,7 +218,10 @@ class Save(Staged):
 
     @contextlib.contextmanager
     def _discarded_on_failure(self, doing: str) -> Iterator[None]:
-        """A save that fails must not fill the disk, nor pass for another save."""
+        """Returns a context that discards the save if the body fails.
+
+        A failed save must not fill the disk, nor be taken for another save.
+        """
         directory = self.directory
         try:
             with failure.translated(f"{doing} step {self.step}", directory.path):
@@ -227,11 +230,11 @@ class Save(Staged):
             if directory.cluster.is_chief:
                 self.discard()
             with contextlib.suppress(OSError):
-                directory.identity.check()  # if this raises, it is the reason
+                directory.identity.check()  # a replaced directory is the better reason
             raise
 
     def _clear_up(self, *, is_over: bool) -> None:
-        """Removes what is left of the save, whether it was committed or not.
+        """Removes the remaining files of the save, committed or not.
 
         Args:
             is_over: whether no worker writes a share of the save any more.
@@ -249,7 +252,7 @@ class Save(Staged):
         """Removes the parts of other workers.
 
         Returns:
-            The workers whose parts are there.
+            The workers with a part in the staging directory.
         """
         directory = self.directory
         complete = {layout.worker_name(worker): worker for worker in workers}
@@ -260,7 +263,7 @@ class Save(Staged):
                     directory.files, os.path.join(self.staging, name)
                 )
         if directory.random_state is None:
-            return list(workers)  # then a worker may have had nothing to save
+            return list(workers)  # a worker may have had nothing to save
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:
             _log.warning(
@@ -275,12 +278,12 @@ class Save(Staged):
     def _commit(
         self, because: str, workers: Sequence[int], parent: Parent | None
     ) -> tuple[str, Manifest]:
-        """Commits what is staged, in its form; then deletes what is not kept."""
+        """Commits the staged files, in the own or flat form; then applies retention."""
         directory = self.directory
         found = catalog.scan(directory.path)
         commits = [each for each in found if each.is_committed]
         directory.check_others(commits)
-        # What cannot be read for a moment ranks above the others, if it is newer.
+        # Skip a number per unreadable commit: its sequence may be the highest.
         unread = sum(each.sequence is None for each in found)
         taken = catalog.highest_sequence(found) + unread
         taken = max(taken, directory.highest_sequence)
@@ -314,10 +317,10 @@ class Save(Staged):
                     directory.lease.check()  # a manager's deletions pass no fence
                 directory.contents.committed()
                 flat_commit.sweep(files, os.path.dirname(path))
-                for entry in retention.plan(found, 1)[1]:  # our own form: fetched once
+                for entry in retention.plan(found, 1)[1]:  # own form: fetched earlier
                     retention.delete(files, entry)
             else:
-                new = Entry(  # as `scan` would find it; nothing has to be read back
+                new = Entry(  # equal to the result of `scan`, without reading
                     store=catalog.reader(directory.path),
                     name=os.path.basename(path),
                     kind=Kind.OWN,
@@ -336,15 +339,18 @@ class Save(Staged):
 
 
 class AsyncSave:
-    """It is under way from the start, in a thread of its own.
+    """An asynchronous save, written and committed by a thread of its own.
 
-    Nothing of what was captured is kept here: its memory is free when the save is over.
+    The thread starts at once. The object keeps no captured value, so the memory is free
+    when the save is over.
 
     Args:
-        name: of the save; equal on all workers, and never used again.
-        permit: what the commit asks.
-        complete: writes and commits what was captured; on the thread.
-        told: is given what that failed by, unless it was given up; on the thread.
+        name: name of the save; equal on all workers, and never used again.
+        permit: permission to commit, which `give_up` can withdraw.
+        complete: function that writes and commits the captured values; runs on the
+            thread.
+        told: function called with the error of a failed save, unless the save was given
+            up; runs on the thread.
     """
 
     def __init__(
@@ -361,15 +367,15 @@ class AsyncSave:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until it is over; whether it is. Any thread.
+        """Waits until the save is over; returns whether the save is over. Any thread.
 
         Args:
-            seconds: at most; None: as long as it takes.
+            seconds: timeout of the wait; None: no timeout.
         """
         return self._thread.join(seconds)
 
     def give_up(self) -> bool:
-        """It commits nothing any more; False, after a wait, where it just did."""
+        """Prevents the commit; returns False, after a wait, if the commit had begun."""
         if self._permit.give_up():
             return True
         self._thread.join()
@@ -377,7 +383,7 @@ class AsyncSave:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it commits nothing because a newer save took its place."""
+        """Whether the save was given up for a newer save, and commits nothing."""
         return self._permit.is_given_up
 
     def _run(
@@ -385,6 +391,6 @@ class AsyncSave:
     ) -> None:
         try:
             complete()
-        except Exception as error:  # noqa: BLE001 - training survives it
+        except Exception as error:  # noqa: BLE001 - training continues
             if not self.is_given_up:
                 told(error)

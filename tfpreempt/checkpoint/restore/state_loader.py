@@ -1,4 +1,4 @@
-"""Finds what a single State was: in the newest commit, or in a file of its own."""
+"""Loads a single State from the newest commit, or from a separate file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tfpreempt.core.restarts import read_restarts
 from tfpreempt.storage import reading
 
 _log = logging.getLogger(__name__)
-_SECONDS = 30.0  # that the chief may take to commit
+_SECONDS = 30.0  # timeout for the chief's commit
 
 
 @dataclasses.dataclass(eq=False)
 class StateLoader:
-    """Loads States one by one; verifies a commit once, not once for each State.
+    """Loads single States; verifies a commit once, not for each State again.
 
     Args:
-        directory: the checkpoint directory; it need not exist.
-        cluster: who the workers are.
-        agreed: the commit that all workers restored; None if there is none.
-        after: the highest sequence when the workers agreed: what is higher is newer
-            than the agreed one, and what isn't was refused.
-        clock: for the deadline of a wait for the chief.
+        directory: path of the checkpoint directory, which need not exist.
+        cluster: the workers, and the index of this worker.
+        agreed: the commit restored by all workers; None without a commit.
+        after: the highest sequence at the time of the agreement. Commits with a higher
+            sequence are newer than the agreed commit; other commits were refused.
+        clock: time source for the timeout of a wait for the chief.
     """
 
     directory: str
@@ -43,35 +43,36 @@ class StateLoader:
     after: int = 0
     clock: Clock = dataclasses.field(default_factory=SystemClock)
     _pending: str = dataclasses.field(default="", init=False)
-    # What is wrong with a commit, by path and token: what is fetched in place of a
-    # damaged one has its token.
+    # Problem of a commit, or "", by path and token. The token alone is not enough: a
+    # commit fetched in place of a corrupt commit has the same token.
     _checked: dict[tuple[str, str], str] = dataclasses.field(
         default_factory=dict, init=False
     )
-    # Problems, and tokens of commits, that were said.
+    # Logged problems, and tokens of commits with logged restarts.
     _told: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
-        """The chief is about to commit this staging directory; `load` waits for it.
+        """Records a staging directory with a commit to be expected from the chief.
 
-        Otherwise a worker that is quicker than the chief would load the commit before.
+        `load` waits for the commit. Otherwise a worker that is faster than the chief
+        would load the previous commit.
         """
         self._pending = staged
 
     def load(self, state: State) -> bool:
-        """Loads a State from wherever it was saved last.
+        """Loads a State from the newer of its commit and its separate file.
 
         Returns:
-            Whether there was something.
+            Whether a saved value was found.
 
         Raises:
-            CheckpointDamagedError: something was saved, and none of it is whole; or the
+            CheckpointDamagedError: saved values exist, but no intact value; or the
                 State cannot read its own bytes.
         """
         self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
-        own = None  # a file of its own: its rank, and the bytes
+        own = None  # rank and bytes of the separate file
         try:
             path = state_file.path_of(self.directory, self.cluster.worker, state)
             own = state_file.read(path)
@@ -100,7 +101,7 @@ class StateLoader:
         return False
 
     def _await_pending(self) -> None:
-        """Until what was staged is committed, or was dropped."""
+        """Waits until the expected staging directory is committed or removed."""
         if not self._pending:
             return
         end = self.clock.monotonic() + _SECONDS
@@ -120,23 +121,23 @@ class StateLoader:
         self._pending = ""
 
     def newest(self) -> Entry | None:
-        """The newest commit that is whole; `load` tells what is wrong with others.
+        """Returns the newest intact commit; `load` logs the problems of other commits.
 
         Raises:
             CheckpointError: the directory cannot be read.
         """
         found = self._newest([])
-        # What is damaged may be fetched again, to the same place.
+        # A corrupt commit may be fetched again, to the same path.
         self._checked = {key: text for key, text in self._checked.items() if not text}
         return found
 
     def _newest(self, problems: list[str]) -> Entry | None:
-        """The newest whole commit; else the one that all workers restored."""
+        """Returns the newest intact commit, or the commit restored by all workers."""
         if not reading.is_dir(self.directory):
             return None
         found = restoring.newest_verified(
             self.directory,
-            lambda problem: None,  # somebody else's: it has no States
+            lambda problem: None,  # foreign checkpoints have no States
             problems.append,
             wants=lambda each: (
                 each.manifest is not None and (each.sequence or 0) > self.after
@@ -175,7 +176,7 @@ class StateLoader:
         )
 
     def _tell_of_lost_restarts(self, commit: Entry) -> None:
-        """Restarts that left nothing: their work is lost, which someone should know."""
+        """Logs a warning if the restarts after a commit lost their work."""
         if commit.token in self._told or commit.manifest is None:
             return
         self._told.add(commit.token)

@@ -1,8 +1,8 @@
-"""Are the files of a commit what its manifest says? Sizes first, then every byte.
+"""Compares the files of a commit with its manifest: sizes first, then every byte.
 
-Bytes are read in ranges by many threads, large files too: the checksums of the ranges
-are combined. A thread holds one piece of a range at a time. A file that has another
-size is never read, so a manifest that claims terabytes costs nothing.
+Many threads read bytes in ranges, also for large files: the checksums of the ranges are
+combined. A thread holds one piece of a range at a time. A file of the wrong size is
+never read, so a manifest with a claim of terabytes has no cost.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ def faults(
     watch: Callable[[int], None] = lambda done: None,
     sums: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """What is wrong with the files of a commit: a text for each, by its name.
+    """Returns the problems of a commit's files: one text per file, by name.
 
     Args:
         commit: the commit; its manifest was read.
-        every_byte: whether to read all bytes; otherwise the sizes, and the checksums
-            that a cloud keeps.
-        threads: how many read at the same time.
-        watch: called about ten times a second on the thread that waits, with the bytes
-            that were read so far; what it raises ends the work.
-        sums: size and crc32c of files that were just read, by path; they are not read
-            again.
+        every_byte: whether to read all bytes; otherwise the sizes are checked, and the
+            checksums kept by the object store.
+        threads: number of threads that read at the same time.
+        watch: function called about ten times a second on the waiting thread, with the
+            number of bytes read so far; an exception from the function ends the work.
+        sums: size and crc32c of files that were just read, by path; not read again.
 
     Raises:
         CheckpointError: the store cannot be reached.
     """
     files = commit.manifest.files if commit.manifest else ()
-    parts: list[checksum.Sum] = []  # of the ranges; each grows while it is read
+    parts: list[checksum.Sum] = []  # one per range; grows during the read
 
     def look(file: FileEntry) -> str | None:
         try:
@@ -76,7 +75,7 @@ def faults(
         watch=lambda: watch(sum(each.size for each in parts)),
     )
     found = dict(zip(files, in_threads(look, files), strict=True))
-    of_size = {  # the files that are there with their size, and the sums that are known
+    of_size = {  # the files of the right size, with their known sums
         file: sums.get(commit.file(file.name))
         for file in files
         if every_byte and found[file] is None
@@ -87,7 +86,7 @@ def faults(
         if known is None
         for offset in range(0, file.size or 1, _RANGE)
     ]
-    # Size and checksum, so far.
+    # Size and checksum of the ranges joined so far.
     whole = {file: known or (0, 0) for file, known in of_size.items()}
     for (file, _), part in zip(ranges, in_threads(read, ranges), strict=True):
         if isinstance(part, str):

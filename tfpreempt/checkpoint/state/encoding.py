@@ -182,7 +182,7 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
     if "pairs" in encoded:
         return {decode(k, arrays): decode(v, arrays) for k, v in encoded["pairs"]}
     dtype: np.dtype[Any] = np.dtype(str(encoded["dtype"]))
-    if not _is_plain(dtype):  # such as objects: saved bytes are no addresses
+    if not _is_plain(dtype):  # such as objects: saved bytes are not addresses
         raise ValueError(f"the dtype {dtype}, which is never saved")
     if "scalar" in encoded:
         return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
@@ -213,7 +213,7 @@ def readable(state: object) -> Iterator[None]:
 
 
 def check_bit_generator(state: Any) -> None:
-    """Checks a range that NumPy does not: NumPy would read memory out of bounds.
+    """Checks ranges that NumPy does not check: NumPy would read memory out of bounds.
 
     Args:
         state: decoded state of a NumPy generator, before NumPy gets the state.

@@ -112,10 +112,10 @@ class Part:
 def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
     """Partitions stretches into shares of about equal size in bytes.
 
-    The largest stretches come first, and each goes to the smallest share. If the
-    largest share is still much larger than the smallest, because one tensor may be
-    larger than the rest together, a piece of the largest share moves to the smallest
-    share. TensorFlow reads a cut tensor more slowly than an uncut tensor, so as few as
+    The largest stretches come first, and each goes to the smallest share. One tensor
+    may be larger than the rest together, so the largest share may still be much larger
+    than the smallest. A piece of the largest share then moves to the smallest share.
+    TensorFlow reads a cut tensor more slowly than an uncut tensor, so as few as
     possible are cut. A share without a divisible stretch stays unchanged, and the
     remaining shares are evened out.
 

@@ -137,7 +137,7 @@ def own_or_first(
 def load_own_or_first(
     state: State, files: Sequence[IO[bytes] | None], worker: int
 ) -> int | None:
-    """Loads a State of one random generator: the worker's own file, or the first file.
+    """Loads a State of a random generator from the worker's own or the first file.
 
     Returns:
         The seed for the generator of a new worker; None for a worker with a file.

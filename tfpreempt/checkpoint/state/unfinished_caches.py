@@ -1,10 +1,10 @@
 """Deletes the files of an unfinished `Dataset.cache(path)` that this run may delete.
 
 A complete cache has the files PATH.index and PATH.data-*
-(tensorflow/core/kernels/data/cache_dataset_ops.cc). Before, each save ends a shard with
-files PATH_0.index, PATH_0.data-*, PATH_0.lockfile, then PATH_1, and so on. TensorFlow
-refuses to write a cache while a lock file exists, and a killed process deletes no lock
-file.
+(tensorflow/core/kernels/data/cache_dataset_ops.cc). In an incomplete cache, each save
+ends a shard with files PATH_0.index, PATH_0.data-*, PATH_0.lockfile, then PATH_1, and
+so on. TensorFlow refuses to write a cache while a lock file exists, and a killed
+process deletes no lock file.
 
 A lock file does not show which process made the file, and another program may write the
 same cache. Unfinished files are deleted for one of two reasons:

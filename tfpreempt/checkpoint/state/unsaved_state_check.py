@@ -433,7 +433,7 @@ class _Call:
         if isinstance(thing, random.Random):
             return hash(thing.getstate())
         if isinstance(thing, reach.GROWING):
-            return len(thing)  # its items have places of their own
+            return len(thing)  # the items have places of their own
         if isinstance(thing, _SCALARS):
             return type(thing), repr(thing)
         if isinstance(thing, np.ndarray):

@@ -1,14 +1,14 @@
-"""The large tensors of a checkpoint, read by many threads where TensorFlow has one.
+"""Reads the large tensors of a checkpoint with many threads; TensorFlow has one.
 
-TensorFlow's RestoreV2 reads one tensor after the other. Here each thread reads
-stretches of the files, and sums up each piece while it is in the processor's cache. A
-variable then takes that memory as it is. What is small or special is left to
-TensorFlow.
+TensorFlow's RestoreV2 reads one tensor after the other. Here several threads read
+stretches of the files, and compute the checksum of a piece while the piece is in the
+processor's cache. A variable then uses the memory without a copy. TensorFlow reads
+small and special tensors.
 
-Nothing is given back before all of it was read and its checksums were right, so nothing
-of a damaged file is assigned. A chief that verifies a commit keeps the tensors until
-the restore (`read_ahead`), so that the files are read once. The format's source is the
-same as in `bundle_writer`.
+Tensors are returned only after every byte was read and the checksums were right, so
+nothing of a corrupt file is assigned. A chief that verifies a commit keeps the tensors
+until the restore (`read_ahead`), so the files are read once. The source of the format
+is the same as in `bundle_writer`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, reading
 
-_PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was read
-_JOB_BYTES = 1 << 24  # so that one large tensor keeps all threads busy
-_SMALL_BLOCK_BYTES = 1 << 16  # of memory that small tensors share
+_PIECE_BYTES = 1 << 19  # still in the cache when its checksum is computed
+_JOB_BYTES = 1 << 24  # small enough for one tensor to occupy every thread
+_SMALL_BLOCK_BYTES = 1 << 16  # memory shared by small tensors
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, OverflowError),
     *(struct.error, DecodeError),
 )
 """What an index that is damaged, and a file that cannot be read, may raise."""
-_UNKNOWN = -1  # the crc32c of bytes that are no tensor which is read here
-_MANY = 512  # buffers that one call fills; the limit of the kernel is 1,024
+_UNKNOWN = -1  # in place of the crc32c of bytes between the tensors
+_MANY = 512  # buffers filled by one call; the limit of the kernel is 1,024
 _ALIGNED_BYTES = 64  # as TensorFlow's own memory (EIGEN_MAX_ALIGN_BYTES)
 
 _WHOLE = (tf.int8, tf.int16, tf.int32, tf.int64)
@@ -56,13 +56,13 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _Stretch(NamedTuple):
-    """A part of a tensor, in the file.
+    """A part of a tensor, as a range of bytes in a data file.
 
     Attributes:
-        path: the data file.
-        offset: where in it the stretch begins, in bytes.
-        size: in bytes.
-        crc32c: of its bytes, as the index has it.
+        path: path of the data file.
+        offset: first byte of the stretch in the file.
+        size: size in bytes.
+        crc32c: checksum of the bytes, from the index.
     """
 
     path: str
@@ -72,7 +72,8 @@ class _Stretch(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A tensor in the files: its stretches, one behind the other, are its memory."""
+    """A tensor in the files; its stretches, joined in order, are the tensor's
+    memory."""
 
     dtype: tf.DType
     shape: tuple[int, ...]
@@ -80,7 +81,7 @@ class _Stored(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of the tensor in bytes."""
         return sum(stretch.size for stretch in self.stretches)
 
     @property
@@ -90,12 +91,12 @@ class _Stored(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Some bytes of a stretch, and the memory that they are read into.
+    """Some bytes of a stretch, and the memory to read the bytes into.
 
     Attributes:
         stretch: the stretch.
-        offset: of the piece, in the file.
-        memory: of the piece.
+        offset: first byte of the piece in the file.
+        memory: memory of the piece.
     """
 
     stretch: _Stretch
@@ -114,10 +115,11 @@ class ReadAhead:
     """The numeric tensors of a checkpoint, read before the restore.
 
     Attributes:
-        prefix: of TensorFlow's files.
-        index: of the checkpoint.
-        tensors: each tensor and its memory, by name; a restore takes them out.
-        sums: size and crc32c of the data files of which all bytes were read, by path.
+        prefix: prefix of TensorFlow's files.
+        index: index of the checkpoint.
+        tensors: the tensors with their memory, by name; a restore removes them from
+            here.
+        sums: size and crc32c of the completely read data files, by path.
     """
 
     prefix: str
@@ -127,11 +129,15 @@ class ReadAhead:
 
 
 def read_ahead(prefix: str) -> ReadAhead | None:
-    """Reads the numeric tensors of a checkpoint, and all bytes around them.
+    """Reads the numeric tensors of a checkpoint, and every byte between the tensors.
+
+    Args:
+        prefix: prefix of TensorFlow's files.
 
     Returns:
-        The tensors and the sums of the files. None if the tensors are too few to be
-        worth it, or if they cannot be read: a verification of the files says why.
+        The tensors and the sums of the files. None if the tensors are too few to
+        justify the threads, or cannot be read: a verification of the files reports the
+        reason.
     """
     try:
         if _size(prefix) < bundle_writer.WORTH_BYTES or not _is_here():
@@ -143,7 +149,7 @@ def read_ahead(prefix: str) -> ReadAhead | None:
             for name in index.names()
             if (found := index.find(name)) is not None and found.size
         }
-        # An index that is not verified may claim any number of bytes.
+        # An unverified index may claim any number of bytes.
         size = sum(each.size for each in stored.values())
         if not bundle_writer.WORTH_BYTES <= size <= _size(prefix):
             return None
@@ -156,24 +162,29 @@ def read_ahead(prefix: str) -> ReadAhead | None:
 
 
 def _size(prefix: str) -> int:
-    """Bytes of all data files."""
+    """Returns the total size of the data files in bytes.
+
+    Args:
+        prefix: prefix of TensorFlow's files.
+    """
     return sum(map(os.path.getsize, glob.iglob(glob.escape(prefix) + ".data-*")))
 
 
 @contextlib.contextmanager
 def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[None]:
-    """What is restored from these files in the body is read by many threads.
+    """Patches TensorFlow in the body: restores from these files read with many threads.
 
-    Main thread. What other threads restore meanwhile, from other files, is read as
-    ever, and so is all that a graph reads, or another machine.
+    Main thread. TensorFlow itself still reads other files, which other threads may
+    restore meanwhile, and every value that is read by a graph or for another machine.
 
     Args:
-        path: the prefix of TensorFlow's files.
-        ahead: the tensors of these files that were read before; they are taken out.
+        path: prefix of TensorFlow's files.
+        ahead: tensors of these files, if read before; the restore removes tensors from
+            here.
 
     Raises:
-        CheckpointDamagedError: out of the body. A file cannot be read, or its bytes
-            are not those that were written; nothing of it was assigned.
+        CheckpointDamagedError: in the body. A file cannot be read, or its bytes differ
+            from the written bytes; no value of the call was assigned.
     """
     if _size(path) < bundle_writer.WORTH_BYTES:
         yield
@@ -207,7 +218,7 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
             if shape_and_slices[i]:
                 continue
             if ahead is not None and (found := ahead.tensors.get(tensor_names[i])):
-                if found[0].dtype == dtypes[i]:  # as an eager tensor, once
+                if found[0].dtype == dtypes[i]:  # moved into an eager tensor, only once
                     ready[i] = ahead.tensors.pop(tensor_names[i])
             elif (
                 (stored := where.find(tensor_names[i])) is not None
@@ -235,7 +246,11 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
 
 @contextlib.contextmanager
 def _damage_told(path: str) -> Iterator[None]:
-    """What the body cannot read is damage of the checkpoint."""
+    """Turns an OSError of the body into a CheckpointDamagedError.
+
+    Args:
+        path: prefix of TensorFlow's files, for the message.
+    """
     try:
         yield
     except OSError as error:
@@ -245,7 +260,8 @@ def _damage_told(path: str) -> Iterator[None]:
 
 
 def _is_here() -> bool:
-    """Whether what is made now is made at once, and in the memory of this process."""
+    """Returns whether new tensors are made eagerly, and in the memory of this
+    process."""
     if not tf.executing_eagerly():
         return False
     host = seams.eager_context.context().host_address_space()
@@ -254,13 +270,13 @@ def _is_here() -> bool:
 
 
 class _Index:
-    """What the index of a checkpoint says of its tensors.
+    """The index of a checkpoint: the place of the tensors in the files.
 
     Args:
-        prefix: of TensorFlow's files.
+        prefix: prefix of TensorFlow's files.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the index cannot be read.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -271,13 +287,18 @@ class _Index:
         self._files = header.num_shards
 
     def names(self) -> Iterator[str]:
-        """The names of all tensors."""
+        """Yields the names of the tensors."""
         for key in self._entries:
-            if key and not key.startswith(b"\0"):  # the header, and slices
+            if key and not key.startswith(b"\0"):  # neither the header nor a slice
                 yield key.decode()
 
     def find(self, name: str) -> _Stored | None:
-        """Where a tensor lies; None if its stretches are not its memory, in order."""
+        """Returns the place of a tensor; None unless its stretches, in order, are its
+        memory.
+
+        Args:
+            name: name of the tensor.
+        """
         if (entry := self._entry(name.encode())) is None:
             return None
         dtype = tf.as_dtype(entry.dtype)
@@ -290,7 +311,13 @@ class _Index:
         return found if is_plain else None
 
     def _slices(self, name: str, entry: Any) -> list[Any]:
-        """The entries of its slices; fewer than all if one is no stretch of rows."""
+        """Returns the entries of a tensor's slices; incomplete if a slice does not have
+        full rows.
+
+        Args:
+            name: name of the tensor.
+            entry: entry of the tensor in the index, a BundleEntryProto with slices.
+        """
         parts, rows = [], 0
         for extents in sorted(
             (each.extent for each in entry.slices), key=lambda each: each[0].start
@@ -320,18 +347,18 @@ class _Index:
 def _read(
     stored: Mapping[_Key, _Stored], *, has_gaps: bool = False
 ) -> tuple[dict[_Key, tuple[_Stored, _Bytes]], dict[str, tuple[int, int]]]:
-    """Reads tensors.
+    """Reads tensors into new memory, and checks their checksums.
 
     Args:
         stored: the tensors, by any keys.
         has_gaps: whether to read also the bytes between the tensors, for the sums.
 
     Returns:
-        The tensors, whose checksums are right, and their memory. Size and crc32c of the
-        files of which all bytes were read, by path.
+        The tensors with their memory, by key. Size and crc32c of the completely read
+        files, by path.
 
     Raises:
-        CheckpointDamagedError: a tensor is not as the index says.
+        CheckpointDamagedError: the bytes of a tensor do not match the index.
     """
     memory = _allocate([each.size for each in stored.values()])
     tensors = dict(zip(stored, zip(stored.values(), memory, strict=True), strict=True))
@@ -369,7 +396,12 @@ def _read(
 
 
 def _gaps(stretches: Sequence[_Stretch]) -> list[_Part]:
-    """What lies between some stretches, and behind them to the end of the files."""
+    """Returns the bytes between stretches, and from the last stretch to the end of a
+    file.
+
+    Args:
+        stretches: stretches of any files.
+    """
     ends = [
         _Stretch(path=path, offset=os.path.getsize(path), size=0, crc32c=_UNKNOWN)
         for path in {each.path for each in stretches}
@@ -379,7 +411,7 @@ def _gaps(stretches: Sequence[_Stretch]) -> list[_Part]:
     for each in sorted([*stretches, *ends], key=_position):
         end = end if each.path == path else 0
         path = each.path
-        if 0 < (size := each.offset - end) <= _JOB_BYTES:  # else the sum is not known
+        if 0 < (size := each.offset - end) <= _JOB_BYTES:  # else the sum stays unknown
             gap = _Stretch(path=path, offset=end, size=size, crc32c=_UNKNOWN)
             gaps.append((gap, np.empty(size, np.uint8)))
         end = each.offset + each.size
@@ -387,10 +419,11 @@ def _gaps(stretches: Sequence[_Stretch]) -> list[_Part]:
 
 
 def _jobs(parts: Sequence[_Part]) -> Iterator[list[_Piece]]:
-    """The pieces of all stretches, in the order of the files, job by job.
+    """Yields the pieces of the stretches in the order of the files, in jobs of one
+    file.
 
     Args:
-        parts: stretches, and the memory that they are read into.
+        parts: stretches, and the memory to read the stretches into.
     """
     job: list[_Piece] = []
     size = 0
@@ -411,14 +444,18 @@ def _position(stretch: _Stretch) -> tuple[str, int]:
 
 
 def _read_job(job: Sequence[_Piece]) -> list[int]:
-    """Fills the memory; returns the crc32c of each piece. Any thread."""
+    """Fills the memory of the pieces; returns the pieces' crc32c, in order. Any thread.
+
+    Args:
+        job: pieces of one file.
+    """
     path, crcs = job[0].stretch.path, []
     with reading.open_file(path) as file:
         for together in _neighbours(job):
             have = _fill(file, [each.memory for each in together], together[0].offset)
             for each in together:
                 memory, offset = each.memory, each.offset
-                while have < memory.nbytes:  # a file system may give less than it has
+                while have < memory.nbytes:  # a read may return fewer bytes
                     if not (more := _fill(file, [memory[have:]], offset + have)):
                         raise errors.CheckpointDamagedError(
                             f"{path!r} is damaged: it ends within a tensor"
@@ -430,13 +467,24 @@ def _read_job(job: Sequence[_Piece]) -> list[int]:
 
 
 def _fill(file: IO[bytes], memory: Sequence[_Bytes], offset: int) -> int:
-    """Reads from an offset on; returns the number of bytes, 0 at the file's end."""
-    buffers: Any = memory  # the types of NumPy 1 don't say that an array is a buffer
+    """Reads from an offset on; returns the number of bytes, 0 at the end of the file.
+
+    Args:
+        file: the open file.
+        memory: buffers to fill, in order.
+        offset: first byte to read.
+    """
+    # In the types of NumPy 1 an array is not a buffer.
+    buffers: Any = memory
     return os.preadv(file.fileno(), buffers, offset)
 
 
 def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that lie one behind the other, so many as the cache holds."""
+    """Yields groups of adjacent pieces, as large as the cache and one call allow.
+
+    Args:
+        job: pieces of one file, in order.
+    """
     together: list[_Piece] = []
     size = 0
     for each in job:
@@ -452,13 +500,16 @@ def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
-    """Fresh memory for each size, aligned as TensorFlow's.
+    """Returns new memory for some tensors, aligned as TensorFlow's memory.
 
-    Tensors share an allocation, which is freed with the last of them; small tensors
-    share a small allocation, as a variable that is never assigned again keeps it. The
-    memory has small pages, as TensorFlow's: the kernel clears large pages in a fifth of
-    the time if it has some, and in seven times the time if a virtual machine has given
-    the memory back to its host.
+    Tensors share an allocation, which is freed with its last tensor. Small tensors
+    share a small allocation, because a variable that is never assigned again keeps the
+    allocation. The memory has small pages, as TensorFlow's memory has: the kernel
+    clears large pages in a fifth of the time if large pages are available, and in seven
+    times the time if a virtual machine has given the memory back to its host.
+
+    Args:
+        sizes: sizes of the tensors in bytes.
     """
     spaces = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes]
     left, memory = sum(spaces), []
@@ -476,8 +527,13 @@ def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
 
 
 def _tensor(stored: _Stored, data: _Bytes) -> tf.Tensor:
-    """A tensor with this memory, which nobody else has."""
-    is_bfloat16 = stored.dtype == tf.bfloat16  # which NumPy doesn't have
+    """Returns a tensor in this memory, without a copy.
+
+    Args:
+        stored: type and shape of the tensor.
+        data: memory without any other user.
+    """
+    is_bfloat16 = stored.dtype == tf.bfloat16  # a type unknown to NumPy
     kind = np.uint16 if is_bfloat16 else stored.dtype.as_numpy_dtype
     array = data.view(kind).reshape(stored.shape)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())

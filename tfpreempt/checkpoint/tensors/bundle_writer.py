@@ -1,14 +1,15 @@
-"""Adds large tensors to a checkpoint that TensorFlow has written, by many threads.
+"""Adds large tensors, with many threads, to a checkpoint written by TensorFlow.
 
-TensorFlow writes in one thread and copies each tensor on the way, and what the sums of
-its files are is known when they have been read again. Here each thread has a data file
-of its own, as two that write into one wait for each other. It writes the memory of the
-tensors as it is, and sums up each piece just after it has written that, when it is in
-the processor's cache: this costs half of what it does before.
+TensorFlow writes in one thread and copies every tensor first, and the checksums of its
+files are only known after a second read. Here every thread has a data file of its own,
+because two threads that write into one file wait for each other. A thread writes the
+memory of the tensors without a copy. The thread computes the checksum of a piece just
+after the write, while the piece is in the processor's cache: half the cost of a
+checksum before the write.
 
-A data file is the bytes of its tensors, one behind the other. The index is TensorFlow's
-with more entries, and the names of the files count all of them. The format's source is
-tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
+A data file is the bytes of its tensors, joined. The index is TensorFlow's with more
+entries, and the names of the data files contain the new number of files. The source of
+the format is tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
 
-THREADS = min(4, os.cpu_count() or 1)  # that write, each a file of its own, or read
-SMALL_BYTES = 1 << 14  # of a tensor that TensorFlow writes and reads as fast
-WORTH_BYTES = 1 << 25  # of all larger ones: less is not worth threads of their own
-_PIECE_BYTES = 1 << 19  # so that it is in the cache still when it was written
+THREADS = min(4, os.cpu_count() or 1)  # writers, with a file each; or readers
+SMALL_BYTES = 1 << 14  # TensorFlow is as fast with smaller tensors
+# With less than this in larger tensors, TensorFlow writes everything.
+WORTH_BYTES = 1 << 25
+_PIECE_BYTES = 1 << 19  # still in the cache after the write
 _PIECE_BYTES_ASYNC = 1 << 23
 """While training goes on. Between two pieces a thread needs Python's lock, for which it
 and the training wait in turn, so there are fewer pieces."""
-_PATIENCE_SECONDS = 10.0  # for the other threads to leave, where one has failed
+_PATIENCE_SECONDS = 10.0  # timeout for other threads to end after a failure
 
 
 def add(
@@ -49,24 +51,24 @@ def add(
     *,
     check: Callable[[], None] | None = None,
 ) -> dict[str, tuple[int, int]]:
-    """Adds tensors to the checkpoint at a prefix, which nobody reads yet.
+    """Adds tensors to the checkpoint at a prefix that no reader uses yet.
 
     Args:
         files: the file operations.
-        prefix: TensorFlow's, a path.
-        tensors: what is added.
-        threads: how many write, and how many data files there will be more.
-        check: given where training goes on meanwhile; called between two pieces: once
-            it raises, nothing more is written or synced, and what there is is no
-            checkpoint.
+        prefix: prefix of TensorFlow's files, a path.
+        tensors: tensors to add.
+        threads: number of writing threads, and of new data files.
+        check: given for a save while training continues. Called between two pieces;
+            once `check` raises, nothing more is written or synced, and the files are
+            not a checkpoint.
 
     Returns:
-        Size and crc32c of the new data files, by path. They are on the disk; what
-        TensorFlow wrote, and the index, are not.
+        Size and crc32c of the new data files, by path. The new data files are synced to
+        the disk; TensorFlow's files and the index are not.
 
     Raises:
-        OSError: as the file system says.
-        Exception: what `check` has raised.
+        OSError: error of the file system.
+        Exception: an exception raised by `check`.
     """
     index, header = _read_index(prefix)
     shares = deal_to_threads([Stretch(tensor=tensor) for tensor in tensors], threads)
@@ -78,7 +80,12 @@ def add(
 
 
 def deal_to_threads(stretches: Sequence[Stretch], threads: int) -> list[list[Stretch]]:
-    """A share for each thread that has something to write."""
+    """Returns a share for every thread, without empty shares.
+
+    Args:
+        stretches: stretches to write.
+        threads: number of threads.
+    """
     return [share for share in deal(stretches, threads) if share]
 
 
@@ -88,25 +95,25 @@ def write(
     *,
     check: Callable[[], None] | None = None,
 ) -> list[Part]:
-    """Writes and syncs data files, each by a thread of its own.
+    """Writes and syncs data files, with a thread for each file.
 
     Args:
         files: the file operations.
-        shares: what goes into each file, by its path.
-        check: see `add`.
+        shares: stretches of a file, by the path of the file.
+        check: function called between two pieces; see `add`.
 
     Returns:
-        The files, in the order of their paths.
+        The written files, in the order of `shares`.
 
     Raises:
-        OSError: as the file system says.
+        OSError: error of the file system.
     """
     failed = threading.Event()
     piece_bytes = _PIECE_BYTES if check is None else _PIECE_BYTES_ASYNC
 
     def check_all() -> None:
         if failed.is_set():
-            raise errors.SaveError("another thread has failed")  # which is what is told
+            raise errors.SaveError("another thread has failed")  # and reports its error
         if check is not None:
             check()
 
@@ -123,31 +130,42 @@ def write(
 def merge(
     files: Files, prefix: str, parts: Sequence[Part]
 ) -> dict[str, tuple[int, int]]:
-    """Makes data files that lie elsewhere a part of the checkpoint at a prefix.
+    """Makes data files from elsewhere a part of the checkpoint at a prefix.
 
-    One that cannot be moved is written anew.
+    A file that cannot be moved is written again.
 
     Args:
         files: the file operations.
-        prefix: TensorFlow's, a path.
-        parts: what is moved there; of each tensor all of it, or nothing.
+        prefix: prefix of TensorFlow's files, a path.
+        parts: data files to move; together they hold a tensor completely, or not at
+            all.
 
     Returns:
-        See `add`.
+        Size and crc32c of the new data files, by path, as `add` returns them.
 
     Raises:
-        OSError: as the file system says.
+        OSError: error of the file system.
     """
     return _merge(files, prefix, parts, *_read_index(prefix))
 
 
 def data_file(prefix: str, shard: int, count: int) -> str:
-    """The path of one of so many data files."""
+    """Returns the path of a data file in a checkpoint.
+
+    Args:
+        prefix: prefix of TensorFlow's files.
+        shard: number of the file.
+        count: number of data files in the checkpoint.
+    """
     return f"{prefix}.data-{shard:05d}-of-{count:05d}"
 
 
 def _read_index(prefix: str) -> tuple[dict[bytes, bytes], Any]:
-    """TensorFlow's entries by key, and the header that is one of them."""
+    """Returns TensorFlow's index entries by key, and the parsed header entry.
+
+    Args:
+        prefix: prefix of TensorFlow's files.
+    """
     with open(prefix + ".index", "rb") as file:
         index = dict(bundle.entries(file.read()))
     return index, seams.tensor_bundle.BundleHeaderProto.FromString(index[b""])
@@ -178,9 +196,18 @@ def _merge(
 
 
 def _moved(files: Files, part: Part, path: str) -> Part:
-    """The same at its place; written anew where it cannot be moved there.
+    """Moves a data file; writes the file again at the new path if the move fails.
 
-    What another machine has written may be gone, or be out of reach of this one.
+    A file written by another machine may have vanished, or be out of reach of this
+    machine.
+
+    Args:
+        files: the file operations.
+        part: the data file.
+        path: new path of the file.
+
+    Returns:
+        The data file at the new path.
     """
     try:
         files.rename(part.path, path)
@@ -203,7 +230,15 @@ def _write_part(
     piece_bytes: int,
     check: Callable[[], None],
 ) -> Part:
-    """Writes and syncs one data file; in a thread of its own."""
+    """Writes and syncs one data file; in a thread of its own.
+
+    Args:
+        files: the file operations.
+        path: path of the file.
+        share: stretches of the file, in order.
+        piece_bytes: size of a piece in bytes.
+        check: function called between two pieces; raises to stop the write.
+    """
     whole = checksum.Sum()
     sums: list[int] = []
 
@@ -213,7 +248,7 @@ def _write_part(
             for start in range(0, data.nbytes, piece_bytes):
                 check()
                 piece = data[start : start + piece_bytes]
-                yield piece.data  # and behind this it was written
+                yield piece.data  # written once the next line runs
                 crc = checksum.extended(crc, piece)
             sums.append(crc)
             whole.append(crc, data.nbytes)
@@ -232,18 +267,27 @@ def _write_part(
 
 
 def offsets_of(stretches: Sequence[Stretch]) -> list[int]:
-    """Where each begins in a data file that has one behind the other."""
+    """Returns the offsets of stretches in a data file that holds the stretches in a
+    row.
+
+    Args:
+        stretches: the stretches, in the order of the file.
+    """
     sizes = [each.data.nbytes for each in stretches]
     return [0, *itertools.accumulate(sizes)][: len(sizes)]
 
 
-# --- what the index says -------------------------------------------------------------
+# --- entries of the index ------------------------------------------------------------
 
 
 def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
-    """The key of each stretch in a data file, and its BundleEntryProto.
+    """Yields the key and the BundleEntryProto of every stretch in a data file.
 
-    A BundleEntryProto says where some rows of a tensor are, or all.
+    A BundleEntryProto says where some rows of a tensor, or its complete value, are.
+
+    Args:
+        part: the data file.
+        shard: number of the data file.
     """
     entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # by type and shape
     for stretch, offset, crc in zip(
@@ -263,7 +307,11 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
-    """Which slices there are of each tensor that was cut, by its key."""
+    """Returns the entries of partitioned tensors, with a list of the slices, by key.
+
+    Args:
+        stretches: stretches of any tensors.
+    """
     entries: dict[str, Any] = {}
     for stretch in sorted(stretches, key=lambda each: each.start):
         if stretch.rows is not None:
@@ -272,20 +320,25 @@ def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
             extents = entry.slices.add().extent
             extents.add(start=stretch.start, length=stretch.rows)
             for _ in shape[1:]:
-                extents.add()  # all of it
+                extents.add()  # the whole axis
     return {name.encode(): each.SerializeToString() for name, each in entries.items()}
 
 
 def _proto(tensor: DenseTensor, shape: tuple[int, ...]) -> Any:
     entry = seams.tensor_bundle.BundleEntryProto(dtype=tensor.dtype)
-    entry.shape.SetInParent()  # a scalar's is empty, and there
+    entry.shape.SetInParent()  # a scalar's shape is empty, but present
     for size in shape:
         entry.shape.dim.add(size=size)
     return entry
 
 
 def _key(stretch: Stretch) -> bytes:
-    """The key of a tensor is its name; that of a slice says also which it is."""
+    """Returns the key of a stretch: the tensor's name, or for rows the key of the
+    slice.
+
+    Args:
+        stretch: the stretch.
+    """
     name, axes = stretch.tensor.name, len(stretch.tensor.shape)
     if stretch.rows is None:
         return name.encode()
@@ -293,25 +346,30 @@ def _key(stretch: Stretch) -> bytes:
 
 
 def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
-    """The key of some rows of a tensor, along its first axis.
+    """Returns the key of some rows of a tensor, along its first axis.
 
-    As `EncodeTensorNameSlice` (tensorflow/core/util/saved_tensor_slice_util.cc) makes
-    it, with the numbers and strings of tensorflow/core/lib/strings/ordered_code.cc.
+    The key is made as by `EncodeTensorNameSlice`
+    (tensorflow/core/util/saved_tensor_slice_util.cc), with the numbers and strings of
+    tensorflow/core/lib/strings/ordered_code.cc.
 
     Args:
-        name: of the tensor.
-        start: its first row.
-        rows: how many.
-        axes: how many the tensor has.
+        name: name of the tensor.
+        start: first row.
+        rows: number of rows.
+        axes: number of the tensor's axes.
     """
     text = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
     extent = _ordered(start) + _ordered(rows)
-    everything = b"\x80\x7f"  # from 0 on, and -1 long
+    everything = b"\x80\x7f"  # start 0, length -1: a whole axis
     return b"\0" + text + bytes([1, axes]) + extent + (axes - 1) * everything
 
 
 def _ordered(number: int) -> bytes:
-    """A number from 0 on; the bits that it begins with say how many bytes it has."""
+    """Returns a number encoded so that its first bits give the number of bytes.
+
+    Args:
+        number: a number from 0 on.
+    """
     size = number.bit_length() // 7 + 1
     header = (0xFF00 >> size & 0xFF) << 8 * (size - 1)
     return (header | number).to_bytes(size, "big")

@@ -1,14 +1,14 @@
-"""Fingerprints of the order of training data, stored with each position.
+"""Fingerprints of the order of training data, stored with the positions in the data.
 
-A position says how much of the data was read, and not in which order. A resumed run
-whose order differs trains on some samples twice and on others never, and nothing else
-shows it. So each commit stores fingerprints (crc32c), and a restore compares them:
+A position says how much of the data was read, but not in which order. A resumed run
+with another order trains on some samples twice and on others never, without any other
+sign. So a commit stores fingerprints (crc32c), and a restore compares them:
 
-- "permutation": of the indices in their order, where the order is known: arrays, a
+- "permutation": of the indices in their order, if the order is known: arrays, a
   PyDataset and the pipelines of `tfpreempt.data`. A difference is an error.
 - "seeds": of the shuffles of a tf.data pipeline. The interrupted epoch is continued
   from the iterator's state, but later epochs are shuffled by the seeds.
-- "element": of the last batch that was trained, where batches are read again.
+- "element": of the last trained batch, if batches are read again.
 
 A kind of fingerprint that the commit or this run lacks is not compared.
 """
@@ -55,12 +55,20 @@ _WARNINGS = {
 
 
 def of_indices(indices: Any) -> int:
-    """Returns the fingerprint of indices in their order."""
+    """Returns the fingerprint of indices in their order.
+
+    Args:
+        indices: the indices, as integers.
+    """
     return checksum.extended(0, np.ascontiguousarray(indices, dtype="<i8"))
 
 
 def of_batch(batch: Any) -> int:
-    """Returns the fingerprint of the first numbers of each array in a batch."""
+    """Returns the fingerprint of the first numbers of every array in a batch.
+
+    Args:
+        batch: a nested structure of arrays.
+    """
     crc = 0
     for part in tf.nest.flatten(batch):
         if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
@@ -80,16 +88,20 @@ def with_permutation(dataset: tf.data.Dataset, indices: Any) -> tf.data.Dataset:
 
 
 def first_positions(size: int) -> range:
-    """Returns the positions in an epoch whose indices the fingerprint is made of."""
+    """Returns the positions in an epoch whose indices enter the fingerprint.
+
+    Args:
+        size: number of samples in the epoch.
+    """
     return range(min(size, _FEW))
 
 
 def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
-    """Returns the fingerprints of tf.data pipelines; reads none of their elements.
+    """Returns the fingerprints of tf.data pipelines, without reading any element.
 
     Args:
         datasets: the pipelines.
-        has_seeds: whether "seeds" is wanted.
+        has_seeds: whether the result includes "seeds".
     """
     found: dict[str, int] = {}
     nodes = list(parts(*datasets))
@@ -110,15 +122,15 @@ def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
 def check(saved: Order, here: Order, where: str) -> None:
     """Compares the order of the interrupted run with the order of this run.
 
-    Logs a warning where the position is inexact, or only later epochs differ.
+    Logs a warning if the position is inexact, or if only later epochs differ.
 
     Args:
         saved: fingerprints of the commit.
         here: fingerprints of this run.
-        where: names the data, for the error.
+        where: name of the data, for the error.
 
     Raises:
-        CheckpointMismatchError: the data come in another order.
+        CheckpointMismatchError: the order of the data differs.
     """
     differing = [kind for kind in here if saved.get(kind, here[kind]) != here[kind]]
     if "permutation" in differing:
@@ -135,10 +147,13 @@ def check(saved: Order, here: Order, where: str) -> None:
 
 
 def parse(saved: Any) -> Order:
-    """Returns the fingerprints that a commit holds.
+    """Returns the fingerprints in a commit.
+
+    Args:
+        saved: decoded JSON from the commit.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: `saved` is something else.
     """
     is_order = isinstance(saved, Mapping) and all(
         isinstance(kind, str) and type(crc) is int for kind, crc in saved.items()
@@ -152,7 +167,7 @@ class OrderState(State):
     """The fingerprints of a worker's `tfpreempt.data` iterators in a Checkpoint.
 
     Shuffles of other pipelines are left out: a loop may make a dataset for each epoch,
-    with other seeds, and restore the state of one into another.
+    with other seeds, and restore the state of one dataset into another.
     """
 
     _is_reserved = True
@@ -176,7 +191,8 @@ class OrderState(State):
             check(saved.get(path, {}), order, f"The data of the iterator {path!r}")
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """Compares with the chief's, whose position is taken over."""
+        """Compares the order with the chief's, because this worker takes over the
+        chief's position."""
         if files[0] is not None:
             self.load(files[0])
 
@@ -189,6 +205,10 @@ class OrderState(State):
 
 
 def of_iterator(iterator: Any) -> Order:
-    """Returns the fingerprints of the `tfpreempt.data` pipeline of an iterator."""
+    """Returns the fingerprints of the `tfpreempt.data` pipeline of an iterator.
+
+    Args:
+        iterator: an iterator with a `_dataset`.
+    """
     dataset: Iterable[Any] | None = iterator._dataset
     return {} if dataset is None else of_pipeline(dataset, has_seeds=False)

@@ -1,16 +1,17 @@
-"""The gather of a save: all workers read the values, and large tensors are taken out.
+"""The gather of a save: every worker reads the values, and large tensors are taken out.
 
 An ON_READ variable is reduced across all workers when the variable is read, so a save
 needs every worker at the same time, in the same order. The order is equal by
-construction: all workers call the same `_gather_serialized_tensors` of the checkpoint's
-saver, and directly after that call the same loop turns every value that may need peers
-into a plain tensor. The chief then writes those tensors; the others stop there.
-TensorFlow itself would evaluate the same callables while it writes, in an order that
-depends on devices.
+construction: every worker calls the same `_gather_serialized_tensors` of the
+checkpoint's saver, and directly after the call the same loop turns every value that may
+need peers into a plain tensor. The chief then writes the tensors; the other workers
+stop there. TensorFlow itself would evaluate the same callables during its write, in an
+order that depends on devices.
 
-Between the gather and TensorFlow's write, large dense values are taken away, because
-threads of tfpreempt write them. TensorFlow writes the rest: strings, variants, slices
-of a partitioned variable, objects that save themselves, values on other machines.
+Between the gather and TensorFlow's write, large dense values are taken out, because
+threads of tfpreempt write large tensors. TensorFlow writes the rest: strings, variants,
+slices of a partitioned variable, objects with a saver of their own, values on other
+machines.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tfpreempt.core.threads import map_in_threads
 _log = logging.getLogger(__name__)
 
 
-_THEIRS = ("tensorflow.", "keras.")  # modules whose variables save their value alone
+_THEIRS = ("tensorflow.", "keras.")  # modules whose variables save only their value
 
 Value = tuple[Any, str, tf.Tensor]
 """The owner, the key and the value of a variable."""
@@ -51,12 +52,12 @@ Value = tuple[Any, str, tf.Tensor]
 
 @dataclasses.dataclass(eq=False)
 class Read:
-    """One read of all values that a checkpoint saves.
+    """The read of the values of a checkpoint, once per save.
 
     Attributes:
-        extract: given the values, by owner and name, and the values of variables that
-            an `ObjectGraph` has read, returns the values that TensorFlow is to write;
-            None: all of them.
+        extract: function of the values by owner and name, and of the values of
+            variables read by an `ObjectGraph`; returns the values for TensorFlow's
+            write. None: TensorFlow writes every value.
     """
 
     extract: Callable[[Any, Sequence[Value]], Any] | None = None
@@ -67,10 +68,10 @@ class _Variable:
     """A plain variable in the result of a search.
 
     Attributes:
-        number: of the object whose value is the variable's.
-        key: of the value.
-        variable: the variable of this machine.
-        is_large: whether the value must not be copied by a read.
+        number: number of the object whose value is the variable's value.
+        key: key of the value.
+        variable: the local variable.
+        is_large: whether a read must not copy the value.
     """
 
     number: int
@@ -81,14 +82,14 @@ class _Variable:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """The result of one search for objects.
+    """The result of a search for objects.
 
     Attributes:
         graph: the objects.
         variables: the plain variables, by device and type.
-        others: number and keys of each other object that has values.
-        described: the value that describes the graph, by key.
-        rest: of what the saver returns, all but the values.
+        others: number and keys of every other object with values.
+        described: the value with the description of the graph, by key.
+        rest: the saver's result without the values.
     """
 
     graph: Graph
@@ -99,12 +100,12 @@ class _Known:
 
 
 class ObjectGraph:
-    """The keys and specifications that the last save of a checkpoint found.
+    """The keys and specifications found by the last save of a checkpoint.
 
-    Main thread. TensorFlow computes the keys, the specifications and the graph of all
-    objects in each save. If `attach` has found the objects of the last save, a save
-    with an `ObjectGraph` reads their values, and uses the keys and the graph of the
-    last save. An object that the program has dropped is not kept alive.
+    Main thread. In every save, TensorFlow computes the keys, the specifications and the
+    graph of the objects. If `attach` has found the same objects as in the last save, a
+    save with an `ObjectGraph` reads the objects' values, and uses the keys and the
+    graph of the last save. An object dropped by the program is not kept alive.
     """
 
     def __init__(self) -> None:
@@ -113,17 +114,19 @@ class ObjectGraph:
     def values(
         self, checkpoint: tf.train.Checkpoint, graph: Graph | None
     ) -> tuple[list[Value], tuple[Any, ...]] | None:
-        """Returns what the checkpoint's saver gathers, without a search for objects.
+        """Returns the values gathered by the checkpoint's saver, without a search for
+        objects.
 
         Args:
-            checkpoint: is saved.
-            graph: the objects that `attach` has found.
+            checkpoint: checkpoint to save.
+            graph: the objects found by `attach`.
 
         Returns:
-            The values of plain variables; and the saver's result for all other objects.
+            The values of plain variables; and the saver's result for the other objects.
             None if the objects have changed, or are not known.
         """
-        known, self._known = self._known, None  # unless all values are found
+        # set again below, once the values are found
+        known, self._known = self._known, None
         is_copied = getattr(checkpoint._saver, "_object_map", None)  # by TensorFlow
         if is_copied or known is None or known.graph is not graph:
             return None
@@ -145,11 +148,11 @@ class ObjectGraph:
 
         Args:
             gathered: the result of the checkpoint's saver.
-            graph: see `values`.
+            graph: the objects found by `attach`.
 
         Returns:
-            The values of plain variables, which are taken out of the result; none if
-            the result cannot be kept.
+            The values of plain variables, taken out of the result; empty if the result
+            cannot be kept.
         """
         self._known = known = self._find(gathered, graph)
         if known is None or graph is None:
@@ -165,7 +168,13 @@ class ObjectGraph:
         return variables
 
     def _find(self, gathered: tuple[Any, ...], graph: Graph | None) -> _Known | None:
-        """Returns the result of a search in the form that is kept; None: it cannot."""
+        """Returns the result of a search in the form to keep; None for an unsuitable
+        result.
+
+        Args:
+            gathered: the result of the checkpoint's saver.
+            graph: the objects found by `attach`.
+        """
         tensors, fed, savers, _ = gathered
         if graph is None or fed or savers:
             return None
@@ -181,7 +190,7 @@ class ObjectGraph:
                 continue
             if not values:
                 if _saves_itself(_object(owner)):
-                    return None  # it may have values in the next save
+                    return None  # the object may have values in the next save
                 continue
             number = numbers.get(id(_object(owner)))
             if number is None:
@@ -211,7 +220,13 @@ class ObjectGraph:
 
 
 def _values(known: _Known, objects: Sequence[Any]) -> list[Value] | None:
-    """Reads the plain variables; None if an object has another variable now."""
+    """Returns the values of plain variables; None if an object has another variable
+    now.
+
+    Args:
+        known: result of a search.
+        objects: the objects of the search, by number.
+    """
     found: list[Value] = []
     for (device, dtype), variables in known.variables.items():
         if (handles := _handles(variables, objects)) is None:
@@ -227,7 +242,13 @@ def _values(known: _Known, objects: Sequence[Any]) -> list[Value] | None:
 def _handles(
     variables: Sequence[_Variable], objects: Sequence[Any]
 ) -> list[tf.Tensor] | None:
-    """Returns the handles of plain variables; None if an object has another one now."""
+    """Returns the handles of plain variables; None if an object has another variable
+    now.
+
+    Args:
+        variables: plain variables of one device and type.
+        objects: the objects of the search, by number.
+    """
     handles = []
     for each in variables:
         obj, variable = objects[each.number], each.variable()
@@ -246,9 +267,14 @@ def read_variables(
 ) -> list[tf.Tensor]:
     """Reads variables by few operations, without a copy.
 
-    TensorFlow prepares an operation once for each number of variables, which takes as
-    long as a read of each variable by an operation of its own. So each operation reads
-    the same number of variables; the last operation reads some of them twice.
+    TensorFlow prepares a new operation for every new number of variables, which takes
+    as long as a separate read of every variable. So every operation reads the same
+    number of variables; the last operation reads its last variable several times.
+
+    Args:
+        device: device of the variables.
+        dtype: type of the variables.
+        handles: handles of the variables.
     """
     found: list[tf.Tensor] = []
     attributes = (
@@ -275,12 +301,12 @@ def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
     """Serializes an object as TensorFlow's search does.
 
     Args:
-        obj: an object that is not a plain variable.
-        key: the key of one of its values in the last save.
+        obj: an object other than a plain variable.
+        key: key of a value of the object in the last save.
 
     Returns:
-        The owner of the values for TensorFlow's saver; and the values by key, none if
-        only TensorFlow's search can find them.
+        The owner of the values for TensorFlow's saver; and the values by key, empty if
+        only TensorFlow's search can find the values.
     """
     utils = seams.trackable_utils
     path = utils.extract_object_name(key)
@@ -306,7 +332,11 @@ def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _saves_itself(obj: Any) -> bool:
-    """Whether the class of an object says what is saved of it."""
+    """Returns whether the class of an object defines how the object is saved.
+
+    Args:
+        obj: object in a checkpoint.
+    """
     base, own = seams.trackable_base.Trackable, type(obj)
     return bool(
         seams.saveable_object_util.trackable_has_serialize_to_tensor(obj)
@@ -320,9 +350,13 @@ def _has_slots(obj: Any) -> bool:
 
 
 def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
-    """The variable of this machine whose memory is the value of an object; or None.
+    """Returns the local variable whose memory is the value of an object; or None.
 
-    A class of the program that serializes itself may save something else.
+    A class of the program with its own serialization may save something else.
+
+    Args:
+        obj: object in a checkpoint.
+        here: name prefixes of the local devices.
     """
     parts = local_parts(obj)
     if not parts or is_on_read(obj):
@@ -347,16 +381,17 @@ def reading(
     known: ObjectGraph,
     graph: Graph | None,
 ) -> Iterator[Read]:
-    """Makes the checkpoint's saver evaluate the values of peers as soon as it gathers.
+    """Patches the checkpoint's saver to evaluate the values of peers directly after a
+    gather.
 
-    The saver gathers once, whatever happens: at the end, or when the body fails, unless
-    the body has written the checkpoint already.
+    The saver gathers once in any case: at the end, or when the body fails, unless the
+    body has written the checkpoint already.
 
     Args:
-        checkpoint: is saved.
+        checkpoint: checkpoint to save.
         are_others: whether there are other workers, which may wait for this worker.
         known: the keys and specifications of the last save.
-        graph: the objects that `attach` has just found.
+        graph: the objects just found by `attach`.
 
     Yields:
         The read; `extract` is called within the body's write of the checkpoint.
@@ -378,7 +413,7 @@ def reading(
                 tensors, *others = gathered = gather(object_graph_tensor)
                 variables = known.keep(gathered, graph)
             tensors = _evaluate(tensors)
-        except (MemoryError, OSError, RuntimeError) as error:  # none is TensorFlow's
+        except (MemoryError, OSError, RuntimeError) as error:  # not of TensorFlow
             if not are_others:
                 raise
             raise errors.CollectiveReadError(
@@ -399,12 +434,13 @@ def reading(
         if not calls:
             saver._gather_serialized_tensors()
     except Exception:
-        # The peers are in the collective read, or about to enter it, and would wait.
+        # The peers are in the collective read, or about to enter the read, and would
+        # wait.
         try:
             if not calls:
                 saver._gather_serialized_tensors()
         except errors.CollectiveReadError:
-            raise  # more important than the error of the body: the peers wait
+            raise  # more important than the body's error: the peers wait
         except Exception as error:  # noqa: BLE001  (the body's error counts)
             _log.warning(
                 "tfpreempt: the read that all workers take part in failed too, beside "
@@ -413,11 +449,16 @@ def reading(
             )
         raise
     finally:
-        del saver._gather_serialized_tensors  # uncovers the class's own
+        del saver._gather_serialized_tensors  # makes the class's method visible again
 
 
 def _evaluate(tensors: Any) -> Any:
-    """Replaces every value that may need peers by a tensor, in the given order."""
+    """Returns the values, in the same order, with tensors for values that may need
+    peers.
+
+    Args:
+        tensors: values by owner and key, from the checkpoint's saver.
+    """
     evaluated = seams.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {
@@ -435,12 +476,15 @@ def _value(owner: Any, value: Any) -> Any:
     """Returns a tensor in place of a value that may need peers; else the value.
 
     Tensors, plain variables and mirrored variables are known to be local.
+
+    Args:
+        owner: owner of the value in the checkpoint's saver.
+        value: tensor, variable or SaveSpec.
     """
     if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return value
     is_spec = isinstance(value, seams.saveable_object.SaveSpec)
-    # In this order: a variable that is asked for an attribute that it lacks reads its
-    # value.
+    # In this order: a variable reads its value when asked for a missing attribute.
     variable = distributed(value)
     if variable is None:
         variable = distributed(getattr(owner, "obj", owner))
@@ -454,12 +498,12 @@ def _value(owner: Any, value: Any) -> Any:
         return value
     with tf.device(value.device if is_spec else None):
         tensor = value.tensor if is_spec else value
-        if tensor is None:  # TensorFlow writes the object, and no value of it
+        if tensor is None:  # TensorFlow writes the object without a value
             return value
         return tf.convert_to_tensor(tensor)
 
 
-# Some of those that TensorFlow puts together again (`BundleReader::GetSliceValue`).
+# Some of the types that TensorFlow joins from slices (`BundleReader::GetSliceValue`).
 _CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
 _can_be_cut = functools.cache(_CUT.__contains__)
 
@@ -474,21 +518,23 @@ takes longer than the copy."""
 
 _READ_AT_ONCE = 64  # variables
 
-_COPIED_AT_ONCE = 1 << 24  # bytes: so that one large tensor keeps all threads busy
+_COPIED_AT_ONCE = 1 << 24  # bytes: small enough for one tensor to occupy every thread
 
 
 @dataclasses.dataclass(eq=False)
 class LargeTensors:
-    """The large tensors of one save, which TensorFlow does not write.
+    """The large tensors of a save, left out of TensorFlow's write.
 
     Args:
         small_bytes: a tensor with fewer bytes is written by TensorFlow.
-        worth_bytes: if all large tensors have fewer bytes, TensorFlow writes them too.
-        replication: returns what says whether all workers hold the same of a variable;
-            called where something is taken. None: the workers hold nothing alike.
+        worth_bytes: TensorFlow writes the large tensors as well if their sum is
+            smaller.
+        replication: function that returns a predicate of a variable: whether every
+            worker holds the same value. Called only if tensors are taken out. None: no
+            value is the same on every worker.
 
     Attributes:
-        found: the tensors that were taken.
+        found: the extracted tensors.
     """
 
     small_bytes: int
@@ -497,14 +543,14 @@ class LargeTensors:
     found: list[DenseTensor] = dataclasses.field(default_factory=list)
 
     def extract(self, tensors: Any, variables: Sequence[Value] = ()) -> Any:
-        """Takes the large tensors out of the values that a checkpoint's saver gathered.
+        """Takes the large tensors out of the values gathered by a checkpoint's saver.
 
         Args:
-            tensors: by owner and name.
+            tensors: values by owner and name; changed.
             variables: more values.
 
         Returns:
-            The rest.
+            The remaining values, by owner and name.
         """
         tensors, large = _read(tensors, self.small_bytes)
         known = [each for each in variables if _is_dense(each[2].dtype)]
@@ -518,7 +564,7 @@ class LargeTensors:
             is_replicated = replication() if replication is not None else None
             taken = [*large, *known]
             for owner, name, value in taken:
-                # Of small values the other workers deal out none (`replicated`).
+                # Small values are never partitioned among the workers (`replicated`).
                 is_held = (
                     is_replicated is not None
                     and _size(value) >= self.small_bytes
@@ -540,16 +586,17 @@ def replicated(
     is_replicated: IsReplicated,
     wanted: Callable[[Sequence[DenseTensor]], Collection[str]],
 ) -> list[DenseTensor]:
-    """The tensors that the chief extracts, and that this worker holds as well.
+    """Returns the tensors that the chief extracts and this worker holds as well.
 
-    Only those that it wants are copied from a GPU; of the others the bytes are none.
+    Only wanted tensors are copied from a GPU; the rest is returned without bytes.
 
     Args:
-        checkpoint: gathers, and writes nothing.
-        small_bytes: see `LargeTensors`.
-        worth_bytes: if these tensors have fewer bytes, none is read.
-        is_replicated: whether all workers hold the same of a variable.
-        wanted: the names of those that this worker wants, by all of them.
+        checkpoint: checkpoint to gather from; nothing is written.
+        small_bytes: limit of a large tensor in bytes; see `LargeTensors`.
+        worth_bytes: no tensor is read if the sum of the tensors is smaller.
+        is_replicated: predicate of a variable: whether every worker holds the same
+            value.
+        wanted: function of the tensors; returns the names of the tensors to read.
     """
     tensors, *_ = checkpoint._saver._gather_serialized_tensors()
     held = seams.object_identity.ObjectIdentityDictionary()
@@ -572,22 +619,22 @@ def replicated(
 def copied(
     tensors: Sequence[DenseTensor], threads: int, spare: Bytes | None = None
 ) -> tuple[list[DenseTensor], Bytes]:
-    """Copies tensors into memory which nothing else writes into.
+    """Copies tensors into memory of their own.
 
-    A tensor that was read from a variable may be the variable's memory. What TensorFlow
-    assigns then goes elsewhere; what writes in place, or into an array of NumPy's that
-    the tensor was made of, does not. What came from a GPU is a copy already.
+    A tensor read from a variable may be the variable's memory. A later assignment by
+    TensorFlow goes to other memory. But an operation that writes in place, or into the
+    NumPy array from which the tensor was made, changes the tensor. A tensor from a GPU
+    is a copy already.
 
     Args:
-        tensors: none of which is changed meanwhile.
-        threads: how many copy.
-        spare: the memory of copies that are needed no more. It is used if it has the
-            size. What is new has to be cleared by the kernel first, which takes longer
-            than to copy.
+        tensors: tensors without changes during the copy.
+        threads: number of copying threads.
+        spare: memory of copies no longer needed, used if the size is right. New memory
+            has to be cleared by the kernel first, which takes longer than the copy.
 
     Returns:
-        The tensors; and the memory of the copies, one for all: the kernel clears large
-        memory in larger pages.
+        The tensors; and the memory of the copies, a single block: the kernel clears
+        large memory in larger pages.
     """
     size = sum(each.data.nbytes for each in tensors if each.is_shared)
     memory = (
@@ -596,7 +643,7 @@ def copied(
         else np.empty(size, np.uint8)
     )
     copies: list[DenseTensor] = []
-    jobs: dict[int, list[tuple[Bytes, Bytes]]] = {}  # by the place in the memory
+    jobs: dict[int, list[tuple[Bytes, Bytes]]] = {}  # by the position in the memory
     start = 0
     for each in tensors:
         if not each.is_shared:
@@ -619,9 +666,13 @@ def _copy(pieces: Sequence[tuple[Bytes, Bytes]]) -> None:
 
 
 def _object(owner: Any) -> Any:
-    """Whose tensors they are; TensorFlow wraps what has the older way to be saved.
+    """Returns the object with these values; TensorFlow wraps objects with older savers.
 
-    A distributed variable that is asked for what it has not got reads its value.
+    The wrapper is recognized by type, because a distributed variable reads its value
+    when asked for a missing attribute.
+
+    Args:
+        owner: owner of values in the checkpoint's saver.
     """
     converter = seams.saveable_object_util.SaveableCompatibilityConverter
     return owner.obj if isinstance(owner, converter) else owner
@@ -630,15 +681,18 @@ def _object(owner: Any) -> Any:
 def _read(
     tensors: Any, small_bytes: int
 ) -> tuple[Any, list[tuple[Any, str, tf.Tensor]]]:
-    """Reads the values that TensorFlow would read while it writes them.
+    """Reads values before TensorFlow would read them during its write.
 
-    What lies on another machine, or on a device of another kind, is left as it is, and
-    so is a variable that has no value yet.
+    Values on another machine, or on a device of another kind, are left unread, and so
+    is a variable without a value.
+
+    Args:
+        tensors: values by owner and name.
+        small_bytes: limit of a large tensor in bytes; see `LargeTensors`.
 
     Returns:
-        The values by owner and name, with tensors where they could be read; and owner,
-        name and tensor of those that are dense, not small, and in the memory of this
-        process.
+        The values by owner and name, with tensors for the read values; and owner, name
+        and tensor of the large dense tensors in the memory of this process.
     """
     here = device_prefixes()
     read = seams.object_identity.ObjectIdentityDictionary()
@@ -655,7 +709,7 @@ def _read(
 
 def _host_value(value: Any, here: tuple[str, ...]) -> Any:
     is_spec = isinstance(value, seams.saveable_object.SaveSpec)
-    is_variable = isinstance(value, tf.Variable)  # Keras 3 gives those of a strategy
+    is_variable = isinstance(value, tf.Variable)  # from Keras 3 under a strategy
     if not (is_spec or is_variable) or not str(value.device).startswith(here):
         return value
     if is_spec and value.slice_spec:
@@ -667,32 +721,56 @@ def _host_value(value: Any, here: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _is_dense(kind: tf.DType) -> bool:
-    """Whether a tensor of this type is its memory."""
+    """Returns whether a tensor of a type is nothing but its memory.
+
+    Args:
+        kind: type of a tensor.
+    """
     return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
 
 
 def _size(tensor: Any) -> int:
-    """Bytes of a tensor, or of a variable whose shape is known."""
+    """Returns the bytes of a tensor, or of a variable of known shape.
+
+    Args:
+        tensor: tensor or variable.
+    """
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
 def _most(variable: Any) -> float:
-    """Bytes that a variable can have; with an open dimension they may be many."""
+    """Returns the largest size of a variable in bytes; infinite with an open dimension.
+
+    Args:
+        variable: the variable.
+    """
     return math.inf if variable.shape.num_elements() is None else _size(variable)
 
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """A tensor's bytes: copied from a GPU, the same memory otherwise."""
+    """Returns a tensor with its bytes: copied from a GPU, the same memory otherwise.
+
+    Args:
+        name: name of the tensor in the checkpoint.
+        tensor: the tensor.
+        is_replicated: whether every worker holds the same value.
+    """
     try:
         array = np.asarray(tensor)
-    except ValueError:  # a scalar of bfloat16, for example, is no array of NumPy
+    except ValueError:  # such as a bfloat16 scalar, which NumPy cannot hold
         array = np.asarray(tf.reshape(tensor, [1])).reshape([])
     data = array.reshape(-1).view(np.uint8)
     return _dense(name, tensor, array.shape, data, is_replicated)
 
 
 def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """A tensor without its bytes: they are as many, but one 0 that repeats itself."""
+    """Returns a tensor without its bytes: an array of the same size, a 0 repeated.
+
+    Args:
+        name: name of the tensor in the checkpoint.
+        tensor: the tensor.
+        is_replicated: whether every worker holds the same value.
+    """
     data = np.broadcast_to(np.uint8(0), (_size(tensor),))
     return _dense(name, tensor, tuple(tensor.shape), data, is_replicated)
 

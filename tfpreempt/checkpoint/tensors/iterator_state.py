@@ -1,10 +1,10 @@
 """Positions in tf.data pipelines: States of dataset iterators, and their cache files.
 
-TensorFlow does not check the files of `Dataset.cache(path)` before it restores an
-iterator: with files missing, an iterator that was reading its cache ends the process by
-SIGSEGV, and an iterator that was writing its cache fails at each start with
-AlreadyExistsError because of the lock file that an interrupted epoch left. So the files
-are checked before the state is restored.
+TensorFlow does not check the files of `Dataset.cache(path)` before the restore of an
+iterator. With files missing, an iterator in the middle of reading its cache crashes the
+process with SIGSEGV. An iterator in the middle of writing its cache fails at every
+start with AlreadyExistsError, because of the lock file left by an interrupted epoch. So
+the files are checked before the state is restored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ _MODE, _SHARD, _WRITES = b"Mode", b"shard_id", 1
 
 
 def cache_paths(*datasets: Any) -> list[str]:
-    """The paths of the file caches that datasets are built of."""
+    """Returns the paths of the file caches in datasets.
+
+    Args:
+        datasets: pipelines; the datasets below them are searched as well.
+    """
     found = [
         os.fsdecode(node._filename.numpy())
         for node in parts(*datasets)
@@ -52,14 +56,14 @@ def cache_paths(*datasets: Any) -> list[str]:
 
 
 def check_cache_files(state: Any, paths: Sequence[str]) -> None:
-    """Refuses a state whose cache files are missing; see `prepare_cache_files`.
+    """Raises an error if cache files of a state are missing; see `prepare_cache_files`.
 
     Args:
         state: the state of an iterator: a variant tensor of shape (elements,).
         paths: file caches of the iterator's dataset.
 
     Raises:
-        CheckpointMismatchError: names the missing files.
+        CheckpointMismatchError: files are missing; the message names the files.
     """
     if missing := prepare_cache_files(state, paths):
         raise errors.CheckpointMismatchError(
@@ -74,13 +78,17 @@ def check_cache_files(state: Any, paths: Sequence[str]) -> None:
 def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
     """Brings the files of an unfinished cache to the moment of a state.
 
-    A state that was saved while the iterator wrote a cache shows that the files of the
-    unfinished cache are this run's own: files that are newer than the state are
-    deleted, because TensorFlow writes them again and refuses to while they are there.
+    A state saved during the writing of a cache shows that the files of the unfinished
+    cache are this run's own. Files newer than the state are then deleted, because
+    TensorFlow writes the files again and refuses to overwrite.
+
+    Args:
+        state: the state of an iterator: a variant tensor of shape (elements,).
+        paths: file caches of the iterator's dataset.
 
     Returns:
-        Missing files; empty if the state can be restored. If files are missing, all
-        files of the unfinished cache are deleted.
+        Missing files; empty if the state can be restored. If files are missing, the
+        unfinished cache is deleted.
     """
     if not paths:
         return []
@@ -98,7 +106,7 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
             for number in range(shard)
             if not is_complete(f"{path}_{number}")
         ]
-        if shard:  # else the run had written nothing: the files may be another's
+        if shard:  # else nothing was written: the files may belong elsewhere
             delete_shards(path, since=0 if missing else shard)
             keep(path)
     elif len(modes) - modes.count(_WRITES) > len(paths) - len(incomplete):
@@ -110,30 +118,35 @@ _POLICIES = tf.data.experimental.ExternalStatePolicy
 
 
 def pack(state: Any) -> list[bytes]:
-    """The bytes of an iterator's serialized state.
+    """Returns the bytes of an iterator's serialized state.
 
     Args:
-        state: a variant tensor of shape (elements,), as `serialize_iterator` gives it.
+        state: a variant tensor of shape (elements,), from `serialize_iterator`.
 
     Returns:
-        One part per element, as tf.data itself does it: a proto ends at 2 GB.
+        One part per element, as tf.data itself saves a state: a proto is limited to 2
+        GB.
     """
     return [bytes(tf.io.serialize_tensor(e).numpy()) for e in tf.unstack(state)]
 
 
 def unpack(parts: Sequence[bytes]) -> Any:
-    """What `pack` was given."""
+    """Returns the state that `pack` was given.
+
+    Args:
+        parts: the result of `pack`.
+    """
     return tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
 
 
 def shared_iterators(objects: Objects) -> list[Any]:
-    """The iterators of `tfpreempt.data.distribute` whose position is equal on all
-    workers.
+    """Returns the iterators of `tfpreempt.data.distribute` with the same position on
+    all workers.
 
     Args:
         objects: path and object, from `walk`.
     """
-    # TensorFlow's own are not trackable, so those in a checkpoint are ours.
+    # TensorFlow's own distributed iterators are not trackable: these are tfpreempt's.
     return [
         obj
         for _, obj in objects
@@ -142,15 +155,13 @@ def shared_iterators(objects: Objects) -> list[Any]:
 
 
 def other_places(objects: Objects, graph: Any, nodes: Mapping[int, int]) -> list[str]:
-    """The iterators whose position in a checkpoint is of another kind than theirs.
+    """Returns the paths of iterators whose saved position is of another kind than
+    theirs.
 
     Args:
         objects: path and object, from `walk`.
-        graph: the TrackableObjectGraph of the saved one.
-        nodes: the node that an object is restored from, by its id().
-
-    Returns:
-        Their paths.
+        graph: the saved TrackableObjectGraph.
+        nodes: the node from which an object is restored, by the object's id().
     """
     found = []
     for path, obj in objects:
@@ -162,11 +173,11 @@ def other_places(objects: Objects, graph: Any, nodes: Mapping[int, int]) -> list
     return found
 
 
-# --- states that are complete ----------------------------------------------------
+# --- complete states -------------------------------------------------------------
 
 
 def keep_seeds(iterator: Any, *datasets: Any) -> None:
-    """Lets the state of an iterator hold the seeds of its shuffles.
+    """Adds the seeds of its shuffles to the state of an iterator, from now on.
 
     The files of its caches are checked before a state is restored. Reads nothing and
     changes no seed. A second call does nothing, nor does a call for an iterator that
@@ -175,7 +186,7 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
     Args:
         iterator: a tf.data iterator (`OwnedIterator`).
-        *datasets: datasets that the iterator is made of; by default its own.
+        *datasets: datasets of the iterator; by default its own dataset.
     """
     if not datasets and iterator._dataset is not None:
         datasets = (iterator._dataset,)
@@ -205,7 +216,12 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
 
 def _with_values(state: Any, call: Callable[[Any], None]) -> None:
-    """Calls a function with a state; TensorFlow restores remote tasks in a graph."""
+    """Calls a function with a state; TensorFlow restores remote tasks in a graph.
+
+    Args:
+        state: the state of an iterator, eager or symbolic.
+        call: function of the eager state.
+    """
     if tf.executing_eagerly():
         call(state)
         return
@@ -214,11 +230,12 @@ def _with_values(state: Any, call: Callable[[Any], None]) -> None:
 
 
 def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
-    """Returns the state of an iterator, with seeds if `keep_seeds` was called for it.
+    """Returns the state of an iterator, with seeds after a call of `keep_seeds`.
 
     Args:
         iterator: a tf.data iterator.
-        serialize: returns the iterator's state, a variant tensor of shape (elements,).
+        serialize: function that returns the iterator's state, a variant tensor of shape
+            (elements,).
     """
     seeds: ShuffleSeeds | None = getattr(iterator, SEEDS, None)
     if seeds is None or not seeds.probes:
@@ -226,20 +243,21 @@ def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
     return seeds.add_to(serialize)
 
 
-# --- who has no position -------------------------------------------------------------
+# --- iterators without a position ----------------------------------------------------
 
 
 def check_position(iterator: Any, where: str) -> None:
-    """Refuses a dataset iterator whose position cannot be saved.
+    """Raises an error for a dataset iterator whose position cannot be saved.
 
-    The iterator is not read. Its state holds the seeds of its shuffles from now on.
+    The iterator is not read. From now on, its state holds the seeds of its shuffles.
 
     Args:
         iterator: `iter(dataset)`.
-        where: what it is, for the error.
+        where: name of the iterator, for the error.
 
     Raises:
-        ConfigurationError: says why, and what to write instead.
+        ConfigurationError: no position can be saved; the message gives the reason and
+            an alternative.
     """
     seams.require("iterators")
     dataset = iterator._dataset
@@ -290,7 +308,11 @@ KEEP_SERVICE_OUT = (
 
 
 def reads_data_service(*datasets: Any) -> bool:
-    """Whether a pipeline takes its elements from the tf.data service."""
+    """Returns whether a pipeline reads elements from the tf.data service.
+
+    Args:
+        datasets: the pipelines.
+    """
     return any(
         type(node).__name__.startswith("_DataServiceDataset")
         for node in parts(*datasets)
@@ -298,9 +320,13 @@ def reads_data_service(*datasets: Any) -> bool:
 
 
 def reads_generator(*datasets: Any) -> bool:
-    """Whether a Python generator feeds a pipeline: it can't be put back.
+    """Returns whether a Python generator feeds a pipeline; a generator cannot be put
+    back.
 
-    TensorFlow says so only once the pipeline was read.
+    TensorFlow reports a generator only once the pipeline was read.
+
+    Args:
+        datasets: the pipelines.
     """
     return any(
         op.type == "GeneratorDataset"
@@ -310,11 +336,16 @@ def reads_generator(*datasets: Any) -> bool:
 
 
 def hidden_state(*datasets: Any) -> str | None:
-    """What in a pipeline keeps a state that is not in its iterators' state.
+    """Returns the name of an operation with state outside of the iterators' state; or
+    None.
 
-    Python functions, random ops and variables do, unless an option of the pipeline says
-    that they don't matter. An iterator that was not read yet knows nothing of what lies
-    behind a shuffle, so each function is asked alone, in a pipeline that is never read.
+    Python functions, random ops and variables have such state, unless an option of the
+    pipeline declares it unimportant. An iterator before its first read knows nothing of
+    the operations behind a shuffle. So every function is checked by itself, in a
+    pipeline that is never read.
+
+    Args:
+        datasets: the pipelines.
     """
     for options in (dataset.options() for dataset in datasets):
         policy = options.experimental_external_state_policy
@@ -324,7 +355,7 @@ def hidden_state(*datasets: Any) -> str | None:
     nothing = tf.data.Dataset.range(0)
     for wrapper in _functions(*datasets):
         function = wrapper.function
-        held = [  # as light as can be: the values count for nothing
+        held = [  # as light as possible: the values do not matter
             each
             if each.dtype in (tf.resource, tf.variant)
             else tf.zeros([], each.dtype)
@@ -350,14 +381,14 @@ def _functions(*datasets: Any) -> Iterator[Any]:
     return (each for part in parts(*datasets) for each in part._functions())
 
 
-# --- saved apart ---------------------------------------------------------------------
+# --- saved separately ----------------------------------------------------------------
 
 
 class IteratorState(State):
     """The positions of a non-chief worker's dataset iterators.
 
-    The chief's are in TensorFlow's own files; without this the other workers would go
-    on from the chief's position in their own data.
+    TensorFlow's own files have the chief's positions. Without this State, the other
+    workers would resume at the chief's position in their own data.
     """
 
     _is_reserved = True
@@ -389,15 +420,16 @@ class IteratorState(State):
                 iterator._restore_from_tensors({"_STATE": unpack(saved[path])})
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """Leaves them: at the chief's place where all share one, else at the beginning,
-        because each worker's part of the data is another one now."""
+        """Restores no position: with another number of workers, a worker reads another
+        part of the data. A position shared by all workers was restored from the chief's
+        files; other iterators begin at the start."""
 
 
 @contextlib.contextmanager
 def positions_kept(objects: Objects) -> Iterator[None]:
-    """Leaves dataset iterators where they are while a checkpoint is restored.
+    """Keeps the positions of dataset iterators during the restore of a checkpoint.
 
-    Iterators whose position is equal on all workers are restored.
+    Iterators with the same position on every worker are restored.
 
     Args:
         objects: path and object, from `walk`.
@@ -418,6 +450,6 @@ def positions_kept(objects: Objects) -> Iterator[None]:
         yield
     finally:
         for iterator, restore in zip(kept, own, strict=True):
-            del iterator._restore_from_tensors  # uncovers the class's own
-            if restore is not None:  # of `keep_seeds`
+            del iterator._restore_from_tensors  # makes the class's method visible again
+            if restore is not None:  # set by `keep_seeds`
                 iterator._restore_from_tensors = restore

@@ -1,4 +1,5 @@
-"""Variables of which each worker saves what its own replicas hold."""
+"""Variables with different values on the replicas; a worker saves its replicas'
+values."""
 
 from __future__ import annotations
 
@@ -22,19 +23,23 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 def dealt(variable: Any, values: Arrays, worker: int, world: int) -> Arrays:
-    """What this worker's replicas hold of the values that other replicas had.
+    """Returns the values for this worker's replicas, from the values of all former
+    replicas.
 
-    As many replicas as before have the same values, in the same order, wherever they
-    are now. More or fewer have what reads the same: of a variable that is read as a sum
-    equal shares of it, as TensorFlow deals them (of whole numbers the first replicas
-    have one more); of one that is read as a mean each the mean; of any other each what
-    the first one had.
+    With the same number of replicas as before, the replicas get the same values in the
+    same order, even on other workers. With another number, the variable reads the same
+    as before:
+
+    - read as a sum: equal shares of the sum, as TensorFlow distributes a sum. Of a sum
+      of whole numbers, the first replicas get one more.
+    - read as a mean: the mean, on every replica.
+    - otherwise: the value of the first former replica, on every replica.
 
     Args:
-        variable: whose local replicas are asked for.
-        values: of all replicas that there were.
+        variable: variable whose local replicas get values.
+        values: values of all former replicas, in order.
         worker: index of this worker.
-        world: number of workers, each with as many replicas.
+        world: number of workers; the workers have equally many replicas.
     """
     parts = local_parts(variable)
     first, last = worker * len(parts), (worker + 1) * len(parts)
@@ -54,14 +59,14 @@ def dealt(variable: Any, values: Arrays, worker: int, world: int) -> Arrays:
 
 
 class PerReplicaState(State):
-    """What a worker holds of its own of the variables behind a Checkpoint.
+    """A worker's own values of the variables behind a Checkpoint.
 
-    TensorFlow saves the reduced value of an ON_READ variable and hands back equal
-    shares of it; totals that go on from those differ in the last bits. So the parts
-    themselves are kept, and are assigned after the ordinary restore. So are the batch
-    statistics of Keras 3, which each replica assigns its own, while TensorFlow takes
-    them for mirrored and saves the first replica's; and metrics and seed generators,
-    which TensorFlow saves nowhere.
+    TensorFlow saves the reduced value of an ON_READ variable and restores equal shares;
+    totals continued from equal shares differ in the last bits. So the values of the
+    replicas are saved, and assigned after the ordinary restore. The same holds for the
+    batch statistics of Keras 3: every replica assigns a value of its own, but
+    TensorFlow treats the statistics as mirrored and saves the first replica's. Metrics
+    and seed generators are saved here too, because TensorFlow does not save them.
     """
 
     _is_reserved = True
@@ -91,7 +96,7 @@ class PerReplicaState(State):
         self.fold([fileobj], 0, 1)
 
     def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
-        """The replicas' values are dealt among the replicas that there are now."""
+        """Distributes the values of the former replicas among the present replicas."""
         saved: dict[str, Arrays] = {}
         for file in (each for each in files if each is not None):
             header, parts = read_parts(file)

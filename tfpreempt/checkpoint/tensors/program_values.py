@@ -1,4 +1,4 @@
-"""Adapters of TensorFlow: its random generators, and the values that a step changes.
+"""Adapters of TensorFlow: random generators, and the values that a step changes.
 
 The random generators of TensorFlow and Keras are saved, restored and seeded for
 `state/random_state.py`. Their records are JSON and raw bytes only, no pickles, and are
@@ -46,7 +46,8 @@ def record() -> dict[str, Any]:
     rng = getattr(eager, "_rng", None)
     seed = eager._seed
     of_keras, keras = None, sys.modules.get(seams.MODULES["keras_seeds"])
-    if keras is not None:  # what its ops without a seed draw from, once one has drawn
+    # The generator of ops without a seed; Keras makes the generator at the first draw.
+    if keras is not None:
         of_keras = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
     states = () if of_keras is None else local_parts(of_keras.state)
     return {
@@ -58,7 +59,11 @@ def record() -> dict[str, Any]:
 
 
 def load(saved: Any) -> None:
-    """Sets TensorFlow's and Keras' generators to what `record` returned."""
+    """Sets TensorFlow's and Keras' generators to the states returned by `record`.
+
+    Args:
+        saved: result of `record`.
+    """
     if saved["tf_seed"] is not None and saved["tf_rng"] is not None:
         eager = seams.eager_context.context()
         eager._set_global_seed(saved["tf_seed"])
@@ -70,10 +75,14 @@ def load(saved: Any) -> None:
 
 
 def reseed(seed: int) -> None:
-    """Lets eager ops, and the global `tf.random.Generator`, draw others than before.
+    """Makes eager ops, and the global `tf.random.Generator`, draw other numbers than
+    before.
 
-    The global seed itself stays: all workers have the same. So does the seed of Keras,
-    whose layers draw the same on all replicas.
+    The global seed stays the same, because all workers have the same seed. The seed of
+    Keras stays too, because layers draw the same numbers on every replica.
+
+    Args:
+        seed: new seed.
     """
     eager = seams.eager_context.context()
     if getattr(eager, "_rng", None) is not None:
@@ -83,14 +92,18 @@ def reseed(seed: int) -> None:
 
 
 def is_seeded() -> bool:
-    """Whether the program has set a global seed (`tf.random.set_seed`)."""
+    """Returns whether the program has set a global seed (`tf.random.set_seed`)."""
     return seams.eager_context.global_seed() is not None
 
 
 def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
-    """Names the layers of tf_keras that keep random state where nobody can read it."""
-    # A variable that is asked for what it has not got reads its value to look there,
-    # which for an ON_READ one is a collective that no other worker takes part in.
+    """Logs a warning with the layers of tf_keras whose random state cannot be read.
+
+    Args:
+        checkpoint: checkpoint whose objects are searched.
+    """
+    # A variable reads its value when asked for a missing attribute. For an ON_READ
+    # variable the read is a collective, and the other workers do not take part.
     lost = [
         path
         for path, obj in walk(checkpoint)
@@ -114,14 +127,20 @@ def _load_keras_record(seeds: Any) -> None:
         return  # this program has not imported Keras
     state = keras.global_state
     if state.get_global_attribute(_KERAS_GENERATOR) is None:
-        # The saved program had one. Made with a seed, it draws none from Python's.
+        # The saved program had a generator. Made with a seed, the new generator draws
+        # no seed from Python's random numbers.
         make = functools.partial(keras.SeedGenerator, 0)
         state.set_global_attribute(_KERAS_GENERATOR, out_of_scope(make))
     _assign(state.get_global_attribute(_KERAS_GENERATOR), seeds)
 
 
 def generator_record(generator: Any) -> Any:
-    """The state of a `tf.random.Generator`, JSON-able; None for None."""
+    """Returns the state of a `tf.random.Generator`, JSON-able; None if there is no
+    generator.
+
+    Args:
+        generator: the generator, or None.
+    """
     if generator is None:
         return None
     components = local_parts(generator.state)
@@ -135,19 +154,31 @@ def _load_generator(record: Any) -> None:
     if (generator := seams.stateful_random_ops.global_generator) is not None:
         load_generator_record(generator, record)
         return
-    # The saved program had one, so this one will ask for it.
+    # The saved program had a generator, so the resumed program will use a generator.
     state, algorithm = _checked(decode(record["states"][0])), record["algorithm"]
     make = functools.partial(tf.random.Generator.from_state, state, alg=algorithm)
     tf.random.set_global_generator(out_of_scope(make))
 
 
 def load_generator_record(generator: Any, record: Any) -> None:
-    """Sets a `tf.random.Generator` to what `generator_record` gave."""
+    """Sets a `tf.random.Generator` to a state returned by `generator_record`.
+
+    Args:
+        generator: the generator.
+        record: result of `generator_record`.
+    """
     _assign(generator, [decode(state) for state in record["states"]])
 
 
 def _assign(generator: Any, states: list[Any]) -> None:
-    """Of other numbers of replicas than here all get what the first one had."""
+    """Assigns the states of a generator's replicas.
+
+    With another number of replicas than saved, every replica gets the first state.
+
+    Args:
+        generator: the generator.
+        states: the saved states, by replica.
+    """
     parts = local_parts(generator.state)
     if len(parts) != len(states):
         states = [states[0]] * len(parts)
@@ -156,12 +187,15 @@ def _assign(generator: Any, states: list[Any]) -> None:
 
 
 def _checked(state: Any) -> Any:
-    """Returns a saved state of a generator if it is a vector.
+    """Returns a saved state of a generator if the state is a vector.
 
     TensorFlow aborts the process for a list with more than 254 dimensions.
 
+    Args:
+        state: the saved state.
+
     Raises:
-        ValueError: the state is no vector.
+        ValueError: the state is not a vector.
     """
     if (axes := np.ndim(state)) != 1:
         raise ValueError(f"a generator's state has {axes} dimensions; expected 1")
@@ -184,8 +218,12 @@ _MAKE_OURS = (
 
 
 def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the objects and variables that a save of a Checkpoint writes, and those
-    objects among them of which the save writes the attributes."""
+    """Returns the objects and variables written by a save of a Checkpoint, and the
+    objects among them whose attributes the save writes.
+
+    Args:
+        checkpoint: the Checkpoint; None for no objects.
+    """
     if checkpoint is None:
         return [], []
     found = [each for _, each in (*attach(checkpoint).own, *walk(checkpoint))]
@@ -198,7 +236,11 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
 
 def variables(value: Any) -> Sequence[Any]:
     """Returns the local tf.Variables of a variable, model, optimizer, metric or
-    generator; none for another object."""
+    generator.
+
+    Args:
+        value: any object; the result is empty for other kinds of objects.
+    """
     if found := local_parts(value):
         return found
     if isinstance(value, type):
@@ -207,7 +249,7 @@ def variables(value: Any) -> Sequence[Any]:
         try:
             all_of_it = value.variables
             many = all_of_it() if callable(all_of_it) else all_of_it
-        except ValueError:  # a layer that is not built
+        except ValueError:  # a layer before its build
             return []
         return [part for each in many for part in local_parts(each)]
     if isinstance(value, tf.random.Generator):
@@ -216,7 +258,12 @@ def variables(value: Any) -> Sequence[Any]:
 
 
 def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-    """Returns about `size` elements of a variable or tensor; None of other things."""
+    """Returns about `size` elements of a variable or tensor; None for other objects.
+
+    Args:
+        thing: any object.
+        size: number of elements.
+    """
     if not isinstance(thing, tf.Variable | tf.Tensor):
         return None
     flat = tf.reshape(thing, [-1])
@@ -225,8 +272,12 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
 
 
 def restarts(iterator: Any) -> bool:
-    """Returns whether an object is a dataset iterator that a restarted run reads from
-    the beginning, unless a commit holds its position."""
+    """Returns whether a restarted run reads an object from the beginning: a dataset
+    iterator without a position in a commit.
+
+    Args:
+        iterator: any object.
+    """
     found = _datasets(iterator)
     if not found or None in found:
         return False
@@ -234,7 +285,8 @@ def restarts(iterator: Any) -> bool:
 
 
 def advice_on_iterators(unread: Mapping[str, Any]) -> str:
-    """Returns what happens to iterators that no commit holds, and what to do.
+    """Returns the consequences and the remedy for iterators without a position in a
+    commit.
 
     Args:
         unread: iterators for which `restarts` is true, by name.
@@ -251,7 +303,11 @@ def advice_on_iterators(unread: Mapping[str, Any]) -> str:
 
 
 def _datasets(iterator: Any) -> list[Any]:
-    """Returns the datasets below a dataset iterator; none for another object."""
+    """Returns the datasets below a dataset iterator; empty for other objects.
+
+    Args:
+        iterator: any object.
+    """
     if isinstance(iterator, tf.distribute.DistributedIterator):
         return [
             getattr(each, "iterator", each)._dataset for each in iterator._iterators
@@ -262,12 +318,22 @@ def _datasets(iterator: Any) -> list[Any]:
 
 
 def _begins_late(dataset: Any) -> bool:
-    """Whether a part of a pipeline leaves out what comes first: the steps before."""
+    """Returns whether a dataset skips elements at the beginning: those of earlier
+    steps.
+
+    Args:
+        dataset: a dataset of a pipeline.
+    """
     kind = type(dataset).__name__
     return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:
-    """Whether TensorFlow made it for a strategy, so that nobody can save it."""
+    """Returns whether TensorFlow made an iterator for a strategy: such an iterator
+    cannot be saved.
+
+    Args:
+        iterator: a dataset iterator.
+    """
     is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
     return is_distributed and not isinstance(iterator, seams.trackable_base.Trackable)

@@ -44,16 +44,16 @@ _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 
 _OPTIONAL = {"checkpointed_runs", "save_counter"}
 
 _SHOWN = 20
-VALUE = "VARIABLE_VALUE"  # the attribute under which a variable saves its value
+VALUE = "VARIABLE_VALUE"  # name of the attribute with a variable's value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a variable is, here or in a checkpoint.
+    """Shape and type of a variable, in this program or in a checkpoint.
 
     Attributes:
-        shape: None in it for a side of no fixed length.
-        dtype: the type's name.
+        shape: lengths of the axes; None for an axis without a fixed length.
+        dtype: name of the type.
     """
 
     shape: tuple[int | None, ...]
@@ -61,7 +61,12 @@ class Kind:
 
 
 def problem(here: Kind, saved: Kind | None) -> str | None:
-    """What does not fit, for people; None if it fits."""
+    """Returns the difference between two variables, for people; None if equal.
+
+    Args:
+        here: the variable in this program.
+        saved: the variable in the checkpoint; None if missing.
+    """
     if saved is None:
         return (
             f"the model has it with shape {here.shape} and type "
@@ -78,13 +83,14 @@ def problem(here: Kind, saved: Kind | None) -> str | None:
 
 
 def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exception:
-    """The error that refuses a checkpoint of another model; it names what doesn't fit.
+    """Returns the error that refuses a checkpoint of another model, with the
+    differences.
 
     Args:
-        prefix: the checkpoint, for the message.
-        problems: what of each existing variable does not fit.
-        unused: names in the checkpoint that no existing object has; they may belong to
-            layers that are built later, so alone they are no mismatch.
+        prefix: prefix of the checkpoint, for the message.
+        problems: differences of existing variables.
+        unused: names in the checkpoint without an existing object. The names may belong
+            to layers built later, so these names alone are no mismatch.
     """
     more = f"\nIn the checkpoint but not in the model: {listed(unused)}"
     return errors.CheckpointMismatchError(
@@ -98,24 +104,28 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Returns the first of some names, and the number of further names, for people.
+
+    Args:
+        names: the names.
+    """
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def match(objects: Sequence[Any], edges: Edges, graph: Any) -> dict[int, int]:
-    """Which saved node TensorFlow would restore each living object from.
+    """Returns the saved node from which TensorFlow would restore each living object.
 
     Args:
         objects: the living objects, from `reached`; the first is the checkpoint.
-        edges: of each object, the names and numbers of its children.
-        graph: the TrackableObjectGraph of the saved ones.
+        edges: names and numbers of the children, by object.
+        graph: the saved TrackableObjectGraph.
 
     Returns:
         Node number by id() of the object.
     """
     matched: dict[int, int] = {}
-    numbers = {0: 0}  # of the object, by node
+    numbers = {0: 0}  # number of the object, by node
     for node_id in (todo := [0]):
         number = numbers[node_id]
         matched.setdefault(id(objects[number]), node_id)
@@ -128,14 +138,14 @@ def match(objects: Sequence[Any], edges: Edges, graph: Any) -> dict[int, int]:
 
 
 def unused(graph: Any, nodes: Collection[int]) -> list[str]:
-    """The names of variables that only the checkpoint has.
+    """Returns the names of variables that exist only in the checkpoint.
 
     Args:
-        graph: the TrackableObjectGraph of the saved one.
-        nodes: those that living objects are restored from.
+        graph: the saved TrackableObjectGraph.
+        nodes: nodes from which living objects are restored.
     """
     matched = set(nodes)
-    for index in nodes:  # optimizers make slots when they first need them
+    for index in nodes:  # optimizers make slots at the first use
         matched.update(
             s.slot_variable_node_id for s in graph.nodes[index].slot_variables
         )
@@ -148,14 +158,24 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
 
 
 def called(variable: Any) -> str:
-    """The name that Keras gives a variable: layer and weight; empty for others."""
+    """Returns the name given to a variable by Keras: layer and weight; else an empty
+    string.
+
+    Args:
+        variable: the variable.
+    """
     is_of_keras = hasattr(type(variable), "path")
     name = variable.path if is_of_keras else getattr(variable, "name", "")
     return str(name).partition(":")[0] if "/" in str(name) else ""
 
 
 def saved_key(graph: Any, node_id: int | None) -> str | None:
-    """The key of a node's value in the checkpoint; None if it has none."""
+    """Returns the key of a node's value in the checkpoint; None without a value.
+
+    Args:
+        graph: the saved TrackableObjectGraph.
+        node_id: number of the node, or None.
+    """
     if node_id is None:
         return None
     for attribute in graph.nodes[node_id].attributes:
@@ -165,13 +185,13 @@ def saved_key(graph: Any, node_id: int | None) -> str | None:
 
 
 def check(prefix: str) -> None:
-    """Reads what `restore` reads first, and assigns nothing.
+    """Reads the parts of a checkpoint that `restore` reads first; assigns nothing.
 
     Args:
-        prefix: TensorFlow's files.
+        prefix: prefix of TensorFlow's files.
 
     Raises:
-        CheckpointDamagedError: TensorFlow cannot read them.
+        CheckpointDamagedError: TensorFlow cannot read the files.
     """
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
@@ -190,23 +210,25 @@ def restore(
     with_data: bool,
     ahead: ReadAhead | None = None,
 ) -> Callable[[], Sequence[str]]:
-    """Compares the structure, then restores.
+    """Compares the structure of a checkpoint with the objects, then restores the
+    objects.
 
     Args:
-        checkpoint: whose objects are restored; those made later, when they are made.
-        prefix: TensorFlow's files.
+        checkpoint: checkpoint with the objects to restore; an object made later is
+            restored later.
+        prefix: prefix of TensorFlow's files.
         options: tf.train.CheckpointOptions, or None.
-        with_data: whether the dataset iterators in the files are this worker's; those
-            whose place is the same on all workers are restored anyway.
-        ahead: the tensors of these files, if they were read before.
+        with_data: whether the dataset iterators in the files are this worker's.
+            Iterators with the same position on every worker are restored in any case.
+        ahead: tensors of these files, if read before.
 
     Returns:
-        Tells the names of variables that nothing has yet, such as those that an
-        optimizer makes in the first step.
+        Function that returns the names of saved variables without an object so far,
+        such as variables made by an optimizer in the first step.
 
     Raises:
         CheckpointMismatchError: another model's checkpoint; nothing was assigned.
-        CheckpointDamagedError: TensorFlow cannot read it.
+        CheckpointDamagedError: TensorFlow cannot read the files.
     """
     attached = attach(checkpoint)
     for iterator in attached.iterators.values():
@@ -240,8 +262,8 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
     try:
         graph = seams.checkpoint.object_metadata(prefix)
     except ValueError:
-        return  # name-based, from TensorFlow 1: nothing to compare by
-    reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # a prefix for certain
+        return  # name-based, from TensorFlow 1: without a structure
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # valid: it was just read
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
     nodes = match([obj for _, obj in objects], edges, graph)
@@ -281,16 +303,16 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
 
 
 class _Bound(weakref.WeakValueDictionary[int, Any]):
-    """The objects of a restored checkpoint by node, as TensorFlow matches them.
+    """The objects of a restored checkpoint by node, as matched by TensorFlow.
 
-    A Keras 3 model without a `build` of its own is traced to make its variables, and
-    they have no value yet when they are matched; to restore one then fails, which
-    Keras takes for its own trouble and goes on with a fresh value. So such a variable
-    gets the saved value as its first.
+    Keras traces a Keras 3 model without its own `build` to make the model's variables.
+    The variables have no value yet when TensorFlow matches them. A restore of such a
+    variable fails, and Keras attributes the failure to the tracing and continues with a
+    fresh value. So such a variable gets the saved value as its initial value.
 
     Args:
-        coordinator: of the restore, whose objects these are.
-        prefix: the checkpoint.
+        coordinator: coordinator of the restore.
+        prefix: prefix of the checkpoint.
     """
 
     def __init__(self, coordinator: Any, prefix: str) -> None:
@@ -304,7 +326,7 @@ class _Bound(weakref.WeakValueDictionary[int, Any]):
         is_of_keras = hasattr(type(matched), "_deferred_initialize")
         if key is not None and is_of_keras and matched._value is None:
             matched._initializer = functools.partial(self._read, key)
-            matched._update_uid = self._uid  # there is nothing left to restore
+            matched._update_uid = self._uid  # nothing is left to restore
         super().__setitem__(node, matched)
 
     def _read(self, key: str, shape: Any, dtype: Any) -> Any:
@@ -320,20 +342,20 @@ class _Bound(weakref.WeakValueDictionary[int, Any]):
 
 
 def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str]]:
-    """Layers that are built later are restored then; a mismatch gets a clear error.
+    """Restores layers built later; a mismatch raises CheckpointMismatchError.
 
-    So are the variables that Keras makes while it traces a model.
+    Variables made by Keras during the tracing of a model are restored as well.
 
     Args:
-        status: of the restore.
-        prefix: the checkpoint.
+        status: status of the restore.
+        prefix: prefix of the checkpoint.
 
     Returns:
-        See `restore`.
+        Function that returns the names of saved variables without an object so far.
     """
     coordinator = status._checkpoint
     if not hasattr(coordinator, "object_graph_proto"):
-        return tuple  # name-based, from TensorFlow 1: all of it was restored
+        return tuple  # name-based, from TensorFlow 1: completely restored
     inner = coordinator.restore_saveables
 
     def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -353,9 +375,9 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
 
 # --- plain variables ------------------------------------------------------------------
 #
-# For each variable TensorFlow makes an object that describes how the variable is saved,
-# wraps this object twice, and restores the value through both wrappers. With thousands
-# of variables these steps take longer than the read of the bytes.
+# For every variable TensorFlow makes a description of the save, wraps the description
+# twice, and restores the value through both wrappers. With thousands of variables, the
+# three steps take longer than the read of the bytes.
 
 _Target = tuple[str, Sequence[Any]]
 """The key of a value, and the variables of this machine that take the value."""
@@ -366,13 +388,13 @@ _CLASSES = ("tensorflow.", "keras.", "tf_keras.")
 
 @contextlib.contextmanager
 def assigning_directly(prefix: str) -> Iterator[None]:
-    """Restores plain variables from these files by one operation each; main thread.
+    """Restores plain variables from given files with one operation each; main thread.
 
-    All values are read before the first value is assigned. Plain variables are assigned
-    before TensorFlow restores other objects, since these may use the variables.
+    Every value is read before the first value is assigned. Plain variables are assigned
+    before TensorFlow restores other objects, which may use the variables.
 
     Args:
-        prefix: the prefix of TensorFlow's files.
+        prefix: prefix of TensorFlow's files.
     """
     positions = seams.checkpoint_restore.CheckpointPosition
     coordinators = seams.checkpoint._CheckpointRestoreCoordinator
@@ -384,7 +406,8 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
     @functools.cache
     def has_slots(coordinator: Any) -> bool:
-        """An old optimizer restores each of its slots within TensorFlow's search."""
+        """Returns whether an old optimizer restores slots within TensorFlow's
+        search."""
         return any(node.slot_variables for node in coordinator.object_graph_proto.nodes)
 
     def is_ours(coordinator: Any) -> bool:
@@ -420,7 +443,7 @@ def assigning_directly(prefix: str) -> Iterator[None]:
                 assign()
             return others
 
-        if not saveables:  # no other values are read from these files
+        if not saveables:  # nothing else is read from these files
             assign()
         seams.io_ops.restore_v2 = read_others
         try:
@@ -440,7 +463,13 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
 
 def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
-    """The plain variable that a node of the checkpoint is restored to; or None."""
+    """Returns the plain variable to which a node of the checkpoint is restored; or
+    None.
+
+    Args:
+        position: TensorFlow's CheckpointPosition of the node.
+        here: name prefixes of the local devices.
+    """
     node, obj = position.object_proto, position.trackable
     reshards = getattr(position, "has_non_trivial_reshard_callback", lambda: False)
     if len(node.attributes) != 1 or reshards():
@@ -473,13 +502,23 @@ def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
 
 @functools.cache
 def _assigns(kind: type) -> bool:
-    """Whether objects of a class are restored by an assignment, and nothing else."""
+    """Returns whether objects of a class are restored by an assignment, and nothing
+    else.
+
+    Args:
+        kind: the class.
+    """
     return kind.__module__.startswith(_CLASSES)
 
 
 @functools.cache
 def _is_plain(kind: Any) -> bool:
-    """Whether a class of variables restores as TensorFlow's resource variables do."""
+    """Returns whether a class of variables restores as TensorFlow's resource variables
+    do.
+
+    Args:
+        kind: the class.
+    """
     base = seams.resource_variable_ops.BaseResourceVariable
     return (
         issubclass(kind, base)
@@ -490,7 +529,12 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _read(coordinator: Any, targets: Sequence[_Target]) -> Any:
-    """Reads the values of all targets, in their order, into host memory."""
+    """Reads the values of all targets, in order, into host memory.
+
+    Args:
+        coordinator: coordinator of the restore.
+        targets: keys and variables.
+    """
     device = coordinator.options.experimental_io_device or "cpu:0"
     with tf.init_scope(), tf.device(device):
         return seams.io_ops.restore_v2(

@@ -1,15 +1,16 @@
-"""Large tensors that all workers hold: each worker writes a share of them.
+"""Large tensors held by all workers: each worker writes a share of the tensors.
 
-Every worker deals the same tensors out to all, and writes its own share into data files
-(`<attempt>.parts/<worker>/`), with a description beside them: which rows of which
-tensor are in which file, with their sums. The chief makes all of these files one
-checkpoint. It has the same tensors, so a share that is not there, or does not fit, it
-writes itself.
+Every worker partitions the same tensors among the workers in the same way. A worker
+writes a share into data files (`<attempt>.parts/<worker>/`), with a description beside
+the files: the rows of the tensors in every file, with their sums. The chief merges the
+files into one checkpoint. The chief has the same tensors, and writes a share itself if
+the share is missing or does not fit.
 
-Workers that hold other values must not be mixed in one checkpoint: replicas may drift
-apart, and a program may set a variable on each worker by itself. So the chief sums up
-all that others have written once more, out of its own memory. What has another sum it
-writes itself, then and in all later saves: a commit is the chief's, bit for bit.
+Different values of two workers must not be mixed in one checkpoint: replicas may drift
+apart, and a program may set a variable on each worker separately. So the chief computes
+the sums of the other workers' rows again, from the chief's own memory. Rows with a
+different sum are written by the chief, then and in later saves: a commit is equal to
+the chief's values, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from tfpreempt.storage.files import Files
 _log = logging.getLogger(__name__)
 
 _DESCRIPTION = "part.json"
-_MAX_BYTES = 64 << 20  # of a description
+_MAX_BYTES = 64 << 20  # of a description file
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class WorkerParts:
-    """One worker's side of it.
+    """The part of one worker in the writing of shares.
 
     Args:
-        worker: index of this worker; 0 is the chief.
+        worker: index of the worker; 0 is the chief.
         world: number of workers.
         files: the file operations.
     """
@@ -56,29 +57,42 @@ class WorkerParts:
 
     @property
     def worth_bytes(self) -> int:
-        """Of all that could be dealt out; less is the chief's alone."""
+        """The least sum of replicated tensors, in bytes, to partition; less is the
+        chief's alone."""
         return bundle_writer.WORTH_BYTES * self.world
 
     def is_worth_it(self, tensors: Sequence[DenseTensor]) -> bool:
-        """Whether each worker has enough of these tensors to write."""
+        """Returns whether every worker has enough of these tensors to write.
+
+        Args:
+            tensors: tensors of a save.
+        """
         total = sum(each.data.nbytes for each in tensors if each.is_replicated)
         return total >= self.worth_bytes
 
     def names_of_own(self, tensors: Sequence[DenseTensor]) -> set[str]:
-        """The tensors of which this worker writes something; their bytes do not count.
+        """Returns the names of the tensors with rows in this worker's share.
+
+        The bytes of the tensors are not read.
 
         Args:
-            tensors: all that are dealt out, if that is worth it.
+            tensors: the tensors of a save; partitioned if their sum is large enough.
         """
         if not self.is_worth_it(tensors):
             return set()
         return {each.tensor.name for each in self._deal(_shared(tensors))[self.worker]}
 
     def write_own(self, save: Staged) -> list[Part]:
-        """Writes this worker's share, and says what it is; any thread.
+        """Writes this worker's share and its description; any thread.
+
+        Args:
+            save: the save, with the tensors.
+
+        Returns:
+            The written data files.
 
         Raises:
-            OSError: as the file system says.
+            OSError: error of the file system.
         """
         shared = _shared(save.tensors)
         shares = self._deal(shared)
@@ -102,16 +116,20 @@ class WorkerParts:
         return parts
 
     def others(self, save: Staged, workers: Collection[int]) -> list[Part]:
-        """The shares of all others; on the chief, which writes what does not fit.
+        """Returns the other workers' shares; writes unusable shares again. On the
+        chief.
 
-        After `write_own`, and once for each.
+        Called after `write_own`, once for each save.
 
         Args:
-            save: is not changed since `write_own`.
-            workers: those that say that they have written their share.
+            save: the save, unchanged since `write_own`.
+            workers: workers that reported a written share.
+
+        Returns:
+            The data files, including the files written by this call.
 
         Raises:
-            OSError: as the file system says.
+            OSError: error of the file system.
         """
         shared = _shared(save.tensors)
         expected = _description(save.step, self.world, shared, ())
@@ -138,16 +156,24 @@ class WorkerParts:
         return taken + self._write(folder, [*missing, *unlike], len(save.parts))
 
     def _wants(self, stretch: Stretch) -> bool:
-        """Whether it is not in the chief's own share already."""
+        """Returns whether a stretch is missing in the chief's own share.
+
+        Args:
+            stretch: stretch of another worker's share.
+        """
         return stretch.tensor.name not in self._unlike
 
     def _compare(
         self, step: int, found: Sequence[tuple[int, Part]]
     ) -> tuple[list[Part], list[Stretch]]:
-        """Compares what workers have written with the memory of the chief.
+        """Compares the files of other workers with the memory of the chief.
+
+        Args:
+            step: step of the save, for the log.
+            found: data files, with the index of the writing worker.
 
         Returns:
-            The data files with what is the same in both; and what is not.
+            The data files with the equal stretches; and the differing stretches.
         """
         wanted = [
             (worker, part.only([self._wants(each) for each in part.stretches]))
@@ -176,7 +202,12 @@ class WorkerParts:
         return taken, [stretch for _, stretch in unlike]
 
     def _remember(self, step: int, unlike: Sequence[tuple[int, Stretch]]) -> None:
-        """The chief writes these tensors from now on; says so."""
+        """Makes the chief write differing tensors from now on; logs a warning.
+
+        Args:
+            step: step of the save, for the log.
+            unlike: the differing stretches, with the worker.
+        """
         if not unlike:
             return
         names = sorted({stretch.tensor.name for _, stretch in unlike})
@@ -197,9 +228,14 @@ class WorkerParts:
         return deal(_whole(shared), self.world)
 
     def _write(self, folder: str, share: Sequence[Stretch], first: int) -> list[Part]:
-        """Writes data files by several threads; the first has this number.
+        """Writes data files with several threads.
 
-        Of small shares there are fewer files: the chief has to move all of them.
+        A small share gets fewer files, because the chief has to move every file.
+
+        Args:
+            folder: directory of the files.
+            share: stretches to write.
+            first: number in the name of the first file.
         """
         self.files.make_dirs(folder)
         size = sum(each.data.nbytes for each in share)
@@ -212,7 +248,11 @@ class WorkerParts:
 
 
 def _shared(tensors: Iterable[DenseTensor]) -> list[DenseTensor]:
-    """What is dealt out, in the order of all workers."""
+    """Returns the tensors to partition, in the same order on every worker.
+
+    Args:
+        tensors: tensors of a save.
+    """
     return sorted(
         (each for each in tensors if each.is_replicated), key=lambda each: each.name
     )
@@ -226,13 +266,20 @@ def _whole(tensors: Iterable[DenseTensor]) -> list[Stretch]:
 
 
 class _UnfitError(Exception):
-    """A share cannot be used; says why."""
+    """Says why a share cannot be used."""
 
 
 def _description(
     step: int, world: int, shared: Sequence[DenseTensor], parts: Iterable[Part]
 ) -> dict[str, Any]:
-    """What a worker says of its share, JSON-able."""
+    """Returns the description of a worker's share, JSON-able.
+
+    Args:
+        step: step of the save.
+        world: number of workers.
+        shared: the partitioned tensors.
+        parts: data files of the share.
+    """
     kinds = [(each.name, each.dtype, each.shape) for each in shared]
     return {
         "step": step,
@@ -258,16 +305,16 @@ def _fitting(
     expected: dict[str, Any],
     shared: Sequence[DenseTensor],
 ) -> list[Part]:
-    """The data files of a worker's share.
+    """Returns the data files of a worker's share, checked against its description.
 
     Args:
-        folder: where they are.
-        share: what is to be in them.
-        expected: what the chief would say, but for the files.
-        shared: what is dealt out.
+        folder: directory of the files.
+        share: the expected stretches.
+        expected: the description that the chief would write, without files.
+        shared: the partitioned tensors.
 
     Raises:
-        _UnfitError: they are not there, or they are of something else.
+        _UnfitError: the files are missing, or belong to something else.
     """
     try:
         path = os.path.join(folder, _DESCRIPTION)
@@ -289,10 +336,15 @@ def _fitting(
 
 
 def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) -> Part:
-    """One data file, as it was described.
+    """Returns a data file by its description.
+
+    Args:
+        folder: directory of the file.
+        told: description of the file.
+        by_name: the partitioned tensors by name.
 
     Raises:
-        _UnfitError: it has not the size that it is to have.
+        _UnfitError: the file does not have the described size.
     """
     stretches = [
         Stretch(tensor=by_name[name], start=start, rows=rows)
@@ -313,7 +365,12 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
 
 
 def _covered(stretches: Iterable[Stretch]) -> dict[str, list[tuple[int, int]]]:
-    """From which row to which, by the name of the tensor; what adjoins is joined."""
+    """Returns the ranges of rows in stretches, by tensor name; adjacent ranges are
+    joined.
+
+    Args:
+        stretches: stretches of any tensors.
+    """
     found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for each in sorted(stretches, key=lambda each: each.start):
         name, start, shape = each.tensor.name, each.start, each.tensor.shape

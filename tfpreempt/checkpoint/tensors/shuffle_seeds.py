@@ -1,15 +1,16 @@
-"""Adds to a dataset iterator's state how many seeds its shuffles have drawn.
+"""Adds the number of seeds drawn by its shuffles to a dataset iterator's state.
 
-A shuffle draws a seed for each pass over its input, from a generator that all iterators
-of a dataset share. TensorFlow saves the generator's count with the shuffle's own state.
-A shuffle has no state before it is first read, nor after its last element was taken,
-even if that element still waits in a batch or a prefetch above it. A restored iterator
-then draws seeds of earlier passes again, and later epochs have another order.
+A shuffle draws a seed for each pass over its input, from a generator shared by all
+iterators of a dataset. TensorFlow saves the generator's count with the shuffle's own
+state. A shuffle has no state before its first read, nor after its last element was
+taken, even if the element still waits in a batch or a prefetch above the shuffle. A
+restored iterator then draws seeds of earlier passes again, and later epochs have
+another order.
 
-So each shuffle gets a *probe*: an iterator over the shuffle alone, which is never read.
-The state of the probe holds the count at any time, and restoring a state with another
-count sets the generator. The counts are appended to the iterator's state under names
-that TensorFlow does not read, so TensorFlow restores such a state too.
+So every shuffle gets a *probe*: an iterator over the shuffle alone, never read. The
+state of the probe holds the count at any time, and restoring a state with another count
+sets the generator. The counts are appended to the iterator's state under names unknown
+to TensorFlow, so TensorFlow restores such a state too.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ DRAWS_SEEDS = "_tfpreempt_draws_seeds"
 
 
 def parts(*datasets: Any) -> Iterator[Any]:
-    """Datasets and all datasets that they are built of."""
+    """Yields datasets and, recursively, their input datasets.
+
+    Args:
+        datasets: the datasets.
+    """
     for dataset in datasets:
         yield dataset
         yield from parts(*dataset._inputs())
 
 
 def reshuffles(node: Any) -> bool:
-    """Whether a dataset draws a new seed for each of its iterators."""
+    """Returns whether a dataset draws a new seed for every iterator over the dataset.
+
+    Args:
+        node: the dataset.
+    """
     if hasattr(node, DRAWS_SEEDS):
         return True
     if isinstance(node, seams.random_op._RandomDataset):
@@ -49,7 +58,11 @@ def reshuffles(node: Any) -> bool:
 
 
 def seeds_of(*datasets: Any) -> ShuffleSeeds:
-    """Returns the counts of the shuffles in datasets; the first dataset keeps them."""
+    """Returns the counts of the shuffles in datasets, stored on the first dataset.
+
+    Args:
+        datasets: the datasets.
+    """
     first = datasets[0]
     if not hasattr(first, SEEDS):
         setattr(first, SEEDS, ShuffleSeeds(datasets))
@@ -58,13 +71,13 @@ def seeds_of(*datasets: Any) -> ShuffleSeeds:
 
 
 class ShuffleSeeds:
-    """The counts of the seeds that the shuffles of datasets have drawn.
+    """The counts of the seeds drawn by the shuffles of datasets.
 
     Args:
-        datasets: built of the shuffles.
+        datasets: datasets with the shuffles.
 
     Attributes:
-        probes: a probe for each shuffle that draws a new seed for each pass.
+        probes: a probe for every shuffle with a new seed for each pass.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -76,10 +89,13 @@ class ShuffleSeeds:
         )
 
     def add_to(self, serialize: Callable[[], Any]) -> Any:
-        """A state with the counts of the same moment appended.
+        """Returns a state with the counts of the same moment appended.
 
-        A thread of tf.data may begin the next pass between two reads; then both are
-        read again.
+        A thread of tf.data may begin the next pass between two reads; then state and
+        counts are read again.
+
+        Args:
+            serialize: function that returns an iterator's state.
         """
         if self._held is not None:
             return self._with_counts(serialize(), self._held)
@@ -92,12 +108,12 @@ class ShuffleSeeds:
             before = after
 
     def hold(self) -> None:
-        """Lets states hold the present counts until `release`, whatever is drawn."""
+        """Makes states hold the present counts until `release`, despite later draws."""
         if self._held is None:
             self._held = self._read()
 
     def release(self) -> None:
-        """Lets states hold the counts of the moment of the save again."""
+        """Makes states hold the counts at the moment of the save again."""
         self._held = None
 
     @property
@@ -106,11 +122,20 @@ class ShuffleSeeds:
         return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
-        """Appends the counts in serialized probes to a state of the same moment."""
+        """Appends the counts in serialized probes to a state of the same moment.
+
+        Args:
+            state: an iterator's state.
+            probe_states: states of the probes.
+        """
         return self._with_counts(state, [_find(each)[1] for each in probe_states])
 
     def restore(self, state: Any) -> None:
-        """Sets the counts that a state holds; without counts in it does nothing."""
+        """Sets the counts from a state; does nothing for a state without counts.
+
+        Args:
+            state: an iterator's state.
+        """
         if not self.probes:
             return
         found = [Element(each) for each in state[-len(self.probes) :]]
@@ -122,10 +147,14 @@ class ShuffleSeeds:
         return [probe.read()[1] for probe in self.probes]
 
     def _with_counts(self, state: Any, elements: Sequence[Element]) -> Any:
-        """Appends counts, except to a symbolic state that has counts of its own.
+        """Appends counts, except to a symbolic state with counts of its own.
 
-        A symbolic state has the counts at the last element that was taken. A probe
-        also counts the seeds of elements that were read ahead.
+        A symbolic state has the counts at the last taken element. A probe also counts
+        the seeds of elements read ahead.
+
+        Args:
+            state: an iterator's state.
+            elements: elements with the counts.
         """
         if self._is_symbolic and any(Element(each).has_count for each in state):
             return state
@@ -133,25 +162,31 @@ class ShuffleSeeds:
 
 
 class _Probe:
-    """An iterator over one shuffle that is never read. Making it changes no count."""
+    """A never-read iterator over one shuffle. Making a probe changes no count."""
 
     def __init__(self, node: Any) -> None:
         self._iterator = iter(node)
         _, before = self.read()
         self._iterator = iter(node)
         _, after = self.read()
-        self.set(max(0, 2 * before.count - after.count))  # both draw as many
+        # both iterators draw equally many
+        self.set(max(0, 2 * before.count - after.count))
 
     @property
     def resource(self) -> Any:
         return self._iterator._iterator_resource
 
     def read(self) -> tuple[int, Element]:
-        """The element with the count, and its index in the probe's state."""
+        """Returns the index of the element with the count in the probe's state, and the
+        element."""
         return _find(self._state())
 
     def set(self, count: int) -> None:
-        """Sets the count of the generator that all iterators of the shuffle share."""
+        """Sets the count of the generator shared by the iterators of the shuffle.
+
+        Args:
+            count: number of drawn seeds.
+        """
         state = self._state()
         index, element = _find(state)
         changed = _replaced(state, index, [element.with_count(count)])
@@ -162,10 +197,11 @@ class _Probe:
 
 
 class Element:
-    """One element of an iterator's state: some values by name.
+    """An element of an iterator's state: some values by name.
 
-    As tensorflow/core/data/serialization_utils.cc writes it: a VariantTensorDataProto
-    whose metadata are a prefix and the names, and whose tensor is a CompressedElement.
+    The format is defined in tensorflow/core/data/serialization_utils.cc: a
+    VariantTensorDataProto whose metadata are a prefix and the names, and whose tensor
+    is a CompressedElement.
 
     Args:
         variant: a scalar of a state.
@@ -184,7 +220,13 @@ class Element:
         self._index = counts[0] if counts else -1
 
     def numbers(self, name: bytes, kind: bytes) -> list[int]:
-        """The values of a name where the element is of an iterator of this kind."""
+        """Returns the value of a name, in a list; empty for an element of other
+        iterators.
+
+        Args:
+            name: name of the value.
+            kind: end of the prefix of the iterator.
+        """
         if not self.prefix.endswith(kind) or name not in self.names:
             return []
         return [int(self._values()[self.names.index(name)])]
@@ -198,7 +240,11 @@ class Element:
         return int(self._values()[self._index])
 
     def with_count(self, count: int) -> Any:
-        """The variant with another count."""
+        """Returns the variant with another count.
+
+        Args:
+            count: the new count.
+        """
         values = list(self._values())
         values[self._index] = tf.constant(count, tf.int64)
         compressed = tf.raw_ops.CompressElement(components=values)
@@ -208,7 +254,11 @@ class Element:
         return self._variant()
 
     def named(self, prefix: bytes) -> Any:
-        """The variant under another prefix."""
+        """Returns the variant under another prefix.
+
+        Args:
+            prefix: the new prefix.
+        """
         self._data.metadata = _SEPARATOR.join([prefix, *self.names])
         return self._variant()
 
@@ -234,8 +284,13 @@ class Element:
 
 
 def _find(state: Any) -> tuple[int, Element]:
-    """The element with the count in a probe's state, and its index."""
-    # One of the first elements; the slots of the shuffle's buffer come behind it.
+    """Returns the index of the element with the count in a probe's state, and the
+    element.
+
+    Args:
+        state: state of a probe.
+    """
+    # Among the first elements; the slots of the shuffle's buffer follow.
     for index in range(len(state)):
         element = Element(state[index])
         if element.has_count:
@@ -244,7 +299,12 @@ def _find(state: Any) -> tuple[int, Element]:
 
 
 def _appended(state: Any, elements: Sequence[Element]) -> Any:
-    """A state with the counts of shuffles behind its elements."""
+    """Returns a state with the counts of shuffles behind its elements.
+
+    Args:
+        state: an iterator's state.
+        elements: elements with the counts.
+    """
     if not elements:
         return state
     counts = [
@@ -255,7 +315,13 @@ def _appended(state: Any, elements: Sequence[Element]) -> Any:
 
 
 def _replaced(state: Any, start: int, elements: Sequence[Any]) -> Any:
-    """A state with other elements from an index on, which may be behind its end."""
-    # Of the ops that join tensors, this one takes variants.
+    """Returns a state with other elements from an index on; the index may be the end.
+
+    Args:
+        state: an iterator's state.
+        start: first index to replace.
+        elements: new elements.
+    """
+    # Among the ops for joining tensors, dynamic_stitch accepts variants.
     indices = [tf.range(len(state)), tf.range(start, start + len(elements))]
     return tf.dynamic_stitch(indices, [state, tf.stack(elements)])

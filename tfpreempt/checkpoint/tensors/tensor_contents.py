@@ -1,9 +1,10 @@
-"""What TensorFlow does in a save.
+"""TensorFlow's part in a save.
 
-On every worker the save reads what needs all workers (`gather.py`); the chief
-then writes, in one of three forms: a directory of our own, the user's own
-CheckpointManager, or whatever a save_fn does. Into a directory of our own the others
-write a share each of what all hold, where that is large (`replica_parallel.py`).
+On every worker, a save reads the values that need all workers (`gather.py`). Then the
+chief writes in one of three forms: a directory of tfpreempt's own, the user's
+CheckpointManager, or the files of a save_fn. Into a directory of tfpreempt's own, the
+other workers write shares of the large tensors held by all workers
+(`replica_parallel.py`).
 """
 
 from __future__ import annotations
@@ -69,22 +70,30 @@ class DirectoryRequiredError(
     errors.ConfigurationError,
     tf.errors.InvalidArgumentError,  # type: ignore[misc]  # TensorFlow is untyped
 ):
-    """A checkpoint was passed without a directory."""
+    """Error: a checkpoint was passed without a directory."""
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
 
 def is_checkpoint(given: Any) -> bool:
-    """Returns whether an object is a Checkpoint or CheckpointManager of TensorFlow."""
+    """Returns whether an object is a Checkpoint or CheckpointManager of TensorFlow.
+
+    Args:
+        given: any object.
+    """
     return isinstance(given, tf.train.Checkpoint | tf.train.CheckpointManager)
 
 
 def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -> None:
     """Checks that a Checkpoint has a directory; a CheckpointManager has its own.
 
+    Args:
+        given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
+        checkpoint_dir: the directory, if given.
+
     Raises:
-        DirectoryRequiredError: a Checkpoint has none.
+        DirectoryRequiredError: a Checkpoint has no directory.
     """
     if isinstance(given, tf.train.Checkpoint) and not checkpoint_dir:
         raise DirectoryRequiredError(
@@ -95,7 +104,7 @@ def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -
 
 
 def attach_counter(given: Any) -> Any:
-    """Attaches the variables that a save counts by to the user's checkpoint.
+    """Attaches the counters of a save to the user's checkpoint.
 
     Args:
         given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
@@ -106,7 +115,7 @@ def attach_counter(given: Any) -> Any:
     checkpoint = getattr(given, "checkpoint", given)
 
     def make() -> Any:
-        _ = checkpoint.save_counter  # made as it is asked for
+        _ = checkpoint.save_counter  # made by this access
         if hasattr(checkpoint, COUNTER):
             return None
         return tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
@@ -117,11 +126,15 @@ def attach_counter(given: Any) -> Any:
 
 
 def own_place(given: Any) -> tuple[str | None, str]:
-    """Returns the directory of a CheckpointManager, or None for a Checkpoint; and the
-    beginning of the names of TensorFlow's files there.
+    """Returns the directory of a CheckpointManager, and the beginning of the names of
+    TensorFlow's files there. The directory is None for a Checkpoint.
+
+    Args:
+        given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
 
     Raises:
-        UnsupportedVersionError: this TensorFlow lacks a name that a manager rests on.
+        UnsupportedVersionError: this TensorFlow lacks a private name needed for
+            managers.
     """
     if not isinstance(given, tf.train.CheckpointManager):
         return None, layout.PAYLOAD
@@ -143,12 +156,13 @@ def make_contents(
 
     Args:
         given: the Checkpoint or CheckpointManager.
-        save_fn: see `open_directory`.
-        cluster: see `open_directory`.
-        io_device: see `open_directory`.
+        save_fn: function of the user that saves; see `open_directory`.
+        cluster: the workers; see `open_directory`.
+        io_device: device for TensorFlow's files; see `open_directory`.
         files: the file operations, under the lease if there is one.
-        is_shared: whether all workers see the directory.
-        is_second: see `open_directory`.
+        is_shared: whether every worker sees the directory.
+        is_second: whether the Checkpoint is saved in a first directory too; see
+            `open_directory`.
 
     Raises:
         ConfigurationError: the position of an iterator cannot be saved.
@@ -188,7 +202,7 @@ def make_contents(
 
 
 def saving() -> contextlib.AbstractContextManager[None]:
-    """Returns the context in which TensorFlow's own handler saves."""
+    """Returns TensorFlow's context for a save by its preemption handler."""
     context: contextlib.AbstractContextManager[None]
     context = seams.checkpoint_context.preemption_save_context()
     return context
@@ -196,25 +210,25 @@ def saving() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(eq=False)
 class _Tracked(Contents):
-    """What all forms do with one tf.train.Checkpoint.
+    """The common part of every form of contents: one tf.train.Checkpoint.
 
     Args:
         checkpoint: the user's checkpoint.
         cluster: the workers; the chief writes.
         options: tf.train.CheckpointOptions for TensorFlow's files, or None.
-        states: States of the checkpoint's objects that each worker saves itself.
+        states: States of the checkpoint's objects, saved by each worker itself.
     """
 
     checkpoint: Any
     cluster: Cluster
     options: Any
     states: Sequence[State] = dataclasses.field()
-    # The prefix that was restored, and a function that returns the names of variables
-    # that no object has yet; None once `warn_of_unrestored` was called.
+    # The restored prefix, and a function for the names of variables without an object
+    # so far; None after a call of `warn_of_unrestored`.
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
-    # The numeric tensors of the commit that `read_ahead` was given last.
+    # The numeric tensors of the commit last passed to `read_ahead`.
     _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
     # The keys and specifications of the last save.
     _known: ObjectGraph = dataclasses.field(default_factory=ObjectGraph, init=False)
@@ -258,7 +272,7 @@ class _Tracked(Contents):
         return held_bytes(self.checkpoint)
 
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
-        self._ahead = None  # before memory is taken for others
+        self._ahead = None  # before new memory is allocated
         if self.options is None:
             with _without_collection():
                 self._ahead = bundle_reader.read_ahead(prefix)
@@ -306,10 +320,11 @@ class _Tracked(Contents):
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Python collects no garbage in the body, which makes objects for each tensor.
+    """Stops Python's garbage collection in the body, which makes objects for every
+    tensor.
 
-    Python would take them for a reason to look through all objects of the program: 0.2
-    seconds in a program that has imported TensorFlow, while training waits.
+    The many new objects would trigger a collection over all objects of the program: 0.2
+    seconds in a program with TensorFlow imported, during a pause of the training.
     """
     is_enabled = gc.isenabled()
     gc.disable()
@@ -322,11 +337,16 @@ def _without_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """As TensorFlow's own handler saves; its errors become SaveError.
+    """Saves in the body as TensorFlow's own handler does; TensorFlow's errors become
+    SaveError.
 
     TensorFlow's save calls `logging.info()`, which sets up a program's logging: a root
-    logger without handlers gets a handler there, and all later lines have another form
-    than the lines before. In the body it has the handler that Python uses in that case.
+    logger without handlers gets a handler there, and later lines look different from
+    earlier lines. So in the body a root logger without handlers has Python's own
+    default handler (`logging.lastResort`).
+
+    Args:
+        what: name of the written thing, for the error.
     """
     last = None if logging.root.handlers else logging.lastResort
     if last is not None:
@@ -348,10 +368,14 @@ def _writing(what: str) -> Iterator[None]:
 
 
 def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `tf.train.CheckpointManager.save` by name, as far as given.
+    """Returns the given arguments of `tf.train.CheckpointManager.save` by name.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
 
     Raises:
-        ConfigurationError: it has no such arguments.
+        ConfigurationError: `save` has no such arguments.
     """
     manager_save = inspect.signature(tf.train.CheckpointManager.save)
     try:
@@ -365,21 +389,25 @@ def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 
 def _whole_number(value: Any) -> int:
-    """A number, or the value of a variable or tensor."""
+    """Returns a number, or the value of a variable or tensor, as an int.
+
+    Args:
+        value: the number, variable or tensor.
+    """
     return int(value.numpy() if hasattr(value, "numpy") else value)
 
 
 @dataclasses.dataclass(eq=False)
 class _OwnContents(_Tracked):
-    """A tf.train.Checkpoint in a directory of our own per commit.
+    """A tf.train.Checkpoint, with a directory of tfpreempt's own for every commit.
 
     Args:
-        files: the file operations, for what TensorFlow does not write.
-        worker_parts: how the workers write a share each; None where the chief writes
-            all.
+        files: the file operations for the files not written by TensorFlow.
+        worker_parts: the writing of a share by each worker; None if the chief writes
+            everything.
         counts_saves: whether the checkpoint's `save_counter` counts its saves.
-        keeps_copies: whether the memory of asynchronous saves is kept for the next one,
-            which begins when that save is over.
+        keeps_copies: whether the memory of an asynchronous save is kept for the next
+            asynchronous save, which begins only after the end of the first.
     """
 
     files: Files
@@ -392,7 +420,7 @@ class _OwnContents(_Tracked):
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         if self.counts_saves:
-            _ = self.checkpoint.save_counter  # made here, so that `attach` finds it
+            _ = self.checkpoint.save_counter  # made here, for `attach` to find
         super().capture(save, *args, **kwargs)
 
     def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
@@ -423,8 +451,15 @@ class _OwnContents(_Tracked):
             save.number = _whole_number(arguments["checkpoint_number"])
 
     def _capture_large(self, save: Staged, prefix: str, read: Read) -> None:
-        """Lets TensorFlow write all tensors but the large ones; see `write`."""
-        # While training continues no worker but the chief has a copy of all tensors.
+        """Lets TensorFlow write the small tensors, and captures the large tensors for
+        `write`.
+
+        Args:
+            save: the save.
+            prefix: prefix of TensorFlow's files.
+            read: the read of the values.
+        """
+        # While training continues, only the chief has a copy of the tensors.
         parts = None if save.is_async else self.worker_parts
         large = LargeTensors(
             small_bytes=bundle_writer.SMALL_BYTES,
@@ -445,7 +480,8 @@ class _OwnContents(_Tracked):
         )
 
     def _replication(self) -> gather.IsReplicated:
-        """What says whether all workers hold the same of a variable, and know it."""
+        """Returns a predicate of a variable: whether all workers hold, and expect, the
+        same value."""
         world = self.worker_parts.world if self.worker_parts is not None else 1
         found = attached(self.checkpoint)
         differing = found.differing + found.own
@@ -472,7 +508,7 @@ class _OwnContents(_Tracked):
             save.tensors = ()
         elif save.tensors:
             threads = bundle_writer.THREADS
-            if save.is_async:  # the others are for training
+            if save.is_async:  # the other threads are for training
                 threads = max(1, threads // 2)
             save.sums = bundle_writer.add(
                 self.files,
@@ -493,9 +529,16 @@ class _OwnContents(_Tracked):
 
 @contextlib.contextmanager
 def _left_to_the_chief(step: int) -> Iterator[None]:
-    """A worker's share that cannot be had costs nothing else of its part.
+    """Logs instead of raising if this worker's share of the tensors cannot be written.
 
-    The chief finds no description of it, and writes it.
+    The rest of the worker's part is saved. The chief finds no description of the share,
+    and writes the share itself.
+
+    Args:
+        step: step of the save, for the log.
+
+    Raises:
+        LeaseLostError: the lease is lost.
     """
     try:
         yield
@@ -512,12 +555,12 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
 
 
 def _not_yet() -> None:
-    """Takes the place of a method of a CheckpointManager while it saves."""
+    """Does nothing, in place of a method of a CheckpointManager during a save."""
 
 
 @dataclasses.dataclass(eq=False)
 class _ManagerContents(_Tracked):
-    """The user's own CheckpointManager: files stay flat, under its own names.
+    """The user's own CheckpointManager: files stay flat, under the manager's names.
 
     Args:
         manager: the CheckpointManager.
@@ -527,7 +570,7 @@ class _ManagerContents(_Tracked):
     manager: Any
     files: Files
 
-    can_be_async = False  # it is the user's, and deletes on the main thread
+    can_be_async = False  # the user's manager deletes on the main thread
     needs_prefix = True
 
     def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
@@ -540,14 +583,16 @@ class _ManagerContents(_Tracked):
         if self.options is not None:
             arguments.setdefault("options", self.options)
         if "check_interval" not in arguments:
-            # A preemption must not be lost to the manager's interval, nor to a save of
-            # the user's own at this step, which nobody synced.
+            # The save at a preemption must not be skipped: neither because of the
+            # manager's interval, nor because of the user's own unsynced save at this
+            # step.
             arguments["check_interval"] = False
             if manager.checkpoint_interval is not None:
                 manager._last_checkpoint_step = None
         is_saved = True
         if self.cluster.is_chief:
-            # It deletes nothing yet: until our marker the old one is needed.
+            # The manager deletes nothing yet: until the marker is written, the old
+            # checkpoint is needed.
             kept, manager._max_to_keep = manager._max_to_keep, None
             manager._record_state = _not_yet
             try:
@@ -556,7 +601,7 @@ class _ManagerContents(_Tracked):
             finally:
                 manager._max_to_keep = kept
                 del manager._record_state
-        else:  # what `manager.save` counts
+        else:  # as `manager.save` does on the chief
             self._count_step()
             checkpoint.save_counter.assign_add(1)
         save.prefix, save.is_empty = prefix, not is_saved
@@ -571,10 +616,11 @@ class _ManagerContents(_Tracked):
                 self._record_state()
 
     def _forget_others(self) -> None:
-        """Takes what lies elsewhere out of what the manager would delete.
+        """Removes checkpoints of other directories from the manager's list for
+        deletion.
 
-        The manager believes TensorFlow's `checkpoint` file, which other users may be
-        able to write, and the file can name checkpoints of any directory.
+        The manager trusts TensorFlow's `checkpoint` file. Other users may be able to
+        write the file, and the file can name checkpoints of any directory.
         """
         own = os.path.dirname(os.path.abspath(self.manager._prefix))
         for prefix in list(self.manager._maybe_delete):
@@ -591,8 +637,11 @@ class _ManagerContents(_Tracked):
                 )
 
     def _record_state(self) -> None:
-        """What the manager does, who syncs nothing: after a loss of power its state may
-        be empty, and then no manager can be made in this directory any more.
+        """Writes the manager's `checkpoint` file durably; the manager itself syncs
+        nothing.
+
+        Without a sync the file may be empty after a power loss, and then no manager can
+        be made in this directory any more.
         """
         manager = self.manager
 
@@ -614,7 +663,12 @@ class _ManagerContents(_Tracked):
             manager._last_checkpoint_step = _whole_number(manager._step_counter)
 
     def restored(self, candidate: Entry) -> None:
-        """As `manager.restore_or_initialize` does, also for an older checkpoint."""
+        """Updates the manager as `manager.restore_or_initialize` does, also for an
+        older checkpoint.
+
+        Args:
+            candidate: the restored checkpoint.
+        """
         self._count_step()
         manager = self.manager
         if not self.cluster.is_chief or candidate.prefix is None:
@@ -630,10 +684,11 @@ class _ManagerContents(_Tracked):
 
 @dataclasses.dataclass(eq=False)
 class _SaveFnContents(_Tracked):
-    """A save_fn, called on every worker; the path that it returns gets a manifest.
+    """A save_fn, called on every worker; the path returned by the save_fn gets a
+    manifest.
 
     Args:
-        save_fn: the user's function.
+        save_fn: function of the user for a save.
     """
 
     save_fn: Callable[..., Any]

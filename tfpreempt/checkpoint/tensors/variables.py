@@ -3,10 +3,10 @@
 The read of a variable that is reduced across workers needs all workers at once.
 
 A tf.train.Checkpoint does not track every variable of a Keras 3 model: neither layers
-and optimizers in lists and dicts, nor metrics and seed generators. These are found in
-Python's attributes. Layers and optimizers become part of the Checkpoint, under a path
-such as `m.blocks[0]`; metrics and seed generators differ between workers, and each
-worker saves its own.
+and optimizers in lists and dicts, nor metrics and seed generators. Such objects are
+found in Python's attributes. Layers and optimizers become part of the Checkpoint, under
+a path such as `m.blocks[0]`. Metrics and seed generators differ between workers, and
+each worker saves its own.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ _Trackable: Any = _base.Trackable
 
 
 def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-    """Every object that a checkpoint reaches, with its path, in a fixed order.
+    """Returns every object reachable from a checkpoint, with its path, in a fixed
+    order.
 
     The order and the paths are those of TensorFlow's own save, so they are the same on
     all workers and after a restart.
+
+    Args:
+        checkpoint: the checkpoint.
     """
     objects, edges = _walk(checkpoint)
     return list(zip(paths(edges), objects, strict=True))
@@ -47,7 +51,11 @@ Edges = list[list[tuple[str, int]]]
 
 
 def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
-    """Returns the objects in TensorFlow's order, and their children."""
+    """Returns the objects in TensorFlow's order, and their children.
+
+    Args:
+        checkpoint: the checkpoint.
+    """
     view = checkpoint._saver._graph_view
     objects = [view.root]
     numbers = {id(view.root): 0}
@@ -64,10 +72,14 @@ def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
 
 
 def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
-    """The names and children of an object, as `view.list_children` returns them.
+    """Returns the names and children of an object, as `view.list_children` does.
 
     Variables, and layers and optimizers of Keras 3, have TensorFlow's own list of
     children. The list is read directly, as the call takes ten times as long.
+
+    Args:
+        view: TensorFlow's view of the object graph.
+        obj: the object.
     """
     kind: Any = type(obj)
     own = getattr(obj, "__dict__", {})
@@ -82,18 +94,19 @@ def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
     return found
 
 
-_LIST = "_self_unconditional_checkpoint_dependencies"  # an attribute of each object
+_LIST = "_self_unconditional_checkpoint_dependencies"  # an attribute of the objects
 _LISTING = frozenset({"Trackable", "AutoTrackable", "TFLayer"})
 """Classes of TensorFlow and Keras that save the children in TensorFlow's own list."""
 
 
 @functools.cache
 def _has_list_of_children(kind: type, method: Any) -> bool:
-    """Whether all classes that define the children of a class are in `_LISTING`.
+    """Returns whether every class that defines the children of a class is in
+    `_LISTING`.
 
     Args:
         kind: the class.
-        method: its `_trackable_children`, which a program may replace later.
+        method: the class's `_trackable_children`, which a program may replace later.
     """
     methods = (
         *("_trackable_children", "_maybe_initialize_trackable"),
@@ -108,9 +121,13 @@ def _has_list_of_children(kind: type, method: Any) -> bool:
 
 
 def paths(edges: Edges) -> list[str]:
-    """Returns the path of each object, by the first of its parents."""
+    """Returns the path of every object, by the first of its parents.
+
+    Args:
+        edges: names and numbers of the children, by object.
+    """
     found = [""]
-    for path, children in zip(found, edges, strict=False):  # both end with the objects
+    for path, children in zip(found, edges, strict=False):  # both end together
         for name, number in children:
             if number == len(found):
                 name = seams.trackable_utils.escape_local_name(name)
@@ -120,14 +137,14 @@ def paths(edges: Edges) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graph:
-    """The objects that a walk has found; a dropped object is not kept alive.
+    """The objects found by a walk; a dropped object is not kept alive.
 
     Attributes:
-        objects: in the order of the walk.
-        values: of each object, the variable in the attribute `_value`, as an object of
-            Keras has one; None for other objects.
-        edges: of each object, the names and numbers of its children.
-        holders: path and number of each object that may hold untracked objects.
+        objects: the objects, in the order of the walk.
+        values: variable in the attribute `_value`, by object, as Keras objects have;
+            None for other objects.
+        edges: names and numbers of the children, by object.
+        holders: path and number of every object that may hold untracked objects.
     """
 
     objects: list[weakref.ref[Any]]
@@ -136,7 +153,12 @@ class Graph:
     holders: list[tuple[str, int]]
 
     def is_same(self, objects: list[Any], edges: Edges) -> bool:
-        """Whether a later walk has found the same objects under the same names."""
+        """Returns whether a later walk has found the same objects under the same names.
+
+        Args:
+            objects: objects of the later walk.
+            edges: names and numbers of the children in the later walk, by object.
+        """
         return edges == self.edges and all(
             before() is now and (value and value()) is _inner(now)
             for before, value, now in zip(
@@ -146,16 +168,24 @@ class Graph:
 
 
 def _inner(obj: Any) -> Any:
-    """The variable in an object of Keras; None: a distributed variable has no other.
+    """Returns the variable in an object of Keras; None for other objects.
 
-    A distributed variable that is asked for an attribute that it lacks reads its value.
+    The attribute is looked up in `__dict__`, because a distributed variable reads its
+    value when asked for a missing attribute.
+
+    Args:
+        obj: any object.
     """
     inner = getattr(obj, "__dict__", {}).get("_value")
     return inner if isinstance(inner, tf.Variable) else None
 
 
 def distributed(obj: Any) -> Any | None:
-    """The distributed variable that an object is or wraps; or None."""
+    """Returns the distributed variable that an object is or wraps; or None.
+
+    Args:
+        obj: any object.
+    """
     for attribute in (None, "_value", "_variable"):
         candidate = obj if attribute is None else getattr(obj, attribute, None)
         if isinstance(candidate, seams.distribute_values.DistributedVariable):
@@ -164,7 +194,11 @@ def distributed(obj: Any) -> Any | None:
 
 
 def is_on_read(obj: Any) -> bool:
-    """Whether an object is, or wraps, a variable that is reduced when it is read."""
+    """Returns whether an object is, or wraps, a variable that is reduced when read.
+
+    Args:
+        obj: any object.
+    """
     variable = distributed(obj)
     return (
         variable is not None
@@ -173,10 +207,15 @@ def is_on_read(obj: Any) -> bool:
 
 
 def is_replicated(obj: Any, workers: int) -> bool:
-    """Whether an object is, or wraps, a variable that so many workers hold the same of.
+    """Returns whether an object is, or wraps, a variable with the same value on all
+    workers.
 
-    It is where MultiWorkerMirroredStrategy keeps its replicas equal, and they are on so
-    many workers. What only the first replica assigns is not taken for that.
+    True only where MultiWorkerMirroredStrategy keeps the replicas equal, with replicas
+    on so many workers. Variables assigned only by the first replica are not included.
+
+    Args:
+        obj: any object.
+        workers: number of workers.
     """
     variable = distributed(obj)
     if variable is None or is_on_read(variable):
@@ -191,7 +230,12 @@ def is_replicated(obj: Any, workers: int) -> bool:
 
 
 def local_parts(variable: Any) -> tuple[Any, ...]:
-    """The local tf.Variables of a variable of TensorFlow or Keras; none for others."""
+    """Returns the local tf.Variables of a variable of TensorFlow or Keras; else an
+    empty tuple.
+
+    Args:
+        variable: any object.
+    """
     found = distributed(variable)
     if found is not None:
         return tuple(found.values)
@@ -200,13 +244,17 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
 
 
 def device_prefixes() -> tuple[str, ...]:
-    """The prefixes of the names of this process's devices."""
+    """Returns the name prefixes of this process's devices."""
     host = seams.eager_context.context().host_address_space()
     return f"{host}/device:CPU:", f"{host}/device:GPU:"
 
 
 def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
-    """The shape of a variable of TensorFlow or Keras; None for other objects."""
+    """Returns the shape of a variable of TensorFlow or Keras; None for other objects.
+
+    Args:
+        obj: any object.
+    """
     is_variable = isinstance(obj, tf.Variable) or distributed(obj) is not None
     if not is_variable and not hasattr(type(obj), "_deferred_initialize"):
         return None
@@ -215,17 +263,22 @@ def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
 
 
 def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
-    """How many bytes the variables have that a checkpoint reaches, without reading any.
+    """Returns the bytes of the variables reachable from a checkpoint, without reading
+    any.
 
-    Those of unknown shape are left out.
+    Variables of unknown shape are left out.
+
+    Args:
+        checkpoint: the checkpoint.
     """
     sizes: dict[int, int] = {}
     for _, obj in walk(checkpoint):
         shape = variable_shape(obj)
         if shape is None or None in shape:
             continue
-        # A variable of Keras holds TensorFlow's. A distributed variable looks for an
-        # attribute that it lacks in its value, which all workers have to reduce.
+        # A variable of Keras holds TensorFlow's. A distributed variable looks for a
+        # missing attribute in its value, and the value may be a reduction across
+        # workers.
         inner = distributed(obj)
         if inner is None:
             inner = getattr(obj, "_value", None)
@@ -236,16 +289,27 @@ def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
 
 
 def plain_message(error: tf.errors.OpError) -> str:
-    """What an op's error says, without the names of ops and nodes."""
+    """Returns the message of an op's error, without the names of ops and nodes.
+
+    Args:
+        error: the error.
+    """
     return str(error.message).rpartition("}} ")[2].split(" [Op:")[0].strip()
 
 
 def out_of_scope(make: Callable[[], T]) -> T:
-    """Makes a variable of ours outside any strategy's scope that the caller is in.
+    """Makes a variable outside of the strategy's scope in which the caller may be.
 
     In the scope of MultiWorkerMirroredStrategy a variable is made by a broadcast from
-    worker 0, so all would have to make it at the same moment, and no wait of one worker
-    for another could come between. A scope belongs to the thread that entered it.
+    worker 0. Every worker would have to make the variable at the same moment, without a
+    wait for another worker in between. A scope belongs to the thread that entered it,
+    so another thread makes the variable.
+
+    Args:
+        make: function that makes the variable.
+
+    Returns:
+        The result of `make`.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()
@@ -255,11 +319,12 @@ NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")
 """What layers, optimizers and modules have; tf_keras' list of metrics, and its random
 generators."""
-_SETTINGS = ("._steps_per_execution",)  # variables that hold what a user has set
+_SETTINGS = ("._steps_per_execution",)  # variables with settings of the user
 
 
 class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
-    """One for each Checkpoint, as a child of it: the objects found by `attach`.
+    """The objects found by `attach`; a child of the Checkpoint, made once for each
+    Checkpoint.
 
     Main thread. Objects that the Checkpoint does not track are saved as children.
 
@@ -267,13 +332,12 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
         found: layers, optimizers and variables that the Checkpoint does not track, by
             path.
         own: path and variable of the metrics and generators, in a fixed order.
-        differing: path and variable, of those that the Checkpoint tracks, whose value
-            each replica assigns itself.
-        iterators: the dataset iterators that the Checkpoint tracks, by path; held
+        differing: path and variable of the tracked variables with a value assigned by
+            each replica itself.
+        iterators: the dataset iterators tracked by the Checkpoint, by path; held
             weakly, because an iterator that the program replaced has threads.
-        graph: the objects that the last `attach` has found. The next call keeps the
-            value if it finds the same objects. None if an object has no weak
-            references.
+        graph: the objects found by the last `attach`; kept by the next call if it finds
+            the same objects. None if an object does not support weak references.
     """
 
     def __init__(self) -> None:
@@ -290,10 +354,13 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
 
 
 def attach(checkpoint: tf.train.Checkpoint) -> Attached:
-    """Makes untracked objects part of a Checkpoint, and sorts the tracked ones.
+    """Makes untracked objects part of a Checkpoint, and sorts the tracked objects.
 
-    Called ahead of a save or a restore, on all workers. An object that an earlier call
-    found keeps the path of that call.
+    Called before a save or a restore, on all workers. An object found by an earlier
+    call keeps the path of the earlier call.
+
+    Args:
+        checkpoint: the Checkpoint.
     """
     if not hasattr(checkpoint, NAME):
         setattr(checkpoint, NAME, Attached())
@@ -310,7 +377,7 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     if graph is None:
         _sort(found, list(zip(paths(edges), objects, strict=True)))
         values = map(_inner, objects)
-        with contextlib.suppress(TypeError):  # of an object without weak references
+        with contextlib.suppress(TypeError):  # an object without weak references
             found.graph = Graph(
                 objects=[weakref.ref(each) for each in objects],
                 values=[each if each is None else weakref.ref(each) for each in values],
@@ -321,7 +388,11 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
 
 
 def attached(checkpoint: tf.train.Checkpoint) -> Attached:
-    """Returns what the last call of `attach` has found, earlier in the same save."""
+    """Returns the result of the last call of `attach`, earlier in the same save.
+
+    Args:
+        checkpoint: the Checkpoint.
+    """
     found: Attached = getattr(checkpoint, NAME)
     return found
 
@@ -333,7 +404,7 @@ def reached(
 
     Args:
         checkpoint: the checkpoint.
-        found: the result of `attach`, which was just called: its walk is used.
+        found: the result of the `attach` just before, whose walk is used.
     """
     if (graph := found.graph) is None:
         return _walk(checkpoint)
@@ -341,7 +412,12 @@ def reached(
 
 
 def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
-    """Path and number of each object that may hold untracked objects."""
+    """Returns path and number of every object that may hold untracked objects.
+
+    Args:
+        objects: the objects of a walk.
+        edges: names and numbers of the children, by object.
+    """
 
     def may_hold(obj: Any) -> bool:
         kind: type = type(obj)
@@ -357,7 +433,13 @@ def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
 def _attach_untracked(
     attached: Attached, objects: list[Any], holders: list[tuple[str, int]]
 ) -> bool:
-    """Finds the objects that the Checkpoint does not track; whether one is new."""
+    """Finds the objects that the Checkpoint does not track; returns whether one is new.
+
+    Args:
+        attached: receives the untracked objects.
+        objects: the objects of a walk.
+        holders: path and number of the objects to search.
+    """
     roots = {path: objects[number] for path, number in holders}
     before = set(map(id, objects))
     tracked = set(before)
@@ -365,7 +447,8 @@ def _attach_untracked(
     new: list[tuple[str, Any]] = []
 
     def leads_nowhere(value: Any) -> bool:
-        """Whether it is tracked (a holder is a root), or of no interest."""
+        """Returns whether a value is tracked (holders are roots already) or of no
+        interest."""
         kind: type = type(value)
         return id(value) in before or not _is_of_interest(kind)
 
@@ -374,7 +457,7 @@ def _attach_untracked(
             return True
         if not reach.is_container(value):
             return False
-        # A list of its own: another thread of the program may change the container.
+        # A copy: another thread of the program may change the container.
         items = list(value.values() if isinstance(value, dict) else value)
         return all(map(leads_nowhere, items))
 
@@ -405,7 +488,13 @@ def _attach_untracked(
 def _name(
     found: dict[str, Any], new: list[tuple[str, Any]], roots: dict[str, Any]
 ) -> None:
-    """Adds objects under names that no object has which is still there."""
+    """Adds objects under names that no existing object has.
+
+    Args:
+        found: objects by name; changed.
+        new: path and object of the new objects.
+        roots: objects to search for the existing objects, by path.
+    """
     places = reach.walk(roots, _may_hold, skips=lambda value: value is None)
     held = {id(place.value) for place in places if place.owner is not None}
     for path, value in new:
@@ -414,7 +503,12 @@ def _name(
 
 
 def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
-    """Finds the iterators, and the variables that differ between replicas."""
+    """Finds the iterators, and the variables that differ between replicas.
+
+    Args:
+        attached: receives the iterators and variables.
+        objects: path and object, from a walk.
+    """
     statistics = {
         id(variable)
         for _, layer in objects
@@ -436,7 +530,14 @@ def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
 
 @functools.cache
 def _is_own(kind: type) -> bool:
-    """Whether it is a worker's own: metrics count its rows, generators may differ."""
+    """Returns whether objects of a class are a worker's own: metrics and random
+    generators.
+
+    Metrics count the worker's rows, and generators may differ between workers.
+
+    Args:
+        kind: the class.
+    """
     is_metric = hasattr(kind, "reset_state") and hasattr(kind, "variables")
     is_seed = kind.__name__ == "SeedGenerator" and kind.__module__.startswith("keras.")
     return is_metric or is_seed or issubclass(kind, tf.random.Generator)
@@ -444,7 +545,13 @@ def _is_own(kind: type) -> bool:
 
 @functools.cache
 def _may_be_tracked(kind: type) -> bool:
-    """Whether it is a layer, optimizer, module or variable; lists are looked into."""
+    """Returns whether a class is a layer, optimizer, module or variable.
+
+    Trackable lists and dicts are not included: their items are searched instead.
+
+    Args:
+        kind: the class.
+    """
     if not issubclass(kind, seams.trackable_base.Trackable) or issubclass(
         kind, seams.data_structures.TrackableDataStructure
     ):
@@ -455,14 +562,22 @@ def _may_be_tracked(kind: type) -> bool:
 
 @functools.cache
 def _is_of_interest(kind: type) -> bool:
-    """Whether an object of this class may be untracked, or hold untracked objects."""
+    """Returns whether an object of a class may be untracked, or hold untracked objects.
+
+    Args:
+        kind: the class.
+    """
     holds = reach.may_be_container(kind) or _may_hold(kind)
     return holds or _is_own(kind) or _may_be_tracked(kind)
 
 
 @functools.cache
 def _may_hold(kind: type) -> bool:
-    """Whether attributes may hold variables: those of models, and of users' objects."""
+    """Returns whether attributes may hold variables: in models, and in users' objects.
+
+    Args:
+        kind: the class of the object with the attributes.
+    """
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
-        return False  # an old optimizer, whose slots TensorFlow finds by itself
+        return False  # an old optimizer: TensorFlow finds its slots
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)

@@ -1,11 +1,11 @@
-"""Metadata servers on the loopback interface that behave as the clouds' own do.
+"""Metadata servers on the loopback interface that behave as the servers of the clouds.
 
     with FakeGce() as fake:
         monkeypatch.setenv(...)  # each of fake.environment()
         fake.preempt()
 
-They are real HTTP servers with the traps of the real ones, so that any client can be
-tested against them, in this process or in another.
+The fakes are real HTTP servers with the pitfalls of the originals, so any client can be
+tested with them, in this process or in another process.
 
 _aws    the instance metadata service of Amazon EC2, version 2
 _azure  Azure's instance metadata service, with Scheduled Events

@@ -18,13 +18,17 @@ LONGEST_TTL_SECONDS = 21_600
 class FakeAws(FakeServer):
     """Serves tokens and `/latest/meta-data/`.
 
-    As the real one it answers 401 without a token and for one that has expired, 400
-    for a token without a lifetime, 403 for requests for one that were forwarded, and
-    404 for what there is nothing to say about, which is the normal state.
+    Like the real service, the fake answers
+
+    - 401 to requests without a token or with an expired token;
+    - 400 to token requests without a lifetime;
+    - 403 to forwarded token requests;
+    - 404 for missing entries, which is the normal case.
 
     Args:
-        longest_ttl: seconds; no token lives longer, whatever is asked for.
-        monotonic: the clock by which tokens expire.
+        longest_ttl: upper limit of a token's lifetime in seconds, even if a client
+            requests more.
+        monotonic: clock for the expiry of tokens.
     """
 
     headers = {"Content-Type": "text/plain", "Server": "EC2ws"}
@@ -51,11 +55,11 @@ class FakeAws(FakeServer):
     def interrupt(
         self, action: str = "terminate", at: datetime.datetime | None = None
     ) -> None:
-        """A Spot interruption is announced.
+        """Announces a Spot interruption.
 
         Args:
             action: "terminate", "stop" or "hibernate".
-            at: when; by default in two minutes.
+            at: time of the interruption; by default in two minutes.
         """
         text = _text_of(at, datetime.timedelta(minutes=2))
         self.set("spot/instance-action", {"action": action, "time": text})
@@ -63,31 +67,35 @@ class FakeAws(FakeServer):
             self.set("spot/termination-time", text)
 
     def recommend_rebalance(self, at: datetime.datetime | None = None) -> None:
-        """A rebalance recommendation is there since then; by default since now."""
+        """Publishes a rebalance recommendation.
+
+        Args:
+            at: time of the recommendation; by default now.
+        """
         notice = {"noticeTime": _text_of(at, datetime.timedelta(0))}
         self.set("events/recommendations/rebalance", notice)
 
     def set_lifecycle(self, state: str) -> None:
-        """Sets the Auto Scaling group's target, such as "Terminated"."""
+        """Sets the Auto Scaling group's target lifecycle state, e.g. "Terminated"."""
         self.set("autoscaling/target-lifecycle-state", state)
 
     def set(self, path: str, value: object) -> None:
         """Sets an entry.
 
         Args:
-            path: below `/latest/meta-data/`.
-            value: text, or what is sent as JSON.
+            path: path below `/latest/meta-data/`.
+            value: text, or a value to be sent as JSON.
         """
         with self.changed:
             self._entries[path.strip("/")] = value
 
     def remove(self, path: str) -> None:
-        """Takes an entry away; it is 404 from then on. Nothing if it is not there."""
+        """Removes an entry, if present; later requests for it are answered with 404."""
         with self.changed:
             self._entries.pop(path.strip("/"), None)
 
     def expire_tokens(self) -> None:
-        """All tokens that were handed out are refused from now on."""
+        """Revokes every token issued so far."""
         with self.changed:
             self._tokens.clear()
 
@@ -121,7 +129,7 @@ class FakeAws(FakeServer):
 
 
 def _text_of(at: datetime.datetime | None, ahead: datetime.timedelta) -> str:
-    """A time as EC2 writes it; by default so far ahead."""
+    """Formats a time in the way of EC2; by default the current time plus `ahead`."""
     when = datetime.datetime.now(datetime.timezone.utc) + ahead if at is None else at
     return when.astimezone(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -24,13 +24,13 @@ LEAST_SECONDS = {
 class FakeAzure(FakeServer):
     """Serves the machine's name and its Scheduled Events.
 
-    As the real one it answers 400 without `Metadata: true`, without an api-version,
-    and to requests that were forwarded. Events name the machines that they are for,
-    which may be others. An acknowledged event starts.
+    Like the real service, the fake answers 400 to requests without `Metadata: true` or
+    without an api-version, and to forwarded requests. An event names the affected
+    machines, which may be other machines. An acknowledged event starts.
 
     Args:
-        vm_name: this machine.
-        first_call_seconds: how long the first look at the events takes.
+        vm_name: name of this machine.
+        first_call_seconds: duration of the first request for the events.
     """
 
     headers = {"Content-Type": "application/json; charset=utf-8"}
@@ -48,7 +48,7 @@ class FakeAzure(FakeServer):
 
     @property
     def vm_name(self) -> str:
-        """The name of this machine, as events spell it."""
+        """Name of this machine, as spelled in events."""
         return self._vm_name
 
     def environment(self) -> dict[str, str]:
@@ -66,13 +66,13 @@ class FakeAzure(FakeServer):
 
         Args:
             kind: Preempt, Terminate, Reboot, Redeploy or Freeze.
-            resources: the machines that it is for; by default this one.
-            not_before: as it is sent: RFC 1123, ISO 8601 or empty; by default as soon
-                as this kind may start.
+            resources: names of the affected machines; by default this machine.
+            not_before: start time as sent to clients: RFC 1123, ISO 8601 or empty; by
+                default the earliest start of this kind of event.
             status: Scheduled or Started.
 
         Returns:
-            The event's id.
+            The id of the event.
         """
         identity = f"00000000-0000-4000-8000-{next(self._numbers):012d}"
         event: dict[str, object] = {
@@ -92,18 +92,22 @@ class FakeAzure(FakeServer):
         return identity
 
     def withdraw(self, identity: str) -> None:
-        """Takes an event away: it is over, or was called off."""
+        """Removes an event that has ended or was cancelled.
+
+        Args:
+            identity: id of the event.
+        """
         with self.changed:
             self._events.pop(identity, None)
             self._incarnation += 1
 
     def status(self, identity: str) -> str:
-        """An event's status; "" if it is not there."""
+        """Returns the status of an event; "" for an unknown event."""
         with self.changed:
             return str(self._events.get(identity, {}).get("EventStatus", ""))
 
     def set_document(self, text: str | None) -> None:
-        """What is sent instead of the document; None for the document itself."""
+        """Sets a text to send in place of the events document; None undoes that."""
         with self.changed:
             self._document = text
 

@@ -16,18 +16,21 @@ _CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 class FakeGce(FakeServer):
     """Serves `/computeMetadata/v1/` with hanging GETs.
 
-    As the real one it refuses requests without `Metadata-Flavor: Google` and those
-    that were forwarded, redirects a directory without "/", has content hashes for
-    etags, answers 404 for entries that are not there, and 400 for a wait on a
-    directory that is not recursive.
+    Like the real server, the fake
+
+    - refuses requests without `Metadata-Flavor: Google`, and forwarded requests;
+    - redirects a directory without a trailing "/";
+    - uses hashes of the content as ETags;
+    - answers 404 for missing entries;
+    - answers 400 to a wait on a directory without `recursive=true`.
 
     Args:
-        longest_hang: seconds after which a hanging GET is answered at the latest,
-            whatever its `timeout_sec` says.
-        is_camel_case: whether recursive answers spell names in camelCase; else they
-            have the dashes of their paths.
-        hides_directory: answers 403 for `instance/` itself, as a proxy that conceals
-            it does.
+        longest_hang: longest duration of a hanging GET in seconds, even if
+            `timeout_sec` is larger.
+        is_camel_case: whether recursive replies spell names in camelCase; otherwise
+            names have dashes, as in paths.
+        hides_directory: whether `instance/` itself is answered with 403, as by a proxy
+            for metadata concealment.
     """
 
     headers = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -48,7 +51,7 @@ class FakeGce(FakeServer):
 
     @property
     def hanging(self) -> int:
-        """The number of GETs that wait for a change, also of clients that are gone."""
+        """Number of waiting GETs, including GETs of disconnected clients."""
         return self._hanging
 
     def environment(self) -> dict[str, str]:
@@ -59,14 +62,14 @@ class FakeGce(FakeServer):
         }
 
     def preempt(self) -> None:
-        """`instance/preempted` becomes TRUE."""
+        """Sets `instance/preempted` to TRUE."""
         self.set("instance/preempted", "TRUE")
 
     def set(self, path: str, value: object) -> None:
-        """Sets an entry, and answers those who wait for it.
+        """Sets an entry, and answers the requests waiting for the entry.
 
         Args:
-            path: below the root, such as "instance/maintenance-event".
+            path: path below the root, such as "instance/maintenance-event".
             value: text, a number, or a dict, which becomes a directory.
         """
         *folders, name = path.strip("/").split("/")
@@ -78,7 +81,7 @@ class FakeGce(FakeServer):
             self.changed.notify_all()
 
     def remove(self, path: str) -> None:
-        """Takes an entry away; it is 404 from then on. Nothing if it is not there."""
+        """Removes an entry, if present; later requests for it are answered with 404."""
         folder, _, name = path.strip("/").rpartition("/")
         with self.changed:
             (self._find(folder) or {}).pop(name, None)
@@ -123,7 +126,10 @@ class FakeGce(FakeServer):
         return Reply(headers=headers, body=body.encode())
 
     def _hang(self, path: str, request: Request) -> None:
-        """Until the entry is another than the client has, or than it was just now."""
+        """Waits until the ETag of the entry differs from the client's `last_etag`.
+
+        Without a `last_etag`, waits until the entry changes.
+        """
         known = request.query.get("last_etag", _etag(self._find(path)))
         asked = request.query.get("timeout_sec", "")
         seconds = float(asked) if asked.isdigit() else self._longest_hang
@@ -160,7 +166,10 @@ def _etag(value: Any) -> str:
 
 
 def _camel(value: Any, is_attributes: bool = False) -> Any:
-    """Names as recursive answers have them; those of attributes are the user's own."""
+    """Converts names to camelCase, as in recursive replies.
+
+    Attribute names stay the same, because users choose the names.
+    """
     if not isinstance(value, dict):
         return value
     return {
