@@ -122,7 +122,7 @@ class LeaseDirectory:
         return leaving
 
     def take(self, holder: Holder) -> str | None:
-        """Takes the lease unless another process holds the lease.
+        """Takes the lease if the lease is free.
 
         Args:
             holder: record of the calling process.
@@ -148,13 +148,12 @@ class LeaseDirectory:
         return holder.token if self._read(holder.token, _HOLDER) is not None else None
 
     def end(self, token: str, root: str | None = None) -> None:
-        """Ends a lease if the lease still exists: its holder can commit nothing from
+        """Ends a lease if the lease still exists: the holder can commit nothing from
         now on.
 
         Args:
             token: token of the lease.
-            root: directory around the lease; by default the place of a lease in
-                use.
+            root: directory around the lease; by default the place of a lease in use.
 
         Raises:
             OSError: error of the file system.
@@ -180,9 +179,6 @@ class LeaseDirectory:
     def has(self, token: str) -> bool:
         """Returns whether a lease still exists.
 
-        Args:
-            token: token of the lease.
-
         Raises:
             OSError: the answer is unknown. NFS may miss a file for a moment; or the
                 directory is unmounted or moved for a while, and the present content of
@@ -201,10 +197,6 @@ class LeaseDirectory:
     def beat(self, token: str, count: int) -> None:
         """Renews a lease.
 
-        Args:
-            token: token of the lease.
-            count: number of the heartbeat.
-
         Raises:
             FileNotFoundError: the lease was ended, or the directory is missing.
             OSError: error of the file system.
@@ -214,11 +206,7 @@ class LeaseDirectory:
 
     def way(self, token: str) -> str:
         """Returns a new path inside a lease, by which a file can be moved to its final
-        name.
-
-        Args:
-            token: token of the lease.
-        """
+        name."""
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
 
     def sweep(self) -> None:
@@ -340,9 +328,6 @@ class FencedFiles:
 
         Yields the path to use: the path inside the lease, or `path` if no lease
         applies.
-
-        Args:
-            path: path of the file.
         """
         with self._lease.moving() as way:
             try:

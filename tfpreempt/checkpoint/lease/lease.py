@@ -1,10 +1,10 @@
 """Allows one run per directory: the chief holds and renews the directory's lease.
 
-A second start waits for the holder's grace period, plus a margin, and no longer. The
-second start takes the lease over at once if the holder provably ended, or if the lease
-has not been renewed for the expiry time. Otherwise the start is refused. No two clocks
-are compared: the waiting process adds up the time between its own polls while the
-holder's counter does not change (`lease_timeouts.py`).
+A second start waits for the holder to exit, up to the holder's grace period, the expiry
+time and a margin. The second start takes the lease over at once if the holder provably
+ended, or if the lease has not been renewed for the expiry time. Otherwise the start is
+refused. No two clocks are compared: the waiting process adds up the time between its
+own polls while the holder's counter does not change (`lease_timeouts.py`).
 
 The files of a lease, and the fence against a holder that was only suspended:
 `directory_lease.py`.
@@ -55,7 +55,7 @@ class Place(Protocol):
         ...
 
     def take(self, holder: Holder) -> str | None:
-        """Takes the lease if nothing has changed since the last poll.
+        """Takes the lease if nothing has changed since the last `look`.
 
         Returns the token of the lease; None if another process was faster.
         """
@@ -66,7 +66,7 @@ class Place(Protocol):
         ...
 
     def end(self, token: str) -> None:
-        """Ends a lease: its holder can commit nothing from now on."""
+        """Ends a lease: the holder can commit nothing from now on."""
         ...
 
     def beat(self, token: str, count: int) -> None:
@@ -159,14 +159,13 @@ class Lease:
         return tenure.token if tenure is not None and is_mine else None
 
     def acquire(self, where: str | Place) -> None:
-        """Takes the lease; waits up to the holder's grace period and expiry for the
-        holder.
+        """Takes the lease; waits for the holder to exit, up to the limit of `Patience`.
 
         A lease taken before is kept unchanged.
 
         Args:
-            where: path of an existing checkpoint directory; or the storage of
-                another kind of lease.
+            where: path of an existing checkpoint directory; or the storage of another
+                kind of lease.
 
         Raises:
             DirectoryInUseError: the holder runs, and does not exit.
@@ -219,12 +218,7 @@ class Lease:
             return self._try(place, here, Patience(here, place.pace))
 
     def on_loss(self, call: Callable[[str], None]) -> None:
-        """Registers a function to be called with the reason when the lease is lost.
-
-        Args:
-            call: function to call, on any thread; called at once if the lease is
-                already lost.
-        """
+        """Registers a function to be called with the reason when the lease is lost."""
         with self._telling:
             self._on_loss = call
             lost = self._lost
@@ -301,14 +295,7 @@ class Lease:
             tenure.end()
 
     def _try(self, place: Place, here: Holder, patience: Patience) -> bool:
-        """Takes the lease unless another process holds the lease; returns whether that
-        succeeded.
-
-        Args:
-            place: storage of the lease.
-            here: record of the calling process.
-            patience: the wait so far, which decides whether the holder still counts.
-        """
+        """Takes the lease if possible; returns whether the lease was taken."""
 
         def why_over(found: Found) -> str | None:
             if mine := _of_this_process(found):
@@ -326,11 +313,7 @@ class Lease:
         return True
 
     def _lose(self, why: str = "") -> None:
-        """Marks the lease as lost, once and for good; any thread.
-
-        Args:
-            why: reason, for people; by default read from the lease's new holder.
-        """
+        """Marks the lease as lost, once and for good; any thread."""
         assert self._place is not None
         tenure = self._tenure
         is_forked = tenure is not None and tenure.process != os.getpid()
@@ -459,9 +442,6 @@ def _of_this_process(found: Found) -> Lease | None:
     None.
 
     The path may differ: two names can lead to one directory.
-
-    Args:
-        found: the lease as a poll found it.
     """
     if found.holder is None or found.holder.pid != os.getpid():
         return None

@@ -76,11 +76,7 @@ class Holder:
 
     def _is_running(self, here: Holder) -> bool:
         """Returns whether the process still runs; another process may have its pid by
-        now.
-
-        Args:
-            here: the asking process.
-        """
+        now."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -187,9 +183,6 @@ def from_json(data: bytes, token: str) -> Holder:
 def _started(pid: int) -> int | None:
     """Returns the start time of a process in clock ticks; None if the process is a
     zombie.
-
-    Args:
-        pid: process id.
 
     Raises:
         OSError: no such process, or the process is hidden.

@@ -68,11 +68,7 @@ class Patience:
 
     def why_over(self, found: Found) -> str | None:
         """Returns why a lease can be taken over, for people; None if the lease still
-        counts.
-
-        Args:
-            found: the lease as the last poll found it.
-        """
+        counts."""
         if self._last != (found.token, found.beat):
             self._last, self._silent = (found.token, found.beat), 0.0
         self.holder = found.holder

@@ -83,9 +83,6 @@ class StorePlace:
         """Takes the lease unless another process has taken the lease since the last
         `look`.
 
-        Args:
-            holder: record of the calling process.
-
         Returns:
             The token of the lease; None if another process was faster.
 
@@ -129,32 +126,21 @@ class StorePlace:
         return str(number)
 
     def end(self, token: str) -> None:
-        """Ends a lease: the lease counts as free from now on.
-
-        Args:
-            token: token of the lease.
-        """
+        """Ends a lease: the lease counts as free from now on."""
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:
-        """Returns whether a lease still counts: without an `.over`, and without a
-        higher number.
+        """Returns whether a lease still counts: without an `.over`, and with the
+        highest number.
 
-        A lease without any object still counts: only a lifecycle rule can have deleted
-        the objects.
-
-        Args:
-            token: token of the lease.
+        If no object is left, the lease still counts: only a lifecycle rule can have
+        deleted the objects.
         """
         names, number = self._names(), int(token)
         return _highest(names) in (0, number) and _name(number, _OVER) not in names
 
     def beat(self, token: str, count: int) -> None:
         """Renews a lease.
-
-        Args:
-            token: token of the lease.
-            count: number of the heartbeat.
 
         Raises:
             FileNotFoundError: the lease is over.
@@ -168,22 +154,12 @@ class StorePlace:
 
     def announce(self, token: str, folder: str) -> None:
         """Writes the name of the folder about to be marked; a later holder completes
-        the mark.
-
-        Args:
-            token: token of the lease.
-            folder: name of the commit's folder in the store.
-        """
+        the mark."""
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
         """Marks the folder named by an earlier holder, so that the earlier holder
-        cannot do so later.
-
-        Args:
-            data: content of the earlier holder's `.marking` object: the name of the
-                folder.
-        """
+        cannot do so later."""
         folder = data.decode("utf-8", "replace")
         if paths.why_unsafe(folder):
             return

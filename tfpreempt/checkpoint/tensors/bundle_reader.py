@@ -131,9 +131,6 @@ class ReadAhead:
 def read_ahead(prefix: str) -> ReadAhead | None:
     """Reads the numeric tensors of a checkpoint, and every byte between the tensors.
 
-    Args:
-        prefix: prefix of TensorFlow's files.
-
     Returns:
         The tensors and the sums of the files. None if the tensors are too few to
         justify the threads, or cannot be read: a verification of the files reports the
@@ -162,11 +159,7 @@ def read_ahead(prefix: str) -> ReadAhead | None:
 
 
 def _size(prefix: str) -> int:
-    """Returns the total size of the data files in bytes.
-
-    Args:
-        prefix: prefix of TensorFlow's files.
-    """
+    """Returns the total size of the data files in bytes."""
     return sum(map(os.path.getsize, glob.iglob(glob.escape(prefix) + ".data-*")))
 
 
@@ -246,11 +239,7 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
 
 @contextlib.contextmanager
 def _damage_told(path: str) -> Iterator[None]:
-    """Turns an OSError of the body into a CheckpointDamagedError.
-
-    Args:
-        path: prefix of TensorFlow's files, for the message.
-    """
+    """Turns an OSError of the body into a CheckpointDamagedError."""
     try:
         yield
     except OSError as error:
@@ -312,12 +301,7 @@ class _Index:
 
     def _slices(self, name: str, entry: Any) -> list[Any]:
         """Returns the entries of a tensor's slices; incomplete if a slice does not have
-        full rows.
-
-        Args:
-            name: name of the tensor.
-            entry: entry of the tensor in the index, a BundleEntryProto with slices.
-        """
+        full rows."""
         parts, rows = [], 0
         for extents in sorted(
             (each.extent for each in entry.slices), key=lambda each: each[0].start
@@ -397,11 +381,7 @@ def _read(
 
 def _gaps(stretches: Sequence[_Stretch]) -> list[_Part]:
     """Returns the bytes between stretches, and from the last stretch to the end of a
-    file.
-
-    Args:
-        stretches: stretches of any files.
-    """
+    file."""
     ends = [
         _Stretch(path=path, offset=os.path.getsize(path), size=0, crc32c=_UNKNOWN)
         for path in {each.path for each in stretches}
@@ -444,11 +424,8 @@ def _position(stretch: _Stretch) -> tuple[str, int]:
 
 
 def _read_job(job: Sequence[_Piece]) -> list[int]:
-    """Fills the memory of the pieces; returns the pieces' crc32c, in order. Any thread.
-
-    Args:
-        job: pieces of one file.
-    """
+    """Fills the memory of the pieces; returns the pieces' crc32c, in order. Any
+    thread."""
     path, crcs = job[0].stretch.path, []
     with reading.open_file(path) as file:
         for together in _neighbours(job):
@@ -467,24 +444,15 @@ def _read_job(job: Sequence[_Piece]) -> list[int]:
 
 
 def _fill(file: IO[bytes], memory: Sequence[_Bytes], offset: int) -> int:
-    """Reads from an offset on; returns the number of bytes, 0 at the end of the file.
-
-    Args:
-        file: the open file.
-        memory: buffers to fill, in order.
-        offset: first byte to read.
-    """
+    """Reads from an offset on; returns the number of bytes, 0 at the end of the
+    file."""
     # In the types of NumPy 1 an array is not a buffer.
     buffers: Any = memory
     return os.preadv(file.fileno(), buffers, offset)
 
 
 def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Yields groups of adjacent pieces, as large as the cache and one call allow.
-
-    Args:
-        job: pieces of one file, in order.
-    """
+    """Yields groups of adjacent pieces, as large as the cache and one call allow."""
     together: list[_Piece] = []
     size = 0
     for each in job:
@@ -504,12 +472,10 @@ def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
 
     Tensors share an allocation, which is freed with its last tensor. Small tensors
     share a small allocation, because a variable that is never assigned again keeps the
-    allocation. The memory has small pages, as TensorFlow's memory has: the kernel
-    clears large pages in a fifth of the time if large pages are available, and in seven
-    times the time if a virtual machine has given the memory back to its host.
-
-    Args:
-        sizes: sizes of the tensors in bytes.
+    allocation. The memory has small pages, as TensorFlow's memory has. The kernel
+    clears large pages in a fifth of the time if large pages are available. But clearing
+    takes seven times as long if a virtual machine has given the memory back to its
+    host.
     """
     spaces = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes]
     left, memory = sum(spaces), []
@@ -527,12 +493,7 @@ def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
 
 
 def _tensor(stored: _Stored, data: _Bytes) -> tf.Tensor:
-    """Returns a tensor in this memory, without a copy.
-
-    Args:
-        stored: type and shape of the tensor.
-        data: memory without any other user.
-    """
+    """Returns a tensor in this memory, without a copy."""
     is_bfloat16 = stored.dtype == tf.bfloat16  # a type unknown to NumPy
     kind = np.uint16 if is_bfloat16 else stored.dtype.as_numpy_dtype
     array = data.view(kind).reshape(stored.shape)

@@ -80,12 +80,7 @@ def add(
 
 
 def deal_to_threads(stretches: Sequence[Stretch], threads: int) -> list[list[Stretch]]:
-    """Returns a share for every thread, without empty shares.
-
-    Args:
-        stretches: stretches to write.
-        threads: number of threads.
-    """
+    """Returns a share for every thread, without empty shares."""
     return [share for share in deal(stretches, threads) if share]
 
 
@@ -161,11 +156,7 @@ def data_file(prefix: str, shard: int, count: int) -> str:
 
 
 def _read_index(prefix: str) -> tuple[dict[bytes, bytes], Any]:
-    """Returns TensorFlow's index entries by key, and the parsed header entry.
-
-    Args:
-        prefix: prefix of TensorFlow's files.
-    """
+    """Returns TensorFlow's index entries by key, and the parsed header entry."""
     with open(prefix + ".index", "rb") as file:
         index = dict(bundle.entries(file.read()))
     return index, seams.tensor_bundle.BundleHeaderProto.FromString(index[b""])
@@ -201,11 +192,6 @@ def _moved(files: Files, part: Part, path: str) -> Part:
     A file written by another machine may have vanished, or be out of reach of this
     machine.
 
-    Args:
-        files: the file operations.
-        part: the data file.
-        path: new path of the file.
-
     Returns:
         The data file at the new path.
     """
@@ -230,15 +216,7 @@ def _write_part(
     piece_bytes: int,
     check: Callable[[], None],
 ) -> Part:
-    """Writes and syncs one data file; in a thread of its own.
-
-    Args:
-        files: the file operations.
-        path: path of the file.
-        share: stretches of the file, in order.
-        piece_bytes: size of a piece in bytes.
-        check: function called between two pieces; raises to stop the write.
-    """
+    """Writes and syncs one data file; in a thread of its own."""
     whole = checksum.Sum()
     sums: list[int] = []
 
@@ -284,10 +262,6 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
     """Yields the key and the BundleEntryProto of every stretch in a data file.
 
     A BundleEntryProto says where some rows of a tensor, or its complete value, are.
-
-    Args:
-        part: the data file.
-        shard: number of the data file.
     """
     entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # by type and shape
     for stretch, offset, crc in zip(
@@ -307,11 +281,7 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
-    """Returns the entries of partitioned tensors, with a list of the slices, by key.
-
-    Args:
-        stretches: stretches of any tensors.
-    """
+    """Returns the entries of partitioned tensors, with a list of the slices, by key."""
     entries: dict[str, Any] = {}
     for stretch in sorted(stretches, key=lambda each: each.start):
         if stretch.rows is not None:
@@ -334,11 +304,7 @@ def _proto(tensor: DenseTensor, shape: tuple[int, ...]) -> Any:
 
 def _key(stretch: Stretch) -> bytes:
     """Returns the key of a stretch: the tensor's name, or for rows the key of the
-    slice.
-
-    Args:
-        stretch: the stretch.
-    """
+    slice."""
     name, axes = stretch.tensor.name, len(stretch.tensor.shape)
     if stretch.rows is None:
         return name.encode()
@@ -365,11 +331,7 @@ def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
 
 
 def _ordered(number: int) -> bytes:
-    """Returns a number encoded so that its first bits give the number of bytes.
-
-    Args:
-        number: a number from 0 on.
-    """
+    """Returns a number encoded so that its first bits give the number of bytes."""
     size = number.bit_length() // 7 + 1
     header = (0xFF00 >> size & 0xFF) << 8 * (size - 1)
     return (header | number).to_bytes(size, "big")

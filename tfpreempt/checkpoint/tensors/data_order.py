@@ -55,20 +55,12 @@ _WARNINGS = {
 
 
 def of_indices(indices: Any) -> int:
-    """Returns the fingerprint of indices in their order.
-
-    Args:
-        indices: the indices, as integers.
-    """
+    """Returns the fingerprint of indices in their order."""
     return checksum.extended(0, np.ascontiguousarray(indices, dtype="<i8"))
 
 
 def of_batch(batch: Any) -> int:
-    """Returns the fingerprint of the first numbers of every array in a batch.
-
-    Args:
-        batch: a nested structure of arrays.
-    """
+    """Returns the fingerprint of the first numbers of every array in a batch."""
     crc = 0
     for part in tf.nest.flatten(batch):
         if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
@@ -88,11 +80,7 @@ def with_permutation(dataset: tf.data.Dataset, indices: Any) -> tf.data.Dataset:
 
 
 def first_positions(size: int) -> range:
-    """Returns the positions in an epoch whose indices enter the fingerprint.
-
-    Args:
-        size: number of samples in the epoch.
-    """
+    """Returns the positions in an epoch whose indices enter the fingerprint."""
     return range(min(size, _FEW))
 
 
@@ -149,9 +137,6 @@ def check(saved: Order, here: Order, where: str) -> None:
 def parse(saved: Any) -> Order:
     """Returns the fingerprints in a commit.
 
-    Args:
-        saved: decoded JSON from the commit.
-
     Raises:
         ValueError: `saved` is something else.
     """
@@ -205,10 +190,6 @@ class OrderState(State):
 
 
 def of_iterator(iterator: Any) -> Order:
-    """Returns the fingerprints of the `tfpreempt.data` pipeline of an iterator.
-
-    Args:
-        iterator: an iterator with a `_dataset`.
-    """
+    """Returns the fingerprints of the `tfpreempt.data` pipeline of an iterator."""
     dataset: Iterable[Any] | None = iterator._dataset
     return {} if dataset is None else of_pipeline(dataset, has_seeds=False)

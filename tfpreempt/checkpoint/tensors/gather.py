@@ -103,9 +103,9 @@ class ObjectGraph:
     """The keys and specifications found by the last save of a checkpoint.
 
     Main thread. In every save, TensorFlow computes the keys, the specifications and the
-    graph of the objects. If `attach` has found the same objects as in the last save, a
-    save with an `ObjectGraph` reads the objects' values, and uses the keys and the
-    graph of the last save. An object dropped by the program is not kept alive.
+    graph of the objects. A save with an `ObjectGraph` uses the keys and the graph of
+    the last save, and reads only the values, if `attach` has found the same objects
+    again. An object dropped by the program is not kept alive.
     """
 
     def __init__(self) -> None:
@@ -169,12 +169,7 @@ class ObjectGraph:
 
     def _find(self, gathered: tuple[Any, ...], graph: Graph | None) -> _Known | None:
         """Returns the result of a search in the form to keep; None for an unsuitable
-        result.
-
-        Args:
-            gathered: the result of the checkpoint's saver.
-            graph: the objects found by `attach`.
-        """
+        result."""
         tensors, fed, savers, _ = gathered
         if graph is None or fed or savers:
             return None
@@ -221,12 +216,7 @@ class ObjectGraph:
 
 def _values(known: _Known, objects: Sequence[Any]) -> list[Value] | None:
     """Returns the values of plain variables; None if an object has another variable
-    now.
-
-    Args:
-        known: result of a search.
-        objects: the objects of the search, by number.
-    """
+    now."""
     found: list[Value] = []
     for (device, dtype), variables in known.variables.items():
         if (handles := _handles(variables, objects)) is None:
@@ -243,12 +233,7 @@ def _handles(
     variables: Sequence[_Variable], objects: Sequence[Any]
 ) -> list[tf.Tensor] | None:
     """Returns the handles of plain variables; None if an object has another variable
-    now.
-
-    Args:
-        variables: plain variables of one device and type.
-        objects: the objects of the search, by number.
-    """
+    now."""
     handles = []
     for each in variables:
         obj, variable = objects[each.number], each.variable()
@@ -332,11 +317,7 @@ def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _saves_itself(obj: Any) -> bool:
-    """Returns whether the class of an object defines how the object is saved.
-
-    Args:
-        obj: object in a checkpoint.
-    """
+    """Returns whether the class of an object defines how the object is saved."""
     base, own = seams.trackable_base.Trackable, type(obj)
     return bool(
         seams.saveable_object_util.trackable_has_serialize_to_tensor(obj)
@@ -353,10 +334,6 @@ def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
     """Returns the local variable whose memory is the value of an object; or None.
 
     A class of the program with its own serialization may save something else.
-
-    Args:
-        obj: object in a checkpoint.
-        here: name prefixes of the local devices.
     """
     parts = local_parts(obj)
     if not parts or is_on_read(obj):
@@ -454,11 +431,7 @@ def reading(
 
 def _evaluate(tensors: Any) -> Any:
     """Returns the values, in the same order, with tensors for values that may need
-    peers.
-
-    Args:
-        tensors: values by owner and key, from the checkpoint's saver.
-    """
+    peers."""
     evaluated = seams.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {
@@ -476,10 +449,6 @@ def _value(owner: Any, value: Any) -> Any:
     """Returns a tensor in place of a value that may need peers; else the value.
 
     Tensors, plain variables and mirrored variables are known to be local.
-
-    Args:
-        owner: owner of the value in the checkpoint's saver.
-        value: tensor, variable or SaveSpec.
     """
     if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return value
@@ -670,9 +639,6 @@ def _object(owner: Any) -> Any:
 
     The wrapper is recognized by type, because a distributed variable reads its value
     when asked for a missing attribute.
-
-    Args:
-        owner: owner of values in the checkpoint's saver.
     """
     converter = seams.saveable_object_util.SaveableCompatibilityConverter
     return owner.obj if isinstance(owner, converter) else owner
@@ -685,10 +651,6 @@ def _read(
 
     Values on another machine, or on a device of another kind, are left unread, and so
     is a variable without a value.
-
-    Args:
-        tensors: values by owner and name.
-        small_bytes: limit of a large tensor in bytes; see `LargeTensors`.
 
     Returns:
         The values by owner and name, with tensors for the read values; and owner, name
@@ -721,40 +683,23 @@ def _host_value(value: Any, here: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _is_dense(kind: tf.DType) -> bool:
-    """Returns whether a tensor of a type is nothing but its memory.
-
-    Args:
-        kind: type of a tensor.
-    """
+    """Returns whether a tensor of a type is nothing but its memory."""
     return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
 
 
 def _size(tensor: Any) -> int:
-    """Returns the bytes of a tensor, or of a variable of known shape.
-
-    Args:
-        tensor: tensor or variable.
-    """
+    """Returns the bytes of a tensor, or of a variable of known shape."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
 def _most(variable: Any) -> float:
-    """Returns the largest size of a variable in bytes; infinite with an open dimension.
-
-    Args:
-        variable: the variable.
-    """
+    """Returns the largest size of a variable in bytes; infinite with an open
+    dimension."""
     return math.inf if variable.shape.num_elements() is None else _size(variable)
 
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a tensor with its bytes: copied from a GPU, the same memory otherwise.
-
-    Args:
-        name: name of the tensor in the checkpoint.
-        tensor: the tensor.
-        is_replicated: whether every worker holds the same value.
-    """
+    """Returns a tensor with its bytes: copied from a GPU, the same memory otherwise."""
     try:
         array = np.asarray(tensor)
     except ValueError:  # such as a bfloat16 scalar, which NumPy cannot hold
@@ -764,13 +709,7 @@ def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor
 
 
 def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a tensor without its bytes: an array of the same size, a 0 repeated.
-
-    Args:
-        name: name of the tensor in the checkpoint.
-        tensor: the tensor.
-        is_replicated: whether every worker holds the same value.
-    """
+    """Returns a tensor without its bytes: an array of the same size, a 0 repeated."""
     data = np.broadcast_to(np.uint8(0), (_size(tensor),))
     return _dense(name, tensor, tuple(tensor.shape), data, is_replicated)
 

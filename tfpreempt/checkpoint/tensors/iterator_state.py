@@ -131,11 +131,7 @@ def pack(state: Any) -> list[bytes]:
 
 
 def unpack(parts: Sequence[bytes]) -> Any:
-    """Returns the state that `pack` was given.
-
-    Args:
-        parts: the result of `pack`.
-    """
+    """Returns the state that `pack` was given."""
     return tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
 
 
@@ -216,12 +212,7 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
 
 def _with_values(state: Any, call: Callable[[Any], None]) -> None:
-    """Calls a function with a state; TensorFlow restores remote tasks in a graph.
-
-    Args:
-        state: the state of an iterator, eager or symbolic.
-        call: function of the eager state.
-    """
+    """Calls a function with a state; TensorFlow restores remote tasks in a graph."""
     if tf.executing_eagerly():
         call(state)
         return
@@ -308,11 +299,7 @@ KEEP_SERVICE_OUT = (
 
 
 def reads_data_service(*datasets: Any) -> bool:
-    """Returns whether a pipeline reads elements from the tf.data service.
-
-    Args:
-        datasets: the pipelines.
-    """
+    """Returns whether a pipeline reads elements from the tf.data service."""
     return any(
         type(node).__name__.startswith("_DataServiceDataset")
         for node in parts(*datasets)
@@ -324,9 +311,6 @@ def reads_generator(*datasets: Any) -> bool:
     back.
 
     TensorFlow reports a generator only once the pipeline was read.
-
-    Args:
-        datasets: the pipelines.
     """
     return any(
         op.type == "GeneratorDataset"
@@ -343,9 +327,6 @@ def hidden_state(*datasets: Any) -> str | None:
     pipeline declares it unimportant. An iterator before its first read knows nothing of
     the operations behind a shuffle. So every function is checked by itself, in a
     pipeline that is never read.
-
-    Args:
-        datasets: the pipelines.
     """
     for options in (dataset.options() for dataset in datasets):
         policy = options.experimental_external_state_policy

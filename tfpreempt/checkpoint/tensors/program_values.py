@@ -59,11 +59,7 @@ def record() -> dict[str, Any]:
 
 
 def load(saved: Any) -> None:
-    """Sets TensorFlow's and Keras' generators to the states returned by `record`.
-
-    Args:
-        saved: result of `record`.
-    """
+    """Sets TensorFlow's and Keras' generators to the states returned by `record`."""
     if saved["tf_seed"] is not None and saved["tf_rng"] is not None:
         eager = seams.eager_context.context()
         eager._set_global_seed(saved["tf_seed"])
@@ -80,9 +76,6 @@ def reseed(seed: int) -> None:
 
     The global seed stays the same, because all workers have the same seed. The seed of
     Keras stays too, because layers draw the same numbers on every replica.
-
-    Args:
-        seed: new seed.
     """
     eager = seams.eager_context.context()
     if getattr(eager, "_rng", None) is not None:
@@ -161,12 +154,7 @@ def _load_generator(record: Any) -> None:
 
 
 def load_generator_record(generator: Any, record: Any) -> None:
-    """Sets a `tf.random.Generator` to a state returned by `generator_record`.
-
-    Args:
-        generator: the generator.
-        record: result of `generator_record`.
-    """
+    """Sets a `tf.random.Generator` to a state returned by `generator_record`."""
     _assign(generator, [decode(state) for state in record["states"]])
 
 
@@ -174,10 +162,6 @@ def _assign(generator: Any, states: list[Any]) -> None:
     """Assigns the states of a generator's replicas.
 
     With another number of replicas than saved, every replica gets the first state.
-
-    Args:
-        generator: the generator.
-        states: the saved states, by replica.
     """
     parts = local_parts(generator.state)
     if len(parts) != len(states):
@@ -190,9 +174,6 @@ def _checked(state: Any) -> Any:
     """Returns a saved state of a generator if the state is a vector.
 
     TensorFlow aborts the process for a list with more than 254 dimensions.
-
-    Args:
-        state: the saved state.
 
     Raises:
         ValueError: the state is not a vector.
@@ -236,11 +217,7 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
 
 def variables(value: Any) -> Sequence[Any]:
     """Returns the local tf.Variables of a variable, model, optimizer, metric or
-    generator.
-
-    Args:
-        value: any object; the result is empty for other kinds of objects.
-    """
+    generator."""
     if found := local_parts(value):
         return found
     if isinstance(value, type):
@@ -258,12 +235,7 @@ def variables(value: Any) -> Sequence[Any]:
 
 
 def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-    """Returns about `size` elements of a variable or tensor; None for other objects.
-
-    Args:
-        thing: any object.
-        size: number of elements.
-    """
+    """Returns about `size` elements of a variable or tensor; None for other objects."""
     if not isinstance(thing, tf.Variable | tf.Tensor):
         return None
     flat = tf.reshape(thing, [-1])
@@ -273,11 +245,7 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
 
 def restarts(iterator: Any) -> bool:
     """Returns whether a restarted run reads an object from the beginning: a dataset
-    iterator without a position in a commit.
-
-    Args:
-        iterator: any object.
-    """
+    iterator without a position in a commit."""
     found = _datasets(iterator)
     if not found or None in found:
         return False
@@ -303,11 +271,7 @@ def advice_on_iterators(unread: Mapping[str, Any]) -> str:
 
 
 def _datasets(iterator: Any) -> list[Any]:
-    """Returns the datasets below a dataset iterator; empty for other objects.
-
-    Args:
-        iterator: any object.
-    """
+    """Returns the datasets below a dataset iterator; empty for other objects."""
     if isinstance(iterator, tf.distribute.DistributedIterator):
         return [
             getattr(each, "iterator", each)._dataset for each in iterator._iterators
@@ -319,21 +283,13 @@ def _datasets(iterator: Any) -> list[Any]:
 
 def _begins_late(dataset: Any) -> bool:
     """Returns whether a dataset skips elements at the beginning: those of earlier
-    steps.
-
-    Args:
-        dataset: a dataset of a pipeline.
-    """
+    steps."""
     kind = type(dataset).__name__
     return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:
     """Returns whether TensorFlow made an iterator for a strategy: such an iterator
-    cannot be saved.
-
-    Args:
-        iterator: a dataset iterator.
-    """
+    cannot be saved."""
     is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
     return is_distributed and not isinstance(iterator, seams.trackable_base.Trackable)

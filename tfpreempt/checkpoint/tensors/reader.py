@@ -61,12 +61,7 @@ class Kind:
 
 
 def problem(here: Kind, saved: Kind | None) -> str | None:
-    """Returns the difference between two variables, for people; None if equal.
-
-    Args:
-        here: the variable in this program.
-        saved: the variable in the checkpoint; None if missing.
-    """
+    """Returns why a saved variable does not fit, for people; None if it fits."""
     if saved is None:
         return (
             f"the model has it with shape {here.shape} and type "
@@ -104,11 +99,7 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first of some names, and the number of further names, for people.
-
-    Args:
-        names: the names.
-    """
+    """Returns the first of some names, and the number of further names, for people."""
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
@@ -159,11 +150,7 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
 
 def called(variable: Any) -> str:
     """Returns the name given to a variable by Keras: layer and weight; else an empty
-    string.
-
-    Args:
-        variable: the variable.
-    """
+    string."""
     is_of_keras = hasattr(type(variable), "path")
     name = variable.path if is_of_keras else getattr(variable, "name", "")
     return str(name).partition(":")[0] if "/" in str(name) else ""
@@ -464,12 +451,7 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
 def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
     """Returns the plain variable to which a node of the checkpoint is restored; or
-    None.
-
-    Args:
-        position: TensorFlow's CheckpointPosition of the node.
-        here: name prefixes of the local devices.
-    """
+    None."""
     node, obj = position.object_proto, position.trackable
     reshards = getattr(position, "has_non_trivial_reshard_callback", lambda: False)
     if len(node.attributes) != 1 or reshards():
@@ -503,22 +485,14 @@ def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
 @functools.cache
 def _assigns(kind: type) -> bool:
     """Returns whether objects of a class are restored by an assignment, and nothing
-    else.
-
-    Args:
-        kind: the class.
-    """
+    else."""
     return kind.__module__.startswith(_CLASSES)
 
 
 @functools.cache
 def _is_plain(kind: Any) -> bool:
     """Returns whether a class of variables restores as TensorFlow's resource variables
-    do.
-
-    Args:
-        kind: the class.
-    """
+    do."""
     base = seams.resource_variable_ops.BaseResourceVariable
     return (
         issubclass(kind, base)
@@ -529,12 +503,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _read(coordinator: Any, targets: Sequence[_Target]) -> Any:
-    """Reads the values of all targets, in order, into host memory.
-
-    Args:
-        coordinator: coordinator of the restore.
-        targets: keys and variables.
-    """
+    """Reads the values of all targets, in order, into host memory."""
     device = coordinator.options.experimental_io_device or "cpu:0"
     with tf.init_scope(), tf.device(device):
         return seams.io_ops.restore_v2(

@@ -62,11 +62,7 @@ class WorkerParts:
         return bundle_writer.WORTH_BYTES * self.world
 
     def is_worth_it(self, tensors: Sequence[DenseTensor]) -> bool:
-        """Returns whether every worker has enough of these tensors to write.
-
-        Args:
-            tensors: tensors of a save.
-        """
+        """Returns whether every worker has enough of these tensors to write."""
         total = sum(each.data.nbytes for each in tensors if each.is_replicated)
         return total >= self.worth_bytes
 
@@ -156,21 +152,13 @@ class WorkerParts:
         return taken + self._write(folder, [*missing, *unlike], len(save.parts))
 
     def _wants(self, stretch: Stretch) -> bool:
-        """Returns whether a stretch is missing in the chief's own share.
-
-        Args:
-            stretch: stretch of another worker's share.
-        """
+        """Returns whether a stretch is missing in the chief's own share."""
         return stretch.tensor.name not in self._unlike
 
     def _compare(
         self, step: int, found: Sequence[tuple[int, Part]]
     ) -> tuple[list[Part], list[Stretch]]:
         """Compares the files of other workers with the memory of the chief.
-
-        Args:
-            step: step of the save, for the log.
-            found: data files, with the index of the writing worker.
 
         Returns:
             The data files with the equal stretches; and the differing stretches.
@@ -202,12 +190,7 @@ class WorkerParts:
         return taken, [stretch for _, stretch in unlike]
 
     def _remember(self, step: int, unlike: Sequence[tuple[int, Stretch]]) -> None:
-        """Makes the chief write differing tensors from now on; logs a warning.
-
-        Args:
-            step: step of the save, for the log.
-            unlike: the differing stretches, with the worker.
-        """
+        """Makes the chief write differing tensors from now on; logs a warning."""
         if not unlike:
             return
         names = sorted({stretch.tensor.name for _, stretch in unlike})
@@ -231,11 +214,6 @@ class WorkerParts:
         """Writes data files with several threads.
 
         A small share gets fewer files, because the chief has to move every file.
-
-        Args:
-            folder: directory of the files.
-            share: stretches to write.
-            first: number in the name of the first file.
         """
         self.files.make_dirs(folder)
         size = sum(each.data.nbytes for each in share)
@@ -248,11 +226,7 @@ class WorkerParts:
 
 
 def _shared(tensors: Iterable[DenseTensor]) -> list[DenseTensor]:
-    """Returns the tensors to partition, in the same order on every worker.
-
-    Args:
-        tensors: tensors of a save.
-    """
+    """Returns the tensors to partition, in the same order on every worker."""
     return sorted(
         (each for each in tensors if each.is_replicated), key=lambda each: each.name
     )
@@ -272,14 +246,7 @@ class _UnfitError(Exception):
 def _description(
     step: int, world: int, shared: Sequence[DenseTensor], parts: Iterable[Part]
 ) -> dict[str, Any]:
-    """Returns the description of a worker's share, JSON-able.
-
-    Args:
-        step: step of the save.
-        world: number of workers.
-        shared: the partitioned tensors.
-        parts: data files of the share.
-    """
+    """Returns the description of a worker's share, JSON-able."""
     kinds = [(each.name, each.dtype, each.shape) for each in shared]
     return {
         "step": step,
@@ -338,11 +305,6 @@ def _fitting(
 def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) -> Part:
     """Returns a data file by its description.
 
-    Args:
-        folder: directory of the file.
-        told: description of the file.
-        by_name: the partitioned tensors by name.
-
     Raises:
         _UnfitError: the file does not have the described size.
     """
@@ -366,11 +328,7 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
 
 def _covered(stretches: Iterable[Stretch]) -> dict[str, list[tuple[int, int]]]:
     """Returns the ranges of rows in stretches, by tensor name; adjacent ranges are
-    joined.
-
-    Args:
-        stretches: stretches of any tensors.
-    """
+    joined."""
     found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for each in sorted(stretches, key=lambda each: each.start):
         name, start, shape = each.tensor.name, each.start, each.tensor.shape

@@ -33,22 +33,15 @@ DRAWS_SEEDS = "_tfpreempt_draws_seeds"
 
 
 def parts(*datasets: Any) -> Iterator[Any]:
-    """Yields datasets and, recursively, their input datasets.
-
-    Args:
-        datasets: the datasets.
-    """
+    """Yields datasets and, recursively, their input datasets."""
     for dataset in datasets:
         yield dataset
         yield from parts(*dataset._inputs())
 
 
 def reshuffles(node: Any) -> bool:
-    """Returns whether a dataset draws a new seed for every iterator over the dataset.
-
-    Args:
-        node: the dataset.
-    """
+    """Returns whether a dataset draws a new seed for every iterator over the
+    dataset."""
     if hasattr(node, DRAWS_SEEDS):
         return True
     if isinstance(node, seams.random_op._RandomDataset):
@@ -58,11 +51,7 @@ def reshuffles(node: Any) -> bool:
 
 
 def seeds_of(*datasets: Any) -> ShuffleSeeds:
-    """Returns the counts of the shuffles in datasets, stored on the first dataset.
-
-    Args:
-        datasets: the datasets.
-    """
+    """Returns the counts of the shuffles in datasets, stored on the first dataset."""
     first = datasets[0]
     if not hasattr(first, SEEDS):
         setattr(first, SEEDS, ShuffleSeeds(datasets))
@@ -122,20 +111,11 @@ class ShuffleSeeds:
         return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
-        """Appends the counts in serialized probes to a state of the same moment.
-
-        Args:
-            state: an iterator's state.
-            probe_states: states of the probes.
-        """
+        """Appends the counts in serialized probes to a state of the same moment."""
         return self._with_counts(state, [_find(each)[1] for each in probe_states])
 
     def restore(self, state: Any) -> None:
-        """Sets the counts from a state; does nothing for a state without counts.
-
-        Args:
-            state: an iterator's state.
-        """
+        """Sets the counts from a state; does nothing for a state without counts."""
         if not self.probes:
             return
         found = [Element(each) for each in state[-len(self.probes) :]]
@@ -151,10 +131,6 @@ class ShuffleSeeds:
 
         A symbolic state has the counts at the last taken element. A probe also counts
         the seeds of elements read ahead.
-
-        Args:
-            state: an iterator's state.
-            elements: elements with the counts.
         """
         if self._is_symbolic and any(Element(each).has_count for each in state):
             return state
@@ -182,11 +158,7 @@ class _Probe:
         return _find(self._state())
 
     def set(self, count: int) -> None:
-        """Sets the count of the generator shared by the iterators of the shuffle.
-
-        Args:
-            count: number of drawn seeds.
-        """
+        """Sets the count of the generator shared by the iterators of the shuffle."""
         state = self._state()
         index, element = _find(state)
         changed = _replaced(state, index, [element.with_count(count)])
@@ -221,12 +193,7 @@ class Element:
 
     def numbers(self, name: bytes, kind: bytes) -> list[int]:
         """Returns the value of a name, in a list; empty for an element of other
-        iterators.
-
-        Args:
-            name: name of the value.
-            kind: end of the prefix of the iterator.
-        """
+        iterators."""
         if not self.prefix.endswith(kind) or name not in self.names:
             return []
         return [int(self._values()[self.names.index(name)])]
@@ -240,11 +207,7 @@ class Element:
         return int(self._values()[self._index])
 
     def with_count(self, count: int) -> Any:
-        """Returns the variant with another count.
-
-        Args:
-            count: the new count.
-        """
+        """Returns the variant with another count."""
         values = list(self._values())
         values[self._index] = tf.constant(count, tf.int64)
         compressed = tf.raw_ops.CompressElement(components=values)
@@ -254,11 +217,7 @@ class Element:
         return self._variant()
 
     def named(self, prefix: bytes) -> Any:
-        """Returns the variant under another prefix.
-
-        Args:
-            prefix: the new prefix.
-        """
+        """Returns the variant under another prefix."""
         self._data.metadata = _SEPARATOR.join([prefix, *self.names])
         return self._variant()
 
@@ -285,11 +244,7 @@ class Element:
 
 def _find(state: Any) -> tuple[int, Element]:
     """Returns the index of the element with the count in a probe's state, and the
-    element.
-
-    Args:
-        state: state of a probe.
-    """
+    element."""
     # Among the first elements; the slots of the shuffle's buffer follow.
     for index in range(len(state)):
         element = Element(state[index])
@@ -299,12 +254,7 @@ def _find(state: Any) -> tuple[int, Element]:
 
 
 def _appended(state: Any, elements: Sequence[Element]) -> Any:
-    """Returns a state with the counts of shuffles behind its elements.
-
-    Args:
-        state: an iterator's state.
-        elements: elements with the counts.
-    """
+    """Returns a state with the counts of shuffles behind its elements."""
     if not elements:
         return state
     counts = [
@@ -315,13 +265,8 @@ def _appended(state: Any, elements: Sequence[Element]) -> Any:
 
 
 def _replaced(state: Any, start: int, elements: Sequence[Any]) -> Any:
-    """Returns a state with other elements from an index on; the index may be the end.
-
-    Args:
-        state: an iterator's state.
-        start: first index to replace.
-        elements: new elements.
-    """
+    """Returns a state with other elements from an index on; the index may be the
+    end."""
     # Among the ops for joining tensors, dynamic_stitch accepts variants.
     indices = [tf.range(len(state)), tf.range(start, start + len(elements))]
     return tf.dynamic_stitch(indices, [state, tf.stack(elements)])

@@ -77,11 +77,7 @@ class DirectoryRequiredError(
 
 
 def is_checkpoint(given: Any) -> bool:
-    """Returns whether an object is a Checkpoint or CheckpointManager of TensorFlow.
-
-    Args:
-        given: any object.
-    """
+    """Returns whether an object is a Checkpoint or CheckpointManager of TensorFlow."""
     return isinstance(given, tf.train.Checkpoint | tf.train.CheckpointManager)
 
 
@@ -128,9 +124,6 @@ def attach_counter(given: Any) -> Any:
 def own_place(given: Any) -> tuple[str | None, str]:
     """Returns the directory of a CheckpointManager, and the beginning of the names of
     TensorFlow's files there. The directory is None for a Checkpoint.
-
-    Args:
-        given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
 
     Raises:
         UnsupportedVersionError: this TensorFlow lacks a private name needed for
@@ -344,9 +337,6 @@ def _writing(what: str) -> Iterator[None]:
     logger without handlers gets a handler there, and later lines look different from
     earlier lines. So in the body a root logger without handlers has Python's own
     default handler (`logging.lastResort`).
-
-    Args:
-        what: name of the written thing, for the error.
     """
     last = None if logging.root.handlers else logging.lastResort
     if last is not None:
@@ -370,10 +360,6 @@ def _writing(what: str) -> Iterator[None]:
 def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the given arguments of `tf.train.CheckpointManager.save` by name.
 
-    Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
-
     Raises:
         ConfigurationError: `save` has no such arguments.
     """
@@ -389,11 +375,7 @@ def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 
 def _whole_number(value: Any) -> int:
-    """Returns a number, or the value of a variable or tensor, as an int.
-
-    Args:
-        value: the number, variable or tensor.
-    """
+    """Returns a number, or the value of a variable or tensor, as an int."""
     return int(value.numpy() if hasattr(value, "numpy") else value)
 
 
@@ -452,13 +434,7 @@ class _OwnContents(_Tracked):
 
     def _capture_large(self, save: Staged, prefix: str, read: Read) -> None:
         """Lets TensorFlow write the small tensors, and captures the large tensors for
-        `write`.
-
-        Args:
-            save: the save.
-            prefix: prefix of TensorFlow's files.
-            read: the read of the values.
-        """
+        `write`."""
         # While training continues, only the chief has a copy of the tensors.
         parts = None if save.is_async else self.worker_parts
         large = LargeTensors(
@@ -533,9 +509,6 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
 
     The rest of the worker's part is saved. The chief finds no description of the share,
     and writes the share itself.
-
-    Args:
-        step: step of the save, for the log.
 
     Raises:
         LeaseLostError: the lease is lost.
@@ -664,11 +637,7 @@ class _ManagerContents(_Tracked):
 
     def restored(self, candidate: Entry) -> None:
         """Updates the manager as `manager.restore_or_initialize` does, also for an
-        older checkpoint.
-
-        Args:
-            candidate: the restored checkpoint.
-        """
+        older checkpoint."""
         self._count_step()
         manager = self.manager
         if not self.cluster.is_chief or candidate.prefix is None:

@@ -38,9 +38,6 @@ def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
 
     The order and the paths are those of TensorFlow's own save, so they are the same on
     all workers and after a restart.
-
-    Args:
-        checkpoint: the checkpoint.
     """
     objects, edges = _walk(checkpoint)
     return list(zip(paths(edges), objects, strict=True))
@@ -51,11 +48,7 @@ Edges = list[list[tuple[str, int]]]
 
 
 def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
-    """Returns the objects in TensorFlow's order, and their children.
-
-    Args:
-        checkpoint: the checkpoint.
-    """
+    """Returns the objects in TensorFlow's order, and their children."""
     view = checkpoint._saver._graph_view
     objects = [view.root]
     numbers = {id(view.root): 0}
@@ -76,10 +69,6 @@ def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
 
     Variables, and layers and optimizers of Keras 3, have TensorFlow's own list of
     children. The list is read directly, as the call takes ten times as long.
-
-    Args:
-        view: TensorFlow's view of the object graph.
-        obj: the object.
     """
     kind: Any = type(obj)
     own = getattr(obj, "__dict__", {})
@@ -172,20 +161,13 @@ def _inner(obj: Any) -> Any:
 
     The attribute is looked up in `__dict__`, because a distributed variable reads its
     value when asked for a missing attribute.
-
-    Args:
-        obj: any object.
     """
     inner = getattr(obj, "__dict__", {}).get("_value")
     return inner if isinstance(inner, tf.Variable) else None
 
 
 def distributed(obj: Any) -> Any | None:
-    """Returns the distributed variable that an object is or wraps; or None.
-
-    Args:
-        obj: any object.
-    """
+    """Returns the distributed variable that an object is or wraps; or None."""
     for attribute in (None, "_value", "_variable"):
         candidate = obj if attribute is None else getattr(obj, attribute, None)
         if isinstance(candidate, seams.distribute_values.DistributedVariable):
@@ -194,11 +176,7 @@ def distributed(obj: Any) -> Any | None:
 
 
 def is_on_read(obj: Any) -> bool:
-    """Returns whether an object is, or wraps, a variable that is reduced when read.
-
-    Args:
-        obj: any object.
-    """
+    """Returns whether an object is, or wraps, a variable that is reduced when read."""
     variable = distributed(obj)
     return (
         variable is not None
@@ -231,11 +209,7 @@ def is_replicated(obj: Any, workers: int) -> bool:
 
 def local_parts(variable: Any) -> tuple[Any, ...]:
     """Returns the local tf.Variables of a variable of TensorFlow or Keras; else an
-    empty tuple.
-
-    Args:
-        variable: any object.
-    """
+    empty tuple."""
     found = distributed(variable)
     if found is not None:
         return tuple(found.values)
@@ -250,11 +224,8 @@ def device_prefixes() -> tuple[str, ...]:
 
 
 def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
-    """Returns the shape of a variable of TensorFlow or Keras; None for other objects.
-
-    Args:
-        obj: any object.
-    """
+    """Returns the shape of a variable of TensorFlow or Keras; None for other
+    objects."""
     is_variable = isinstance(obj, tf.Variable) or distributed(obj) is not None
     if not is_variable and not hasattr(type(obj), "_deferred_initialize"):
         return None
@@ -267,9 +238,6 @@ def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
     any.
 
     Variables of unknown shape are left out.
-
-    Args:
-        checkpoint: the checkpoint.
     """
     sizes: dict[int, int] = {}
     for _, obj in walk(checkpoint):
@@ -289,11 +257,7 @@ def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
 
 
 def plain_message(error: tf.errors.OpError) -> str:
-    """Returns the message of an op's error, without the names of ops and nodes.
-
-    Args:
-        error: the error.
-    """
+    """Returns the message of an op's error, without the names of ops and nodes."""
     return str(error.message).rpartition("}} ")[2].split(" [Op:")[0].strip()
 
 
@@ -358,9 +322,6 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
 
     Called before a save or a restore, on all workers. An object found by an earlier
     call keeps the path of the earlier call.
-
-    Args:
-        checkpoint: the Checkpoint.
     """
     if not hasattr(checkpoint, NAME):
         setattr(checkpoint, NAME, Attached())
@@ -388,11 +349,7 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
 
 
 def attached(checkpoint: tf.train.Checkpoint) -> Attached:
-    """Returns the result of the last call of `attach`, earlier in the same save.
-
-    Args:
-        checkpoint: the Checkpoint.
-    """
+    """Returns the result of the last call of `attach`, earlier in the same save."""
     found: Attached = getattr(checkpoint, NAME)
     return found
 
@@ -412,12 +369,7 @@ def reached(
 
 
 def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
-    """Returns path and number of every object that may hold untracked objects.
-
-    Args:
-        objects: the objects of a walk.
-        edges: names and numbers of the children, by object.
-    """
+    """Returns path and number of every object that may hold untracked objects."""
 
     def may_hold(obj: Any) -> bool:
         kind: type = type(obj)
@@ -433,13 +385,8 @@ def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
 def _attach_untracked(
     attached: Attached, objects: list[Any], holders: list[tuple[str, int]]
 ) -> bool:
-    """Finds the objects that the Checkpoint does not track; returns whether one is new.
-
-    Args:
-        attached: receives the untracked objects.
-        objects: the objects of a walk.
-        holders: path and number of the objects to search.
-    """
+    """Finds the objects that the Checkpoint does not track; returns whether one is
+    new."""
     roots = {path: objects[number] for path, number in holders}
     before = set(map(id, objects))
     tracked = set(before)
@@ -488,13 +435,7 @@ def _attach_untracked(
 def _name(
     found: dict[str, Any], new: list[tuple[str, Any]], roots: dict[str, Any]
 ) -> None:
-    """Adds objects under names that no existing object has.
-
-    Args:
-        found: objects by name; changed.
-        new: path and object of the new objects.
-        roots: objects to search for the existing objects, by path.
-    """
+    """Adds objects under names that no existing object has."""
     places = reach.walk(roots, _may_hold, skips=lambda value: value is None)
     held = {id(place.value) for place in places if place.owner is not None}
     for path, value in new:
@@ -503,12 +444,7 @@ def _name(
 
 
 def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
-    """Finds the iterators, and the variables that differ between replicas.
-
-    Args:
-        attached: receives the iterators and variables.
-        objects: path and object, from a walk.
-    """
+    """Finds the iterators, and the variables that differ between replicas."""
     statistics = {
         id(variable)
         for _, layer in objects
@@ -534,9 +470,6 @@ def _is_own(kind: type) -> bool:
     generators.
 
     Metrics count the worker's rows, and generators may differ between workers.
-
-    Args:
-        kind: the class.
     """
     is_metric = hasattr(kind, "reset_state") and hasattr(kind, "variables")
     is_seed = kind.__name__ == "SeedGenerator" and kind.__module__.startswith("keras.")
@@ -548,9 +481,6 @@ def _may_be_tracked(kind: type) -> bool:
     """Returns whether a class is a layer, optimizer, module or variable.
 
     Trackable lists and dicts are not included: their items are searched instead.
-
-    Args:
-        kind: the class.
     """
     if not issubclass(kind, seams.trackable_base.Trackable) or issubclass(
         kind, seams.data_structures.TrackableDataStructure
@@ -562,22 +492,16 @@ def _may_be_tracked(kind: type) -> bool:
 
 @functools.cache
 def _is_of_interest(kind: type) -> bool:
-    """Returns whether an object of a class may be untracked, or hold untracked objects.
-
-    Args:
-        kind: the class.
-    """
+    """Returns whether an object of a class may be untracked, or hold untracked
+    objects."""
     holds = reach.may_be_container(kind) or _may_hold(kind)
     return holds or _is_own(kind) or _may_be_tracked(kind)
 
 
 @functools.cache
 def _may_hold(kind: type) -> bool:
-    """Returns whether attributes may hold variables: in models, and in users' objects.
-
-    Args:
-        kind: the class of the object with the attributes.
-    """
+    """Returns whether attributes may hold variables: in models, and in users'
+    objects."""
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
         return False  # an old optimizer: TensorFlow finds its slots
     return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
