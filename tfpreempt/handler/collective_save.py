@@ -3,11 +3,11 @@
 A common point is a place in the program reached by every worker.
 
 A save has three steps: the workers stage their parts, every worker is done, the chief
-writes the marker. In a round, the agreement controls the steps. Outside of a round the
-workers insert keys of their own to tell the chief that their parts are written. A
-periodic save may be asynchronous: once every worker has captured its part, training
-continues, and a thread does the rest of the save, including the keys. At most one
-asynchronous save runs at a time.
+writes the marker. In a round, the agreement controls the steps. Outside of a round,
+each worker inserts a key of its own to report its part to the chief. A periodic save
+may be asynchronous: once every worker has captured its part, training continues, and a
+thread does the rest of the save, including the keys. At most one asynchronous save runs
+at a time.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class CollectiveSaves:
                     self.begin(run, name, self._final)
             else:
                 self.save(run, because, stages)
-        except Exception as error:  # e.g. of a State, or of a thread's start
+        except Exception as error:  # e.g. from a State or a thread's start
             self.runs.fault(f"{because} save", error)
             if breaks_off(error, self.cluster.world):
                 raise
@@ -194,7 +194,8 @@ class CollectiveSaves:
 
     def _next_name(self, run: Run, because: str) -> str:
         """Returns the name of a save: equal on every worker, never used again."""
-        number = self.coordinator.state.round  # equal even after uneven steps
+        # Equal on every worker, even if the workers have made unequal numbers of steps.
+        number = self.coordinator.state.round
         if because != "finished":
             self._saves += 1
             number = self._saves
@@ -232,9 +233,10 @@ class CollectiveSaves:
         Waits first for an asynchronous save in progress.
 
         Args:
-            run: the run to save. name: name of the save; equal on every worker, and
-            never used again. may_miss: workers that have finished training and need not
-            participate in the save; the set grows.
+            run: the run to save.
+            name: name of the save; equal on every worker, and never used again.
+            may_miss: workers that have finished training and need not participate in
+                the save; the set grows.
 
         Raises:
             CheckpointError: this worker's part could not be captured.
@@ -286,8 +288,8 @@ class CollectiveSaves:
         """Waits for the asynchronous save before another save begins. Main thread.
 
         Under a notice, the asynchronous save is given up if a new save has time only
-        without it. The asynchronous save gets all the remaining time if a new save has
-        no time in any case, or its duration is unknown, or it would be of the same
+        without it. The asynchronous save gets all the remaining time if the new save
+        has no time in any case, or would take an unknown time, or would be of the same
         step. The asynchronous save has progressed further, and a commit of an older
         step is better than no commit.
         """
@@ -362,7 +364,8 @@ class CollectiveSaves:
             finally:
                 key = f"{self.prefix}/{name}/{self.cluster.worker}"
                 tell = functools.partial(self.runtime.insert, key, keys.encode(done))
-                answer(tell, min(timeout, 5.0))  # the process may end next
+                # Waits for the insert, because the process may end right afterwards.
+                answer(tell, min(timeout, 5.0))
             return None
         commit = None
         try:
@@ -583,7 +586,8 @@ class RoundSave:
     def _refuse(self, snapshots: Snapshots) -> None:
         """Counts a round in which some worker could not take a snapshot; on the chief.
 
-        After `TRIES` such rounds no worker takes snapshots any more.
+        A round interrupted by a commit is not counted. After `TRIES` counted rounds no
+        worker takes snapshots any more.
         """
         if snapshots.is_after_commit:
             snapshots.is_after_commit = False

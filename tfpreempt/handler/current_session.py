@@ -96,7 +96,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
 
 def _warn_of_others() -> None:
     """Warns if TF_CONFIG names workers that the program does not use."""
-    with contextlib.suppress(ConfigurationError):  # not tfpreempt's TF_CONFIG
+    with contextlib.suppress(ConfigurationError):  # TF_CONFIG of another program
         named = cluster_from_environment(os.environ)
         if named.world > 1:
             log.warning(

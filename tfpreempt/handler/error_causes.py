@@ -21,7 +21,8 @@ from tfpreempt.core.cluster import Cluster
 
 _SILENT = re.compile(
     r"stopped sending heartbeats\):(?:\s*/job:\w+/replica:\d+/task:\d+)+"
-    r"|Task /job:\w+/replica:\d+/task:\d+ heartbeat timeout"  # of itself, after SIGSTOP
+    # Message in a worker about its own timeout, after the worker was suspended:
+    r"|Task /job:\w+/replica:\d+/task:\d+ heartbeat timeout"
 )
 _TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
 _BROKEN_OFF = re.compile(
@@ -114,7 +115,8 @@ def is_before_all(error: BaseException) -> bool:
 
 def _has_acted(code: CodeType, at: int) -> bool:
     ops = list(dis.get_instructions(code))
-    here = max(op.offset for op in ops if op.offset <= at)  # `at` may be a cache
+    # `at` may be in the inline cache behind the instruction.
+    here = max(op.offset for op in ops if op.offset <= at)
     return any(
         "JUMP_BACKWARD" in op.opname
         or (op.offset < here and op.opname.startswith(_EFFECTS))

@@ -179,7 +179,7 @@ def end_now(exit: SystemExit) -> None:
     with contextlib.suppress(OutOfTimeError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
-    with contextlib.suppress(Exception):  # or the next start waits for expiry
+    with contextlib.suppress(Exception):  # then the next start waits until expiry
         call_within(RELEASE_LIMIT, lease.release_all)
     os._exit(_code(exit))
 
@@ -257,7 +257,8 @@ class LastExit(OwnedThread):
         found: Any = sys._current_exceptions().get(main.ident or 0)
         error = found[1] if isinstance(found, tuple) else found  # until Python 3.11
         while error is not None and error is not self.exit:
-            error = error.__context__  # error of a `finally` block
+            # A `finally` block may have raised another error during the exit.
+            error = error.__context__
         ended_main = getattr(self.exit, "has_ended_main", True)
         return error is self.exit or (not main.is_alive() and ended_main)
 
@@ -484,7 +485,7 @@ class ExitPath:
             left = deadlines.told - self.coordinator.clock.monotonic()
             limit = min(limit, max(0.05, left / 2))
 
-        # The process exits by the config of the oldest run.
+        # The config of the oldest run determines the exit code.
         code = runs[0].config.code(outcome is Outcome.COMMITTED, mirrored)
 
         def put_away() -> None:

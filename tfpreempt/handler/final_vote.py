@@ -69,7 +69,7 @@ class FinalVote:
     _ends: int = 0  # ends of training so far; equal on every worker
 
     def start(self) -> None:
-        """Begins the vote on one training, after the last step of this worker."""
+        """Begins the vote on the end of training, after the last step here."""
         self._ends += 1
 
     def run(self, failed: str) -> TrainingOutcome | None:

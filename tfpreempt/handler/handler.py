@@ -214,7 +214,7 @@ class PreemptionCheckpointHandler:
         if gate.flag or gate.busy or run.stop_at < 0:
             self._session.ready(run, "check()")
         if gate.bare == gate.started:
-            gate.bare += 1  # a bare step continues after this boundary
+            gate.bare += 1  # the step outside of run() continues
         self._session.boundary()
 
     @contextlib.contextmanager

@@ -145,7 +145,7 @@ def admit(
                 if not session.is_over(each)
             ],
         )
-        session.start_count += 1  # earlier failures are not counted
+        session.start_count += 1  # a start that failed above is not counted
         keys = f"tfpreempt/{session.incarnation}/start/{session.start_count}"
         agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
 

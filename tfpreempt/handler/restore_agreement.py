@@ -337,7 +337,7 @@ def _find_newest(
         instead=RESTORE_FALSE,
         copies=copies,
     ):
-        check_nothing_came(opened.path)  # includes imported commits
+        check_nothing_came(opened.path)  # now with commits from the mirror
         commit, tier = opened.newest(skipped.append, lost.append), "bucket"
     damaged = ""
     if lost and commit is None:
@@ -473,7 +473,7 @@ def agree_on_snapshot(
     if snapshots is not None:
         try:
             mine = "\n".join(snapshots.lacks(attempts))
-        except Exception as error:  # noqa: BLE001 - of a State, say; the others wait
+        except Exception as error:  # noqa: BLE001 - e.g. of a State; the peers wait
             mine = "\n".join(attempts)
             log.warning(
                 "tfpreempt: the snapshots in memory cannot be verified, so the newest "

@@ -233,7 +233,7 @@ class Session:
     def part(self, run: Run) -> None:
         """Closes a run, which no longer participates."""
         self.runs.kept.discard(run)
-        self.saves.wait()  # a save that is under way needs the lease
+        self.saves.wait()  # a save in progress needs the lease
         run.close()
 
     # --- boundaries ------------------------------------------------------------------
@@ -477,9 +477,9 @@ class Session:
         """Saves on every worker, at the same point of the program.
 
         Returns:
-            The directory of the commit on the chief. On the other workers the
-            checkpoint directory, as also for commits without a directory (flat files),
-            or if a save_fn left no files to commit.
+            The directory of the commit. The checkpoint directory instead on workers
+            other than the chief, for commits as flat files, and if a save_fn left no
+            files to commit.
 
         Raises:
             CheckpointError: the directory cannot be written, or a worker's part did not
@@ -501,11 +501,11 @@ class Session:
     def save_at_boundary(self, run: Run, stages: Stages) -> None:
         """Makes a periodic save at a boundary; the next interval is already counted.
 
-        In a single process, the count is reduced during the save: a notice that arrives
-        during the save is then handled before another step, with this very commit. With
-        several workers the count stays. A worker that has not come so far could
-        otherwise be directed to stop at this boundary, and would not participate in the
-        save for which this worker waits.
+        In a single process, the count is reduced during the save. A notice that arrives
+        during the save is then handled before another step, and the process exits with
+        this commit. With several workers the count stays. A worker that has made fewer
+        steps could otherwise be directed to stop at this boundary, and would not
+        participate in the save, for which this worker waits.
         """
         is_alone = self.cluster.world == 1
         self.gate.started -= is_alone

@@ -233,7 +233,7 @@ class Snapshots:
             captured.capture()
         except errors.CollectiveReadError:
             raise
-        except Exception as error:  # noqa: BLE001 - of a State, say; training goes on
+        except Exception as error:  # noqa: BLE001 - e.g. of a State; training continues
             self._failed(error)
             return False
         self._captured = captured, permit, self.parent
@@ -351,13 +351,14 @@ class Snapshots:
             self.expect(self.directory.contents.held_bytes())
         if self._is_too_large():
             return False
-        added = self._bytes if self._whole else 2 * self._bytes  # the copy exists
+        # After the first snapshot, memory for the copy is already allocated.
+        added = self._bytes if self._whole else 2 * self._bytes
         workers = self.memory.workers
         needed = _RESERVE * workers * added
         try:
             available = self.available()
         except OSError:
-            return True  # unknown
+            return True  # the free memory is unknown
         if available >= needed:
             return True
         self._failed(

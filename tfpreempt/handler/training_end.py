@@ -254,7 +254,7 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
     session.saves.finishing()
     with watching_store(session), session.deferring_sigint():
         while True:
-            session.saves.end_async()  # of a round in between
+            session.saves.end_async()  # a save of a round in between
             verdict = session.settle(last=True, limit=limit)
             # A notice was handled for other workers, and the exit function returned.
             is_served = verdict == ev.Leave(Outcome.COMMITTED)
@@ -325,7 +325,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
             lost = _lost_in_save(session, error)
             votes = session.cluster.world > 1 and list(session.runs) == [run]
             if lost and deadlines.may_go and not votes:
-                session.exit.leave(Outcome.LOST, lost)  # expected: it had a notice
+                session.exit.leave(Outcome.LOST, lost)  # expected after a notice
             because = f"{lost}. " if lost else ""
             add_note(
                 error,
@@ -372,7 +372,7 @@ def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
     why = ""
     if failed is not None:
         lost = _lost_in_save(session, failed)
-        if lost and session.coordinator.deadlines.may_go:  # expected: it had a notice
+        if lost and session.coordinator.deadlines.may_go:  # expected after a notice
             session.vote.abort(lost)
             return TrainingOutcome(lost=lost)
         why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")
@@ -409,7 +409,8 @@ def _follow(
             "end is committed they find nothing left to do",
             outcome.lost,
         )
-        session.coordinator.notes.lost_because = outcome.lost  # no wait for peers
+        # With a known loss, the exit skips TensorFlow's disconnect, which would hang.
+        session.coordinator.notes.lost_because = outcome.lost
         session.exit.leave(
             Outcome.COMMITTED if outcome.is_committed else Outcome.LOST, outcome.lost
         )
