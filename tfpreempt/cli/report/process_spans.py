@@ -303,8 +303,8 @@ def make_spans(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
         window = _blocked(commit)
         is_own = commit["worker"] == life.worker
         if not is_own and ended is not None and _is_last(commit, ended):
-            # All workers end the save together: this worker's exit record has the time
-            # by its own clock.
+            # All workers end the save together, so the time of this worker's exit is
+            # the end of the save by its own clock.
             took = window[1] - window[0]
             window = ended.at - took, ended.at
         windows.append(window)

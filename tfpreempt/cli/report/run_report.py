@@ -259,7 +259,7 @@ def _with_ends(
 
 
 def _is_told(lives: Sequence[ProcessLifetime]) -> bool:
-    """Returns whether a worker has left records; supervisors record no steps."""
+    """Returns whether a worker has records; supervisors record no steps."""
     return any(life.records for life in lives)
 
 
@@ -334,8 +334,8 @@ def _kept(lives: Sequence[ProcessLifetime], standing: int | None) -> list[int | 
 def _standing(lead: Sequence[ProcessLifetime], commits: Sequence[Record]) -> int | None:
     """Returns the step from which the next start resumes, or None if unknown.
 
-    Only worker 0 records commits, and worker 0 leads if it has left any record. Commits
-    of a save_fn are recorded by no worker.
+    Only worker 0 records commits; worker 0 leads if it has any record. Commits of a
+    save_fn are not recorded.
     """
     last = lead[-1]
     for commit in _between(commits, -math.inf, last.end + _INSTANT)[-1:]:

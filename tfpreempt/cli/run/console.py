@@ -102,7 +102,7 @@ class Console:
                 lines, self._torn = [*lines, self._torn], b""
             was_stalled = self._is_stalled
             if self._wait(lambda: len(self._waiting) < _MOST_BYTES):
-                # A progress bar rewrites its line; its last state is the one to show.
+                # A progress bar rewrites its line; only the last state is shown.
                 shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
                 self._waiting += b"".join(self._prefix + x + b"\n" for x in shown)
             elif not was_stalled:

@@ -29,7 +29,7 @@ _LEAST_SECONDS = 120.0
 _STEPS = 20
 _TRACES = 2  # a later step may be traced and compiled again
 _KEPT = 101  # number of step times in the median
-_TAKEN_BACK = (Stage.APART, Stage.WAITS)  # no excuse for a stopped process (state T)
+_TAKEN_BACK = (Stage.APART, Stage.WAITS)  # do not excuse a stopped process
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,7 +71,7 @@ class Life:
         seconds, self._at, self._since = now - self._since, sign, now
         if at is None:
             return
-        steps = sign.step - at.step  # 0 in a validation: no step time
+        steps = sign.step - at.step  # 0 during validation: no step time
         if at.stage is Stage.FIRST or not at.boundaries:
             self._first = max(self._first, seconds)
         elif at.stage is Stage.STEPS and steps > 0:
@@ -177,7 +177,7 @@ class Watch:
                 continue
             beat, sign = told
             state = _state(sign.pid)
-            if not state:  # the same shell may start another program
+            if not state:  # ended; the shell may start another program next
                 self._files[worker].clear()
                 self._lives[worker] = Life(self._timeout)
                 continue

@@ -1,4 +1,4 @@
-"""Replaces itself by a worker's command; the kernel sends SIGTERM if the parent dies.
+"""Replaces itself by a worker's command; the kernel sends SIGTERM if the parent ends.
 
 A separate script, run by path and without site packages, because the kernel's setting
 belongs to the process that makes it, and because code between fork and exec of a larger
@@ -21,7 +21,7 @@ def main() -> None:
     """Ties this process to its parent and replaces the process by the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # the parent died before prctl
+    if os.getppid() != parent:  # the parent ended before prctl
         sys.exit(128 + signal.SIGTERM)
     # The supervisor blocks the signals it waits for, and a signal mask survives exec.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

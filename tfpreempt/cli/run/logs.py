@@ -191,8 +191,7 @@ class WorkerLog:
                 self._rotate()
 
     def _fitting(self, data: bytes, at: int) -> int:
-        """Returns how many bytes fit into a file of `at` bytes, in whole lines if
-        possible.
+        """Returns how many bytes fit into a file of `at` bytes, as whole lines.
 
         If a line is longer than a file, the line is split.
         """

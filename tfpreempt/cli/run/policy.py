@@ -315,7 +315,7 @@ def _after_all(limits: Limits, seen: Situation) -> Restart | Leave:
     own = preempted if preempted and not preempted.was_asked else None
     first = _failure(limits, seen) or own
     came_first = first is not None and first.at < seen.stop_at
-    # A failure before the signal that used up the budget has ended the run.
+    # The run ended by a failure before the signal, which used up the budget.
     if came_first and isinstance(first, _Failure) and isinstance(verdict, Leave):
         return verdict
     return Leave(

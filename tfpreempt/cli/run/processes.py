@@ -26,14 +26,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Fleet:
-    """The workers of an incarnation, by index. Main thread only: it is their parent.
+    """The workers of an incarnation, by index. Main thread only, as their parent.
 
     A guard process knows the process groups of the workers, and ends the remaining
     groups after this process has ended in any way.
 
     Args:
         leave_seconds: seconds between SIGTERM and SIGKILL for children of an ended
-            worker, and for workers that the guard ends.
+            worker, and for workers ended by the guard.
         outputs: reading ends of the workers' pipes, and the files for the output when
             the guard reads the pipes.
         journal: journal of the supervisor, where the guard records an unexpected end.

@@ -296,8 +296,8 @@ class Supervisor:
     def _last_failure(self) -> str:
         """Returns the failure that ended the last run, with the error line of its log.
 
-        The last line of a killed worker is not the reason, so it is left out. Returns
-        "" if no worker failed.
+        For a killed worker the log gives no reason, so no line is included. Returns ""
+        if no worker failed.
         """
         failure = self._first_failure()
         if failure is None:

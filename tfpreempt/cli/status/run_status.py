@@ -203,7 +203,7 @@ def _supervisors_by_worker(
 ) -> dict[int, SupervisorJournal]:
     """Returns the journal of the supervisor of every worker, by index.
 
-    A supervisor that left before the worker was restarted is not returned.
+    A supervisor that exited before the worker was restarted does not count.
     """
     found = {}
     for journal in sorted(supervisors, key=lambda each: _began(each.start)):
