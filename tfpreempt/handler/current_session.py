@@ -61,7 +61,7 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
 
     Args:
         cluster_resolver: resolver that names the cluster; None for a single process.
-        save_timeout: seconds that a wait may take if no deadline is known; the number
+        save_timeout: timeout in seconds for waits without a known deadline; the value
             of the newest handler applies.
 
     Raises:

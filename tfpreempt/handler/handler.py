@@ -63,9 +63,10 @@ class PreemptionCheckpointHandler:
             int), or a duration (a timedelta; the workers agree on the step). None
             commits only on notices, on `save()` and at the end.
         restore: False starts from scratch even if there are commits.
-        save_timeout: seconds that a wait for other workers may take after a notice
-            without a grace period. A step or a save of this worker itself has no
-            timeout then; the platform may kill the process during the step or the save.
+        save_timeout: timeout in seconds for a wait for other workers if no deadline is
+            known: in a save without a notice, or after a notice without a grace period.
+            A step or a save of this worker itself has no timeout then; the platform may
+            kill the process during the step or the save.
         max_to_keep: number of commits kept in `checkpoint_dir`; None keeps every
             commit. A CheckpointManager applies its own `max_to_keep` instead.
         remote_checkpoint_dir: "gs://bucket/run" or "s3://bucket/run", a prefix used by
@@ -80,9 +81,9 @@ class PreemptionCheckpointHandler:
 
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
-            is open in the directory. (A handler whose exit function was called, and
-            which has trained no step since, is closed: the new handler resumes from its
-            commit.)
+            is open in the directory. Exception: if the other handler has called its
+            exit function, or its last step failed, and no step followed, the new
+            handler closes the other handler and resumes from its commit.
         DirectoryInUseError: another program holds the lease of the directory.
         DirectoryNotSharedError: workers see different storage under the directory.
         CheckpointDamagedError: the directory has commits, and none is intact.
@@ -219,7 +220,7 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Starts to watch for notices, and ends in a boundary.
+        """Context manager that watches for notices, and ends in a boundary.
 
         An error raised inside the scope is reported to the other workers. With remote
         workers (`connect_to_cluster`), the loss of a preempted worker is no error: the
@@ -271,7 +272,7 @@ class PreemptionCheckpointHandler:
     def save(self) -> Checkpoint | None:
         """Commits now; every worker calls this method at the same point of the loop.
 
-        A notice handled before the next `run()` makes the process exit with this
+        If a notice is handled before the next `run()`, the process exits with this
         commit. Changes made after the commit are then repeated, as after any restart
         from it.
 
