@@ -82,7 +82,7 @@ __all__ = [
     "states",
 ]
 
-# Public name -> module with its definition, or the public module itself.
+# Public name -> module with the definition, or the public module.
 _HOMES = {
     "TerminationConfig": "tfpreempt.platforms.config",
     "GenericTerminationConfig": "tfpreempt.platforms.config",

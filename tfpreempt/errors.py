@@ -97,7 +97,7 @@ class CollectiveReadError(SaveError):
 
 
 class DirectoryInUseError(CheckpointError):
-    """Another running program holds the lease of the checkpoint directory."""
+    """The lease of the checkpoint directory is held by another running program."""
 
     is_permanent = True
 
