@@ -69,7 +69,8 @@ class Commit:
         world_size: number of workers in the save.
         save_seconds: time from the start of writing to the marker, on the chief.
         bytes: total size of the files.
-        because: "preemption", "periodic" or "save".
+        because: reason of the save: "preemption", "periodic", "save", "error",
+            "finished" or "snapshot".
         notice_to_commit_seconds: for a preemption, time since the first notice on any
             worker.
         step_seconds: mean duration of this process's steps so far; None if unknown.
@@ -167,7 +168,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """An error survived by training; recorded, so that no loss is silent."""
+    """An error that did not end training; recorded, so that no loss is silent."""
 
     where: str
     error: str

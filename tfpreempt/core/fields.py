@@ -34,7 +34,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """Returns whether a value is a time with a calendar date, in seconds since 1970."""
+    """Returns whether a value is a time, in seconds since 1970, that a calendar has."""
     return is_number(value) and 0 <= value <= _LATEST
 
 

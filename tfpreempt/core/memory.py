@@ -68,7 +68,10 @@ def lent_memory(environment: Mapping[str, str] | None = None) -> LentMemory | No
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Returns the available memory: the minimum of the machine and its control groups.
+    """Returns the available memory of the process in bytes.
+
+    The value is the minimum of the machine's memory and the free memory of each control
+    group around the process.
 
     Args:
         root: root of the file system with the kernel's files.

@@ -223,7 +223,7 @@ def is_set_by_library(kind: type, key: Any) -> bool:
 
 @functools.cache
 def _library_of(kind: type) -> type:
-    """Returns the first class not of the program, among a class and its bases."""
+    """Returns the first class outside of the program, among a class and its bases."""
     bases = (each for each in kind.__mro__ if not is_of_program(each))
     return next(bases, object)
 

@@ -1,7 +1,7 @@
 """Lists the checkpoints of a directory or an object store, in one order.
 
-Both are read as a store. In an object store a copy of a commit is a folder named after
-its content:
+A directory is read as a store, too. In an object store a copy of a commit is a folder
+named after its content:
 
     <step>.<token>/             one commit; the token is its sequence and the checksum
                                 of its marker

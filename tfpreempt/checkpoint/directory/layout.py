@@ -109,7 +109,7 @@ def worker_name(worker: int) -> str:
 
 
 def is_part(name: str) -> bool:
-    """Returns whether a name is a directory of a commit not written by TensorFlow."""
+    """Returns whether a name is that of tfpreempt's own directories in a commit."""
     return name == STATES or name.startswith(WORKER)
 
 

@@ -61,7 +61,8 @@ class Manifest:
         prefix: TensorFlow's prefix relative to the manifest's base directory; None if
             the commit has no tf.train.Checkpoint.
         versions: versions of the software that wrote the commit, by package name.
-        because: "preemption", "periodic" or "save".
+        because: reason of the save: "preemption", "periodic", "save", "error",
+            "finished" or "snapshot".
         save_seconds: time from the start of the save to the manifest.
         metadata: further JSON values.
         parent: the newest commit when this commit was published; for a snapshot, the

@@ -65,9 +65,8 @@ class Save(Staged):
         self.directory = directory
         worker = layout.worker_name(directory.cluster.worker)
         self._own_folder = os.path.join(self.staging, worker)
-        self._intent: flat_commit.Intent | None = (
-            None  # a write that fails leaves a part
-        )
+        # Set before a write, because a failed write leaves incomplete files.
+        self._intent: flat_commit.Intent | None = None
 
     # --- the phases ------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ class Save(Staged):
         """Makes the save the newest commit; on the chief, any thread.
 
         Args:
-            because: reason of the save: "preemption", "periodic", "save" and so on.
+            because: reason of the save, see `Manifest`.
             workers: indices of the workers with a written part; parts of other workers
                 are left out.
             parent: for a snapshot, the newest commit of the checkpoint directory.
@@ -249,7 +248,10 @@ class Save(Staged):
             directory.mirror.task(clear)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
-        """Removes the parts of other workers.
+        """Removes the parts of workers that are not in the given list.
+
+        Args:
+            workers: indices of the workers with a written part.
 
         Returns:
             The workers with a part in the staging directory.

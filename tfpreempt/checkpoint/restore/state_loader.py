@@ -52,7 +52,7 @@ class StateLoader:
     _told: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
-        """Records a staging directory with a commit to be expected from the chief.
+        """Records the staging directory of a commit that the chief is about to make.
 
         `load` waits for the commit. Otherwise a worker that is faster than the chief
         would load the previous commit.
@@ -60,7 +60,9 @@ class StateLoader:
         self._pending = staged
 
     def load(self, state: State) -> bool:
-        """Loads a State from the newer of its commit and its separate file.
+        """Loads the newest saved value of a State.
+
+        The value is in the newest commit, or in the State's separate file.
 
         Returns:
             Whether a saved value was found.
