@@ -1,21 +1,21 @@
-"""Is this machine going away?  Sources of notices, and the watcher over them.
+"""Sources of preemption notices, and the watcher that starts and stops the sources.
 
-source            what every source promises, and what all of ours share
-signals           a notice from a signal
-_signal_registry  the process's watched signals: one handler for each
-_wakeup           signals become bytes in a socket, read by a thread
-readers           children that multiprocessing forks outlive a signal to the group
-children          the children of this process that a signal ended
-callable          a notice from a function that is asked again and again
-file              a notice from a file that appears
-polling           what asks again and again: edges out, faults logged once
+source            contract of every source, and the base class of tfpreempt's sources
+signals           notices from signals
+_signal_registry  the process's watched signals: one handler for each signal
+_wakeup           the wake-up fd: signals as bytes in a socket, read by a thread
+readers           keeps multiprocessing's children alive after a signal to the group
+children          children of the process that were killed by a signal
+callable          notices from a function of the user, called again and again
+file              notices from a file that appears
+polling           polling in a thread: reports changes, logs each failure once
 gce               notices from Google Compute Engine's metadata server
 aws               notices from the instance metadata service of Amazon EC2
 azure             notices from Azure's Scheduled Events
-topics            many sources over one thread, which asks one service for all of them
-metadata          requests to a metadata server: bounded in time and size
-native            a notice from TensorFlow's own key, which its SIGTERM handler sets
-watcher           one watcher, many sources, each with its own grace
+topics            many sources over one thread that polls one service
+metadata          requests to a metadata server, bounded in time and size
+native            notices from TensorFlow's preemption key, set by its SIGTERM handler
+watcher           one watcher for many sources, each with a grace period of its own
 
 Imported by cli, handler, platforms, testing.
 """

@@ -1,8 +1,9 @@
-"""The process's watched signals: one handler for each, however many listen to it.
+"""Registry of the process's watched signals: one handler for each signal.
 
-The handler only records. What reports a signal is the byte that C writes to the
-wake-up fd (see `_wakeup.py`); the handler itself calls the handler that was there
-before and steps in only where somebody else has taken the wake-up fd.
+Any number of listeners share a handler. A signal is reported by the byte that Python's
+C code writes to the wake-up fd (see `_wakeup.py`). The handler calls the handler that
+was installed before. The handler reports a signal itself only if the wake-up fd of
+tfpreempt was not installed.
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 
 @dataclasses.dataclass(eq=False)
 class _Watch:
-    """One watched signal: its listeners, and the handlers that our handler hides.
+    """A watched signal: its listeners, and the handlers hidden by our handler.
 
-    The handlers are a stack, because a handler that was installed over ours may call
-    ours, and `rearm()` then puts ours over it: each time our handler is entered from
-    within itself it calls the next handler down, so no handler is called twice.
+    The handlers are a stack: a handler installed over ours may call ours, and `rearm()`
+    then puts ours over that handler. Whenever our handler is entered from within
+    itself, the next handler down the stack is called, so no handler is called twice.
 
     Args:
         signum: the signal.
-        registry: puts the hidden handler back.
+        registry: the registry, which puts the hidden handler back.
 
     Attributes:
-        listeners: called for each such signal, in the reading thread.
-        hidden: the handlers; the last one is the handler that ours replaced.
-        receiver: the thread that receives a signal which the main thread blocks.
+        listeners: functions called for each arrival of the signal, in the reading
+            thread.
+        hidden: the hidden handlers; the last entry is the handler replaced by ours.
+        receiver: the thread that receives a signal blocked by the main thread; else
+            None.
     """
 
     signum: int
@@ -54,11 +57,12 @@ class _Watch:
     _depth: int = 0
 
     def start_receiver(self) -> None:
-        """Receives the signal although the main thread blocks it. Main thread.
+        """Starts a thread that receives the signal, which the main thread blocks.
 
-        A mask is inherited from the process that starts this one, and by threads and
-        children. So the main thread's mask is left alone: the kernel delivers a signal
-        of the process to any thread that does not block it.
+        The main thread's signal mask is inherited from the process that started this
+        process, and is passed on to threads and children. So the mask is not changed:
+        the kernel delivers a signal of the process to any thread that does not block
+        the signal. Main thread only.
         """
         name = signal.Signals(self.signum).name
 
@@ -76,26 +80,26 @@ class _Watch:
         )
 
     def disarm(self) -> None:
-        """Puts back the handler that ours replaced, if ours is still there."""
+        """Puts back the handler replaced by ours, if ours is still installed."""
         receiver, self.receiver = self.receiver, None
-        if receiver is not None:  # first: the handler before may end the process
+        if receiver is not None:  # first: the earlier handler may end the process
             receiver.stop_event.set()
             receiver.join(_JOIN_LIMIT_SECONDS)
         if signal.getsignal(self.signum) == self.handle:
             self.registry.put_back(self.signum, self.hidden[-1])
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """The handler of the signal. Python calls it on the main thread."""
+        """Handles the signal. Python calls the handler on the main thread."""
         depth = self._depth
         if depth == 0:
             is_ours = signal.getsignal(signum) == self.handle
-            if is_ours and not self.listeners:  # a close() off the main thread left it
+            if is_ours and not self.listeners:  # left by a close() off the main thread
                 self.disarm()
                 signal.raise_signal(signum)
                 return
             wakeup = self.registry.wakeup
             if wakeup is not None and wakeup.probe() != wakeup.fd:
-                wakeup.put(signum)  # its byte went elsewhere
+                wakeup.put(signum)  # the byte went to another fd, or to no fd
         if depth >= len(self.hidden):
             return
         hidden = self.hidden[-1 - depth]
@@ -108,7 +112,7 @@ class _Watch:
 
 
 class SignalRegistry:
-    """All watched signals of the process. Made once, by this module.
+    """Registry of the watched signals. This module makes the only instance.
 
     Attributes:
         watches: the watched signals, by number.
@@ -116,8 +120,8 @@ class SignalRegistry:
     """
 
     def __init__(self) -> None:
-        # Re-entrant: a chained handler may close a source while we hold it. Never
-        # taken by the signal handler or the reading thread.
+        # Re-entrant: a chained handler may close a source while the lock is held. The
+        # signal handler and the reading thread never take the lock.
         self._lock = threading.RLock()
         self.watches: dict[int, _Watch] = {}
         self.wakeup: WakeupFd | None = None
@@ -131,7 +135,7 @@ class SignalRegistry:
         )
 
     def subscribe(self, signum: int, listener: Listener) -> None:
-        """Calls `listener` for each such signal, in a thread. Main thread."""
+        """Adds a listener, called in a thread for each arrival. Main thread only."""
         with self._lock:
             if self.wakeup is None:
                 self.wakeup = WakeupFd(self._dispatch)
@@ -142,15 +146,18 @@ class SignalRegistry:
             self.rearm(signum)
 
     def rearm(self, signum: int) -> None:
-        """Installs handler and wake-up fd anew, over what came since. Main thread."""
+        """Installs the handler and the wake-up fd again. Main thread only.
+
+        Other code may have replaced the handler or the fd in the meantime.
+        """
         with self._lock:
             watch = self.watches.get(signum)
             if self.wakeup is None or watch is None:
                 return
             if self.wakeup.probe() not in (self.wakeup.fd, -1):
-                # Somebody else's fd is in. He may forward to ours, so we go over him
-                # with another pair and stop reading the old one: no byte runs in
-                # circles.
+                # The fd of other code is installed, and that code may forward bytes to
+                # ours. So a new socket pair replaces that fd, and the old pair is not
+                # read any longer: no byte circulates for ever.
                 retired, self.wakeup = self.wakeup, WakeupFd(self._dispatch)
                 retired.stop()
             current = signal.getsignal(signum)
@@ -158,24 +165,26 @@ class SignalRegistry:
                 if current in watch.hidden:
                     watch.hidden.remove(current)
                 watch.hidden.append(current)
-            # Also where it seems to be there: C++ replaces it without a word.
+            # Also if the handler seems installed: C++ code replaces a handler without
+            # notifying Python.
             signal.signal(signum, watch.handle)
-            # Last: a signal that is pending is a notice at once.
+            # Last, because a pending signal becomes a notice at once.
             is_blocked = signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())
             if is_blocked and watch.receiver is None:
                 watch.start_receiver()
 
     def unsubscribe(self, signum: int, listener: Listener) -> None:
-        """Ends it. The last one puts handler and wake-up fd back. Main thread.
+        """Removes a listener. The last one restores handler and fd. Main thread only.
 
-        Elsewhere signals cannot be put back: the handler stays, and with the next
-        signal makes way for the one before, as if it had not been there.
+        Off the main thread Python cannot restore a handler. Our handler then stays
+        installed; at the next arrival of the signal it restores the earlier handler and
+        raises the signal again.
         """
         done: WakeupFd | None = None
         with self._lock:
             watch = self.watches.get(signum)
             if watch is None or listener not in watch.listeners:
-                return  # a forked child inherited the source, but not its watch
+                return  # a forked child inherits the source, but not the watch
             remaining = [each for each in watch.listeners if each != listener]
             watch.listeners = tuple(remaining)
             if watch.listeners:
@@ -193,14 +202,17 @@ class SignalRegistry:
                 self.wakeup.put_back()
                 done, self.wakeup = self.wakeup, None
         if done is not None:
-            done.stop()  # outside the lock: it waits for listeners that may want it
+            # outside the lock: stop() waits for listeners, and a listener may want the
+            # lock
+            done.stop()
 
     def put_back(self, signum: int, handler: _Handler) -> None:
-        """Installs the handler that was there before. Main thread.
+        """Installs the handler that was installed before ours. Main thread only.
 
-        On the way out the signal is ignored in place of what would end the process.
+        While the process exits, a handler that would end the process is replaced by
+        SIG_IGN.
         """
-        # None: it was installed from C before Python came; it can't be put back.
+        # None: a handler installed from C before Python started cannot be put back.
         handler = signal.SIG_DFL if handler is None else handler
         ends = handler is signal.SIG_DFL or handler is signal.default_int_handler
         if ends and self._is_leaving:
@@ -209,24 +221,27 @@ class SignalRegistry:
         signal.signal(signum, handler)
 
     def leave(self) -> None:
-        """The process is on its way out, and from now on the last to listen leaves
-        signals ignored: another SIGTERM must not change the exit code. Any thread.
+        """Marks the process as exiting. Any thread.
+
+        From now on a signal without listeners is ignored, because another SIGTERM must
+        not change the exit code.
         """
         self._is_leaving = True
         release_children(True)
 
     def stay(self) -> None:
-        """It is not: those that were left ignored get their default again."""
+        """Cancels `leave()`: ignored signals get the default handler again."""
         release_children(False)
         self._stay()
 
     def end(self) -> None:
-        """The interpreter ends: what is still watched is ignored from now on.
+        """Ignores the watched signals while the interpreter shuts down.
 
-        Python would put the defaults back, and a signal that comes while it takes
-        itself apart, a second with TensorFlow, would change the exit code. Children
-        that are waited for after this end by a signal that they have passed over: the
-        one that a pool ends them by may have come as one with that.
+        Python would restore the default handlers. A signal during the shutdown, which
+        takes a second with TensorFlow, would then change the exit code.
+        `release_children()` makes guarded children end by a signal that they ignored
+        before: Python may wait for the children after `end()`, and the kernel may have
+        merged a pool's terminating signal with the ignored signal.
         """
         release_children(True)
         for signum, watch in self.watches.items():
@@ -245,28 +260,28 @@ class SignalRegistry:
                 signal.signal(signum, default)
 
     def _dispatch(self, signum: int) -> None:
-        """In the reading thread."""
+        """Calls the listeners of a signal, in the reading thread."""
         watch = self.watches.get(signum)
         for listener in () if watch is None else watch.listeners:
             listener()
 
     def _before_fork(self) -> None:
-        """Holds watched signals back in the forking thread.
+        """Blocks the watched signals in the forking thread.
 
-        A child that is signalled before it has let go of our socket would write its
-        signal into it, and the parent would take it for its own.
+        A child signalled before the child has closed our socket would write its signal
+        into the socket, and the parent would treat the signal as its own.
         """
         watched = tuple(self.watches)
         self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
 
     def _after_fork_in_parent(self) -> None:
-        """Lets them through again."""
+        """Restores the signal mask that `_before_fork()` changed."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
     def _after_fork_in_child(self) -> None:
-        """Makes the child as if nobody had watched: it dies of SIGTERM as it would."""
+        """Removes every watch in the child, so that SIGTERM ends the child as usual."""
         self._lock = threading.RLock()
-        self._stay()  # without a word to the parent's other children
+        self._stay()  # not stay(): the other children of the parent are not affected
         for watch in self.watches.values():
             watch.listeners = ()
             watch.receiver = None  # the child does not have the thread
@@ -279,4 +294,5 @@ class SignalRegistry:
 
 
 REGISTRY = SignalRegistry()
-atexit.register(REGISTRY.end)  # early: other hooks come before it
+# registered early: hooks registered later run before end()
+atexit.register(REGISTRY.end)

@@ -1,10 +1,11 @@
-"""Notices from the instance metadata service of Amazon EC2, by its version 2.
+"""Notices from the instance metadata service of Amazon EC2, version 2.
 
-Every request carries a token, which is fetched with a lifetime. There is no way to
-wait for a change, so one thread asks for all topics every five seconds, as Amazon
-recommends.
+Every request carries a token, which is requested with a lifetime. The service offers no
+way to wait for a change, so one thread requests the topics every five seconds, as
+Amazon recommends.
 
-Protocol: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
+Protocol:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ IPV6_URL = "http://[fd00:ec2::254]"
 TOKEN_TARGET = "/latest/api/token"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
-TTL_SECONDS = 21_600  # the longest that is granted
+TTL_SECONDS = 21_600  # the longest lifetime that the service grants
 ROOT = "/latest/meta-data/"
 INTERVAL_SECONDS = 5.0
 REQUEST_SECONDS = 3.0
 
-# In a warm pool an instance that is stopped or hibernates is taken away as well.
+# In a warm pool, stopping or hibernating takes the instance away as well.
 AWAY = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
 
 Read = Callable[[Answer], Told | None]
 
 
 def read_interruption(answer: Answer) -> Told | None:
-    """spot/instance-action: an object with the action and its time."""
+    """Reads spot/instance-action: a JSON object with the action and its time."""
     expected = "an action such as 'terminate' and its time"
     fields = answer.fields(expected)
     action = fields.get("action")
@@ -59,9 +60,9 @@ def read_interruption(answer: Answer) -> Told | None:
 
 
 def read_rebalance(answer: Answer) -> Told | None:
-    """events/recommendations/rebalance: the time of an early warning.
+    """Reads events/recommendations/rebalance: the time of an early warning.
 
-    It stays there as long as the instance lives.
+    The entry stays until the instance ends.
     """
     expected = "an object with noticeTime"
     when = answer.fields(expected).get("noticeTime")
@@ -72,7 +73,7 @@ def read_rebalance(answer: Answer) -> Told | None:
 
 
 def read_lifecycle(answer: Answer) -> Told | None:
-    """autoscaling/target-lifecycle-state: where the group takes the instance to."""
+    """Reads autoscaling/target-lifecycle-state: the state that the group plans."""
     state = answer.text()
     if state in AWAY:
         return Told(f"target-lifecycle-state is {state}")
@@ -90,21 +91,22 @@ TOPICS: Mapping[str, tuple[str, Read]] = {
 
 
 def is_excluded(environment: Mapping[str, str]) -> bool:
-    """Whether AWS_EC2_METADATA_DISABLED forbids to ask, as Amazon's clients take it.
+    """Whether AWS_EC2_METADATA_DISABLED forbids requests, as in Amazon's clients.
 
-    For detection; whoever makes an `AwsWatch` means it.
+    Only platform detection reads the variable; an explicit `AwsWatch` ignores the
+    variable.
     """
     return environment.get(DISABLED_VARIABLE, "").strip().lower() == "true"
 
 
 def metadata_url(environment: Mapping[str, str]) -> str:
-    """The service's address as the environment names it, or the usual one.
+    """Returns the service's address from the environment, or the default address.
 
-    AWS_EC2_METADATA_SERVICE_ENDPOINT is an address;
+    AWS_EC2_METADATA_SERVICE_ENDPOINT holds an address;
     AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE chooses between IPv4 and IPv6.
 
     Raises:
-        ConfigurationError: a variable holds something else.
+        ConfigurationError: a variable holds another value.
     """
     mode = environment.get(MODE_VARIABLE, "").strip()
     usual = {"": DEFAULT_URL, "ipv4": DEFAULT_URL, "ipv6": IPV6_URL}
@@ -117,22 +119,22 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 
 
 class AwsWatch(TopicWatch):
-    """Watches what the metadata service says of this instance's end.
+    """Watches the entries of the metadata service about the end of this instance.
 
     | topic | is a notice | source |
     |---|---|---|
-    | `spot-interruption` | two minutes ahead of the end of a Spot instance | `aws:spot-interruption` |
-    | `rebalance` | when the risk of that is high: early, and not always followed by it | `aws:rebalance` |
-    | `lifecycle` | when the Auto Scaling group takes the instance down | `aws:lifecycle` |
+    | `spot-interruption` | two minutes before the interruption of a Spot instance | `aws:spot-interruption` |
+    | `rebalance` | when the risk of an interruption is high: early, and not always followed by an interruption | `aws:rebalance` |
+    | `lifecycle` | when the Auto Scaling group terminates the instance | `aws:lifecycle` |
 
     Args:
-        topics: which of them to watch.
-        interval: seconds between two looks.
+        topics: the topics to watch.
+        interval: seconds between two polls.
         **options: url, clock and wait, see `WatchOptions`.
 
     Raises:
-        ConfigurationError: a topic is unknown, the address is none, or the interval is
-            not positive.
+        ConfigurationError: a topic is unknown, the address is invalid, or the interval
+            is not positive.
     """  # noqa: E501 - a table's row is one line
 
     name = "aws"
@@ -153,21 +155,23 @@ class AwsWatch(TopicWatch):
 
 
 class AwsPoller(Poller):
-    """Asks for each topic once, with a token that is renewed in time.
+    """Polls each topic, with a token renewed in time.
 
-    What the service has said since before this was made is no notice: the process
-    before this one has left by it, and every restart would do so again.
+    A recommendation from before the poller was made is no notice: the process before
+    this process has exited because of the recommendation, and every restart would exit
+    again.
     """
 
     def __init__(self, watch: TopicWatch) -> None:
         super().__init__(watch)
-        self._began = math.floor(self._clock.wall())  # the service's are whole seconds
+        # the service's times are whole seconds
+        self._began = math.floor(self._clock.wall())
         self._has_passed_over = False
         self._token = ""
         self._renew_at = 0.0
 
     def poll(self, report: Report) -> float:
-        """Asks for all topics. What all fail at is the service's fault, and raised."""
+        """Requests every topic once. Raises the error if every topic failed."""
         failures: dict[str, errors.NoticeError] = {}
         for name, log in self._failures.items():
             path, read = TOPICS[name]
@@ -199,7 +203,9 @@ class AwsPoller(Poller):
         return None
 
     def _get(self, path: str) -> Answer:
-        """The answer, with a new token if the old one is not accepted."""
+        """Returns the answer. Requests a new token if the service rejects the old
+        token.
+        """
         for is_second in (False, True):
             if not self._token or self._clock.monotonic() >= self._renew_at:
                 self._fetch_token()
@@ -228,9 +234,11 @@ class AwsPoller(Poller):
                 f"{ENDPOINT_VARIABLE}"
             )
         granted = answer.headers.get(TTL_HEADER.lower(), "")
-        # More digits than that are no lifetime; a longer one is not granted.
+        # A number with more digits is no lifetime: the service grants no longer
+        # lifetime.
         is_lifetime = granted.isdecimal() and len(granted) < 10
         seconds = int(granted) if is_lifetime else TTL_SECONDS
         self._token = token
-        # In good time, but never at once: a lifetime of 0 would fetch without end.
+        # Early enough, but never at once: a lifetime of 0 would cause requests without
+        # end.
         self._renew_at = self._clock.monotonic() + max(0.9 * seconds, 1.0)

@@ -1,8 +1,8 @@
 """Notices from Azure's Scheduled Events.
 
-Events are sent to all machines of a group, so only those that name this one count. The
-service is turned on by the first question, which may take two minutes; nobody waits for
-that but this source's own thread.
+Azure sends events to every machine of a group, so only events naming this machine
+count. The first request turns the service on, which may take two minutes; only the
+thread of the sources waits for that request.
 
 Protocol: https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 """
@@ -33,26 +33,27 @@ HEADERS = {"Metadata": "true"}
 
 KINDS = ("Preempt", "Terminate", "Reboot", "Redeploy", "Freeze")
 DEFAULT_KINDS = KINDS[:-1]
-# A Spot machine has 30 s from its event on: Microsoft recommends to look each second.
+# A Spot machine has 30 s from its event on: Microsoft recommends a poll each second.
 INTERVAL_SECONDS = 1.0
 FIRST_REQUEST_SECONDS = 150.0
 REQUEST_SECONDS = 10.0
-# Three questions, of a grace of 30 s.
+# Timeout of each of three requests, within a grace period of 30 s.
 ACKNOWLEDGE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event that is still ahead, or has started.
+    """An event that is scheduled, or has started.
 
     Attributes:
-        id: by which it is acknowledged.
-        kind: such as "Preempt".
-        is_started: whether it goes on already.
-        machines: those that it is for, case-folded: Azure's names ignore the case.
+        id: the id for acknowledging the event.
+        kind: the kind of event, such as "Preempt".
+        is_started: whether the event has started.
+        machines: the machines affected by the event, case-folded: Azure's names ignore
+            case.
         detail: one line for people.
-        starts_at: when it starts at the earliest, in seconds since the Unix epoch; None
-            if it is not known.
+        starts_at: earliest start of the event, in seconds since the Unix epoch; None if
+            unknown.
     """
 
     id: str
@@ -64,13 +65,13 @@ class Event:
 
 
 def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]:
-    """The events of an answer that are scheduled or started.
+    """Returns the scheduled and the started events of an answer.
 
     Returns:
-        The events, and what is wrong with the first one that was passed over, if any.
+        The events, and an error about the first event that could not be read, or None.
 
     Raises:
-        NoticeError: it is no list of events.
+        NoticeError: the answer is no list of events.
     """
     expected = "an object with a list of Events"
     listed = answer.fields(expected).get("Events")
@@ -100,7 +101,7 @@ def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]
                 )
                 events.append(event)
             case dict() if fields.get("EventStatus") not in ("Scheduled", "Started"):
-                pass  # it is over
+                pass  # the event is over
             case _:
                 odd = odd or errors.NoticeError(
                     f"{answer.url} lists an event without EventId, EventType or "
@@ -111,7 +112,7 @@ def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]
 
 
 def metadata_url(environment: Mapping[str, str]) -> str:
-    """The service's address: that in TFPREEMPT_AZURE_METADATA, or the usual one.
+    """Returns the address in TFPREEMPT_AZURE_METADATA, or the default address.
 
     Raises:
         ConfigurationError: the variable holds no host.
@@ -120,23 +121,23 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 
 
 class AzureWatch(TopicWatch):
-    """Watches the events that are scheduled for this machine, each kind a source.
+    """Watches the events scheduled for this machine. Each kind of event is a source.
 
-    Each event is a notice of its own, also while another is up: a preemption in 30 s
-    follows a reboot in 15 min. The sources are called "azure:Preempt" and so on.
+    Each event is a notice of its own, even during another event: a preemption in 30 s
+    may follow a reboot in 15 min. The sources are called "azure:Preempt" and so on.
 
     Args:
-        kinds: which kinds are notices: some of Preempt, Terminate, Reboot, Redeploy and
-            Freeze. A freeze is a pause of seconds with memory kept, so it is left out
-            by default.
-        vm_name: the name by which events mean this machine; by default what the
-            service says that it is.
-        interval: seconds between two looks.
+        kinds: the kinds of events that are notices, from Preempt, Terminate, Reboot,
+            Redeploy and Freeze. A freeze is a pause of seconds that keeps the memory,
+            so Freeze is not a default.
+        vm_name: name of this machine in the events; by default the name from the
+            service.
+        interval: seconds between two polls.
         **options: url, clock and wait, see `WatchOptions`.
 
     Raises:
-        ConfigurationError: a kind is unknown, the address is none, or the interval is
-            not positive.
+        ConfigurationError: a kind is unknown, the address is invalid, or the interval
+            is not positive.
     """
 
     name = "azure"
@@ -159,53 +160,56 @@ class AzureWatch(TopicWatch):
         return AzurePoller(self, self._vm_name)
 
     def acknowledge(self) -> tuple[str, ...]:
-        """Tells Azure not to wait any longer with the events that are scheduled now.
+        """Acknowledges the scheduled events, so that Azure starts the events at once.
 
-        It asks for them anew, so no source has to be open. It counts for all machines
-        that an event names, so only the first of them does it: each worker may call
-        this, after the commit that all have agreed on, and only if its owner wants to.
-        Any thread; it takes at most 10 s.
+        The call requests the list of events again, so no source has to be open. An
+        acknowledgement counts for every machine named by the event, so only the first
+        named machine sends the acknowledgement. Each worker may call this method after
+        the commit agreed by the workers, and only if the user wants it. Any thread;
+        takes at most 10 s.
 
         Returns:
-            The ids that were acknowledged: those of the watch's kinds that name this
-            machine first and have not started yet.
+            The ids of the acknowledged events: events of the watched kinds that name
+            this machine first and have not started.
 
         Raises:
-            NoticeError: the service has not accepted it; the events come anyway.
+            NoticeError: the service did not accept the acknowledgement; the events
+                start at the scheduled time.
         """
         return self.poller().acknowledge()
 
 
 class AzurePoller(Poller):
-    """Asks for the events of one machine; the kinds are its topics.
+    """Polls the events of one machine. The topics are the kinds of events.
 
     Args:
-        watch: says where to ask for what.
-        vm_name: this machine, or None to ask who it is.
+        watch: the watch with the address and the kinds.
+        vm_name: name of this machine, or None to request the name from the service.
     """
 
     def __init__(self, watch: TopicWatch, vm_name: str | None) -> None:
         super().__init__(watch)
         self._kinds = watch.topics
         self._vm_name = vm_name
-        # One event that can't be read must not hide the others, nor slow the looks.
+        # An unreadable event must neither hide other events nor slow down the polls.
         self._oddities = FailureLog("azure:events")
         self._seconds = FIRST_REQUEST_SECONDS
         self._known: set[str] = set()
 
     def poll(self, report: Report) -> float:
-        """Asks once, and reports what is scheduled for this machine."""
+        """Requests the events once, and reports the events of this machine."""
         listed = self._ask_events(self._seconds)
         self._seconds = REQUEST_SECONDS
         now = self._clock.wall()
         for kind in self._kinds:
             events = [event for event in listed if event.kind == kind]
             if not events or any(event.id not in self._known for event in events):
-                # Another event while one is up is another change from quiet to notice.
+                # A new event during an older event is another change from quiet to
+                # notice.
                 report(kind, None)
             if events:
                 told = "; ".join(event.detail for event in events[:5])
-                # One that has started leaves nothing.
+                # A started event has no time left.
                 times = [
                     now if event.is_started else event.starts_at for event in events
                 ]
@@ -215,7 +219,7 @@ class AzurePoller(Poller):
         return self._interval
 
     def acknowledge(self) -> tuple[str, ...]:
-        """As that of the watch."""
+        """Acknowledges events; see `AzureWatch.acknowledge`."""
         seconds = ACKNOWLEDGE_SECONDS
         ids = tuple(
             event.id
@@ -228,7 +232,7 @@ class AzurePoller(Poller):
         return ids
 
     def _ask_events(self, seconds: float) -> list[Event]:
-        """The events of these kinds for this machine."""
+        """Returns the events of the watched kinds for this machine."""
         machine = self._machine(seconds)
         listed, odd = read_events(self._request(EVENTS_TARGET, seconds))
         if odd is not None:
@@ -242,7 +246,7 @@ class AzurePoller(Poller):
         ]
 
     def _machine(self, seconds: float) -> str:
-        """This machine's name, case-folded."""
+        """Returns this machine's name, case-folded."""
         if self._vm_name is None:
             answer = self._request(NAME_TARGET, seconds)
             if not is_vm_name(answer.text()):
@@ -251,7 +255,7 @@ class AzurePoller(Poller):
         return self._vm_name.casefold()
 
     def _request(self, target: str, seconds: float, body: bytes = b"") -> Answer:
-        """A GET; a POST of a body, if there is one."""
+        """Sends a POST with the body if a body is given, else a GET."""
         answer = self._session.request(
             target,
             method="POST" if body else "GET",
@@ -265,7 +269,7 @@ class AzurePoller(Poller):
 
 
 def is_vm_name(text: str) -> bool:
-    """Whether the service may have answered `NAME_TARGET` so."""
+    """Whether the text can be the service's answer to `NAME_TARGET`."""
     return re.fullmatch(r"[\w.()-]{1,128}", text) is not None
 
 

@@ -1,4 +1,4 @@
-"""A notice from a function that is asked again and again."""
+"""Notices from a function of the user that is called again and again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfpreempt.notice.polling import PollingSource, Wait
 class CallableSource(PollingSource):
     """Polls a `termination_watcher_fn` in a thread of its own.
 
-    What the function returns is taken by its truth; the change from false to true is
-    the notice. An exception is logged once per fault and retried with back-off, from
-    1 s up to 30 s. A call that hangs hangs only this source.
+    A change of the returned value from false to true is the notice. An exception is
+    logged once per failure, and the call is retried with back-off, from 1 s up to 30 s.
+    A hanging call blocks only this source.
 
     Args:
-        fn: takes no arguments. Called in the source's thread.
+        fn: function without arguments. Called in the source's thread.
         interval: seconds between two calls.
-        wait: how to wait between calls; tests pass that of a fake clock.
+        wait: function that waits between calls; tests pass the wait of a fake clock.
 
     Raises:
         ConfigurationError: `fn` is not callable or the interval is not positive.

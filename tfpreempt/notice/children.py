@@ -1,7 +1,8 @@
-"""The children of this process that a signal ended: what a hanging step may wait for.
+"""Finds children of this process killed by a signal; a hanging step may wait for one.
 
-SIGTERM to a whole group, as systemd and Slurm send it, ends readers of data too. They
-are looked for among those that nobody has waited for yet; whoever made them soon does.
+systemd and Slurm send SIGTERM to a whole group of processes, including processes that
+read data. Only children not yet waited for can be found; the program that started a
+child usually waits for the child soon.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ _NAMES = {each.value: each.name for each in signal.Signals}
 
 
 def killed_children() -> list[str]:
-    """Each as "4711 (python, SIGTERM)"; any thread. Reaps nobody."""
+    """Returns each killed child as "4711 (python, SIGTERM)". Reaps none. Any thread."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = stat.read_text(errors="replace").rpartition(") ")
         except OSError:
-            continue  # gone meanwhile
+            continue  # the process has ended in the meantime
         state, parent = rest.split()[:2]
         if state == "Z" and int(parent) == os.getpid():
             signum = _killed_by(int(stat.parent.name))
             if signum:
                 command = name.partition("(")[2]
-                by = _NAMES.get(signum, f"signal {signum}")  # a real-time one has none
+                # a real-time signal has no name
+                by = _NAMES.get(signum, f"signal {signum}")
                 found.append(f"{stat.parent.name} ({command}, {by})")
     return sorted(found)
 
 
 def _killed_by(pid: int) -> int:
-    """The signal that ended a child; 0 if none did, or it was waited for meanwhile."""
+    """Returns the signal that killed a child; 0 if no signal did, or the child was
+    reaped.
+    """
     try:
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

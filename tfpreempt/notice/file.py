@@ -1,4 +1,4 @@
-"""A notice from a file that appears."""
+"""Notices from a file that appears."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DETAIL_LIMIT_BYTES = 1024
 
 
 class FileSource(PollingSource):
-    """Tells when a path exists: a scheduler's hook or a person has put it there.
+    """Reports when a path exists, created by a scheduler's hook or by a person.
 
-    A file that is there at the start is a notice: this machine has been told to go. A
-    file that goes withdraws the notice; when it comes again it is a new one. The first
-    line of a regular file is the notice's detail.
+    A file that exists at the start is a notice: this machine is about to be terminated.
+    Deleting the file withdraws the notice; a file created again is a new notice. The
+    first line of a regular file is the notice's detail.
 
     Args:
-        path: the path to look for; its directory need not exist yet.
-        interval: seconds between two looks.
-        wait: how to wait between looks; tests pass that of a fake clock.
+        path: path to look for; its directory need not exist yet.
+        interval: seconds between two polls.
+        wait: function that waits between polls; tests pass the wait of a fake clock.
 
     Raises:
         ConfigurationError: the path is empty or the interval is not positive.
@@ -48,10 +48,11 @@ class FileSource(PollingSource):
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
-    """The path as an absolute string.
+    """Returns the path as an absolute string.
 
     Raises:
-        ConfigurationError: it is not a path, is empty or holds a NUL character.
+        ConfigurationError: the value is not a path, is empty or contains a NUL
+            character.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
@@ -63,15 +64,16 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 
 
 def first_line(path: str) -> str:
-    """At most 1 KiB of a file's first line, made printable; "" if it can't be read."""
+    """Returns at most 1 KiB of a file's first line, printable; "" if unreadable."""
     try:
-        # O_NONBLOCK: were it replaced by a pipe since the stat, opening must not wait.
+        # O_NONBLOCK: opening must not wait if a pipe has replaced the file since the
+        # stat.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             content = os.read(descriptor, DETAIL_LIMIT_BYTES)
         finally:
             os.close(descriptor)
     except OSError:
-        return ""  # it is there, so it is a notice; the detail is for people only
+        return ""  # the file exists, which is the notice; the detail is for people only
     text = content.partition(b"\n")[0].decode("utf-8", errors="replace").strip()
     return printable(text, DETAIL_LIMIT_BYTES)

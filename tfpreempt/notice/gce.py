@@ -1,8 +1,9 @@
 """Notices from Google Compute Engine's metadata server.
 
-One thread serves all topics. It hangs in one GET, on the smallest part of the server's
-tree that holds them all, and the answer comes when anything there changes. What that
-part does not carry is asked for singly in between. docs/decisions/0009 has the reasons.
+One thread serves every topic. The thread waits in one hanging GET of the smallest
+directory of the server that contains the topics, and the server answers when any entry
+there changes. Between two hanging GETs, topics missing in the answer are requested
+singly. docs/decisions/0009 has the reasons.
 
 Protocol: https://cloud.google.com/compute/docs/metadata/querying-metadata
 """
@@ -37,14 +38,15 @@ DIRECTORY = "instance/"
 
 HANG_SECONDS = 60
 HANG_BETWEEN_SINGLES_SECONDS = 5
-# The server ends a hanging GET itself; this is for one that has stopped to.
+# The server ends a hanging GET itself; the extra seconds are for a server that does
+# not.
 HANG_EXTRA_SECONDS = 10
 PLAIN_SECONDS = 3
-# The directory has the instance's attributes too, by the API's limits up to 512 KB.
+# The directory includes the instance's attributes, up to 512 KB by the API's limits.
 DIRECTORY_BYTES = 2 * 1024 * 1024
 PAUSE_SECONDS = 0.1
-HIDDEN = frozenset({403, 404})  # how a proxy conceals an entry
-# Where the server does not hold the answer back, or has nothing to wait for.
+HIDDEN = frozenset({403, 404})  # statuses of a proxy that hides an entry
+# Pause if the server answers a hanging GET at once, or if there is no ETag to wait on.
 POLL_SECONDS = 1.0
 
 
@@ -57,12 +59,13 @@ Read = Callable[[object, float], Told | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One entry.
+    """An entry of the metadata server.
 
     Attributes:
-        path: below the root, with a "/" at its end if it is a directory.
-        read: what its value means.
-        quiet: statuses by which it says nothing; every machine has an entry without.
+        path: path below the root, with a "/" at its end if the entry is a directory.
+        read: function that finds the notice in the entry's value.
+        quiet: HTTP statuses without a meaning; an entry without such statuses exists on
+            every machine.
     """
 
     path: str
@@ -73,10 +76,10 @@ class Topic:
 def read_word(
     topic: str, up: set[str], quiet: set[str], value: object, now: float
 ) -> Told | None:
-    """A notice if the entry's word is among `up`; NONE is a quiet one everywhere.
+    """Returns a notice if the entry's word is in `up`. NONE is never a notice.
 
     Raises:
-        NoticeError: it is no word that is known.
+        NoticeError: the word is unknown.
     """
     word = "" if value is None else str(value).strip().upper()
     if word in up:
@@ -91,14 +94,14 @@ def read_word(
 
 
 def read_upcoming_maintenance(value: object, now: float) -> Told | None:
-    """instance/upcoming-maintenance/: an object, in one of two spellings.
+    """Reads instance/upcoming-maintenance/: an object, in one of two spellings.
 
-    Nothing is said by {}, "NONE", an object with an error, or empty fields; nor by a
-    maintenance that is over, by its status or by the end of its window. Without a
-    status the window decides alone.
+    The value is no notice if it is {}, "NONE", an object with an error, or has empty
+    fields. A maintenance is over by its status or by the end of its window, and is then
+    no notice. Without a status, or with the status UNKNOWN, the window alone decides.
 
     Raises:
-        NoticeError: the status is none that is known.
+        NoticeError: the status is unknown.
     """
     topic = "upcoming-maintenance"
     if not isinstance(value, dict):
@@ -135,7 +138,7 @@ TOPICS: Mapping[str, Topic] = {
         read=_words(
             "maintenance-event",
             up={"TERMINATE_ON_HOST_MAINTENANCE"},
-            quiet={"MIGRATE_ON_HOST_MAINTENANCE"},  # which is no end
+            quiet={"MIGRATE_ON_HOST_MAINTENANCE"},  # the machine survives
         ),
     ),
     "upcoming-maintenance": Topic(
@@ -156,14 +159,14 @@ TOPICS: Mapping[str, Topic] = {
 
 
 def pick(tree: object, path: str) -> object:
-    """An entry of a recursive answer, whose names may be in camelCase.
+    """Returns an entry of a recursive answer, whose names may be in camelCase.
 
     Args:
         tree: the answer.
-        path: the entry's path below it.
+        path: path of the entry in the answer.
 
     Returns:
-        Its value, or `ABSENT`.
+        The value of the entry, or `ABSENT`.
     """
     at = tree
     for name in path.strip("/").split("/"):
@@ -174,21 +177,22 @@ def pick(tree: object, path: str) -> object:
 
 
 def _squash(name: str) -> str:
-    """One form of camelCase, snake_case and dashed names."""
+    """Returns the same form for camelCase, snake_case and dashed names."""
     return name.replace("-", "").replace("_", "").lower()
 
 
 def is_excluded(environment: Mapping[str, str]) -> bool:
-    """Whether NO_GCE_CHECK says that this is not a machine of Google's.
+    """Whether NO_GCE_CHECK says that this machine is not Google's.
 
-    For detection; whoever makes a `GceWatch` means it.
+    Only platform detection reads the variable; an explicit `GceWatch` ignores the
+    variable.
     """
     said = environment.get(NO_CHECK_VARIABLE, "").strip().lower()
     return said in {"true", "1", "yes"}
 
 
 def metadata_url(environment: Mapping[str, str]) -> str:
-    """The metadata server's address as the environment names it, or the usual one.
+    """Returns the metadata server's address from the environment, or the default.
 
     GCE_METADATA_HOST comes first, then GCE_METADATA_ROOT, then GCE_METADATA_IP.
 
@@ -199,24 +203,24 @@ def metadata_url(environment: Mapping[str, str]) -> str:
 
 
 class GceWatch(TopicWatch):
-    """Watches the machine's own entries on the metadata server.
+    """Watches this machine's entries on the metadata server.
 
     | topic | is a notice | source |
     |---|---|---|
-    | `preempted` | when it is TRUE | `gce:preempted` |
-    | `maintenance-event` | when it is TERMINATE_ON_HOST_MAINTENANCE; not when the machine migrates | `gce:maintenance-event` |
+    | `preempted` | when the entry is TRUE | `gce:preempted` |
+    | `maintenance-event` | when the entry is TERMINATE_ON_HOST_MAINTENANCE; not when the machine migrates | `gce:maintenance-event` |
     | `upcoming-maintenance` | when a maintenance is planned or runs | `gce:upcoming-maintenance` |
     | `stop-state` | when a graceful shutdown is pending | `gce:stop-state` |
 
     Args:
-        topics: which of them to watch.
-        maintenance_lead_seconds: an upcoming maintenance is a notice only once its
-            window begins within so many seconds. It is announced up to seven days
-            ahead. None: as soon as it is announced.
+        topics: the topics to watch.
+        maintenance_lead_seconds: an upcoming maintenance becomes a notice at most this
+            number of seconds before its window. The server announces a maintenance up
+            to seven days ahead. None: the announcement is the notice.
         **options: url, clock and wait, see `WatchOptions`.
 
     Raises:
-        ConfigurationError: a topic is unknown, or the address is none.
+        ConfigurationError: a topic is unknown, or the address is invalid.
     """  # noqa: E501 - a table's row is one line
 
     name = "gce"
@@ -238,11 +242,11 @@ class GceWatch(TopicWatch):
 
 
 class GcePoller(Poller):
-    """One hanging GET after the other.
+    """Sends one hanging GET after the other.
 
     Args:
-        watch: says where to ask for what.
-        lead_seconds: as `maintenance_lead_seconds` of the watch.
+        watch: the watch with the address and the topics.
+        lead_seconds: `maintenance_lead_seconds` of the watch.
     """
 
     def __init__(self, watch: TopicWatch, lead_seconds: float | None) -> None:
@@ -253,15 +257,16 @@ class GcePoller(Poller):
         self._hangs_on_all = len(watch.topics) > 1
         self._etag: str | None = None
         self._hang_seconds = HANG_SECONDS
-        self._due: dict[str, float] = {}  # when what is announced becomes a notice
+        # when an announced maintenance becomes a notice
+        self._due: dict[str, float] = {}
 
     def poll(self, report: Report) -> float:
-        """Waits for a change, at most `HANG_SECONDS`, and reports all topics."""
+        """Waits for a change, at most `HANG_SECONDS`, and reports the topics."""
         try:
             return self._poll(report)
         except errors.NoticeError:
-            # A wait for the next change would miss those that came meanwhile, and a
-            # server that was refusing things as it started may refuse them no more.
+            # A wait for the next change would miss changes made in the meantime. Also,
+            # a server that refused requests during its start may accept them now.
             self._etag, self._hangs_on_all = None, len(self._topics) > 1
             raise
 
@@ -271,7 +276,7 @@ class GcePoller(Poller):
         target = DIRECTORY if self._hangs_on_all else first
         answer = self._get(target, hangs=True)
         if target == DIRECTORY and answer.status in {400, *HIDDEN}:
-            # A proxy that hides the directory (GKE): hang on the first topic alone.
+            # A proxy hides the directory (GKE): wait on the first topic alone.
             self._hangs_on_all, before = False, None
             answer = self._get(first)
         if self._hangs_on_all:
@@ -292,7 +297,7 @@ class GcePoller(Poller):
         return PAUSE_SECONDS
 
     def _carried(self, answer: Answer) -> dict[str, object]:
-        """What the directory's answer says, by topic."""
+        """Returns the value of each topic found in the directory's answer."""
         if answer.status != 200:
             raise answer.refused("200")
         tree = answer.fields("a JSON object with the instance's entries")
@@ -303,9 +308,9 @@ class GcePoller(Poller):
         return {name: value for name, value in found.items() if value is not ABSENT}
 
     def _tell(self, name: str, report: Report, value: object = ABSENT) -> None:
-        """Reports one entry, and asks for it if its value did not come with others.
+        """Reports one entry; requests the entry first if no value is given.
 
-        Its failures are its own: the others are still seen.
+        A failure concerns only this entry: other topics are still reported.
         """
         topic, now = self._topics[name], self._clock.wall()
         try:
@@ -322,7 +327,7 @@ class GcePoller(Poller):
                 report(name, self._within_lead(name, told, now))
 
     def _single_value(self, name: str, answer: Answer) -> object:
-        """An entry's value; None where there is none, `ABSENT` if nothing is known."""
+        """Returns an entry's value; None if there is no entry, `ABSENT` if unknown."""
         topic = self._topics[name]
         if answer.status in topic.quiet:
             return None if answer.status == 404 else ABSENT
@@ -332,7 +337,7 @@ class GcePoller(Poller):
                 f"let it through, or set {HOST_VARIABLES[0]} to a server that is not "
                 "hidden"
             )
-            # Not raised: the other topics are asked for all the same.
+            # Not raised: the other topics are requested nevertheless.
             self._failures[name].note_failure(hidden, self._interval)
             return ABSENT
         if answer.status != 200:
@@ -340,12 +345,12 @@ class GcePoller(Poller):
         try:
             return answer.json()
         except errors.NoticeError:
-            # A word alone is what the server sends where it knows no alt=json; what
-            # it means, if anything, is for the topic to say.
+            # A server without alt=json sends a bare word; the topic decides on its
+            # meaning.
             return answer.text()
 
     def _within_lead(self, name: str, told: Told | None, now: float) -> Told | None:
-        """The notice, if it is one already; else it is kept in mind when it will be."""
+        """Returns the notice if due. Else notes when the notice becomes due."""
         self._due.pop(name, None)
         lead = self._lead_seconds
         if told is None or told.goes_at is None or lead is None:
@@ -356,16 +361,19 @@ class GcePoller(Poller):
         return None
 
     def _next_hang(self, missing: list[str]) -> int:
-        """How long the next GET may hang: not past the time of an announced notice."""
+        """Returns the seconds of the next hanging GET, at most until the next due
+        notice.
+        """
         if any(not self._topics[name].quiet for name in missing):
-            longest = POLL_SECONDS  # behind a proxy, and no time to lose
+            # behind a proxy: polled, as a preemption leaves little time
+            longest = POLL_SECONDS
         else:
             longest = HANG_BETWEEN_SINGLES_SECONDS if missing else HANG_SECONDS
         until_due = min(self._due.values(), default=math.inf) - self._clock.wall()
         return max(1, math.ceil(min(longest, until_due)))
 
     def _get(self, path: str, *, hangs: bool = False) -> Answer:
-        """The answer; if it hangs, once it is another one than the last that hung."""
+        """Returns the answer to a GET; a hanging GET waits until the ETag changes."""
         query, seconds = "alt=json", PLAIN_SECONDS
         if path.endswith("/"):
             query += "&recursive=true"

@@ -1,9 +1,9 @@
-"""Requests to a metadata server: bounded in time and size, sent nowhere else.
+"""Requests to a metadata server: bounded in time and size, sent to one host only.
 
-No proxy, no redirect, no credentials of the user's, plain http to one host. A time-out
-of a socket holds for one read, and a server that sends a byte now and then is never
-late; so the limits are set where all bytes pass: head, body, chunk sizes and trailers
-count alike.
+No proxy, no redirect, no credentials of the user, plain http. The timeout of a socket
+applies to one read, so a server that sends a byte now and then never exceeds the
+timeout. Therefore the limits are checked where every byte passes: head, body, chunk
+sizes and trailers count alike.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from urllib.parse import urlsplit
 from tfpreempt import errors
 from tfpreempt.storage import paths
 
-# The address of all clouds' servers, and of Google's name for it: looking up a name has
-# no time limit, and fails where a container has a resolver of its own.
+# The address of every cloud's metadata server, also of Google's host name. An address,
+# because a name lookup has no time limit and fails in a container with its own
+# resolver.
 DEFAULT_URL = "http://169.254.169.254"
 
 REQUEST_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
 HEAD_BYTES = 64 * 1024
 BODY_BYTES = 256 * 1024
-PIECE_BYTES = 16 * 1024  # that are received at a time
+PIECE_BYTES = 16 * 1024  # maximum of one recv()
 
 _TOO_LONG = "its answer is longer than any that is expected"
 _TOO_LATE = "its answer was not complete in time"
@@ -46,18 +47,18 @@ _DIGITS = {
 
 
 class SessionClosedError(errors.NoticeError):
-    """A request was cut off, or never made, because its session was closed."""
+    """A request was cut off, or not sent, because its session was closed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back, whatever its status.
+    """Answer of a server, with any status.
 
     Attributes:
-        url: what was asked for, without the query.
+        url: requested URL, without the query.
         status: the HTTP status.
-        headers: by lower-case names.
-        body: as sent, not decoded.
+        headers: the headers, by lower-case names.
+        body: the body as sent, not decoded.
     """
 
     url: str
@@ -66,14 +67,14 @@ class Answer:
     body: bytes
 
     def text(self) -> str:
-        """The body as text without white space around it."""
+        """Returns the body as text without white space around it."""
         return self.body.decode("utf-8", errors="replace").strip()
 
     def json(self) -> object:
-        """The body as JSON.
+        """Returns the body, parsed as JSON.
 
         Raises:
-            NoticeError: it is not.
+            NoticeError: the body is not JSON.
         """
         try:
             value: object = json.loads(self.body)
@@ -85,10 +86,13 @@ class Answer:
         return value
 
     def fields(self, expected: str) -> dict[str, object]:
-        """The body as an object of JSON.
+        """Returns the body, parsed as a JSON object.
+
+        Args:
+            expected: description of the expected object, for the error.
 
         Raises:
-            NoticeError: it is none; it says that `expected` was.
+            NoticeError: the body is not a JSON object.
         """
         value = self.json()
         if not isinstance(value, dict):
@@ -96,7 +100,7 @@ class Answer:
         return value
 
     def refused(self, expected: str) -> errors.NoticeError:
-        """An error that says what was expected, and does not quote the answer.
+        """Returns an error that names the expected answer without quoting the answer.
 
         Metadata can hold passwords, for instance in startup scripts.
         """
@@ -107,12 +111,12 @@ class Answer:
 
 
 class MetadataSession:
-    """Requests to one server, each over a connection of its own.
+    """Sends requests to one server, each over a new connection.
 
-    One thread makes the requests; any thread may close.
+    One thread makes the requests; any thread may close the session.
 
     Args:
-        base_url: as `checked_base_url()` returns it.
+        base_url: address in the form returned by `checked_base_url()`.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -134,22 +138,22 @@ class MetadataSession:
         seconds: float = REQUEST_SECONDS,
         body_bytes: int = BODY_BYTES,
     ) -> Answer:
-        """Asks and reads the whole answer.
+        """Sends a request and reads the whole answer.
 
         Args:
             target: path and query, from "/" on.
             method: GET, PUT or POST.
-            headers: sent with it.
-            body: sent with it.
-            seconds: from the request to the last byte of the answer.
-            body_bytes: the longest body that is read.
+            headers: additional headers of the request.
+            body: body of the request.
+            seconds: time limit from the request to the last byte of the answer.
+            body_bytes: maximum size of the answer's body.
 
         Returns:
-            The answer, also of an unwanted status and of a redirect.
+            The answer, whatever its status; redirects are not followed.
 
         Raises:
-            SessionClosedError: the session is closed, or was closed meanwhile.
-            NoticeError: there is no complete answer within the limits.
+            SessionClosedError: the session is closed, or was closed during the request.
+            NoticeError: no complete answer arrived within the limits.
         """
         until = time.monotonic() + seconds
         url = f"{self.base_url}{target.partition('?')[0]}"
@@ -164,19 +168,20 @@ class MetadataSession:
                 reader = _Reader(sock, until, HEAD_BYTES + body_bytes)
                 status, fields = reader.read_head()
                 content = reader.read_body(status, fields, body_bytes)
-            self._check_open()  # a cut is the end of an answer without a length
+            # close() looks like the end of an answer without a length
+            self._check_open()
         except (OSError, ValueError) as error:
             self._check_open()
             raise errors.NoticeError(f"{method} {url}: {_reason(error)}") from error
         return Answer(url=url, status=status, headers=fields, body=content)
 
     def close(self) -> None:
-        """Ends a request that waits, and refuses the next. Any thread, idempotent."""
+        """Ends a waiting request, and refuses later ones. Any thread; idempotent."""
         with self._lock:
             self._is_closed = True
             if self._current is not None:
-                # It wakes who reads, as close() would not. The other side may have been
-                # first, or the request be over.
+                # shutdown() wakes the reading thread; close() would not. An OSError
+                # means that the server closed first, or that the request is over.
                 with contextlib.suppress(OSError):
                     self._current.shutdown(socket.SHUT_RDWR)
 
@@ -190,7 +195,7 @@ class MetadataSession:
     def _message(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> bytes:
-        """The request as it is sent."""
+        """Returns the bytes of the request."""
         fields = {
             "Host": self._host,
             "Accept-Encoding": "identity",
@@ -206,25 +211,26 @@ class MetadataSession:
 
 
 class _Reader:
-    """Reads one answer (RFC 9112), for so long and so much, head and body together.
+    """Reads one answer (RFC 9112) within a time limit and a size limit.
 
-    `http.client` reads the same, but it takes most of the processor time of a request
-    that is made each second, and each line of a head has limits of its own there.
+    The size limit covers head and body together. Rejected: `http.client` uses most of
+    the processor time of a request made each second, and limits each line of a head
+    separately.
 
     Args:
-        sock: a connection on which the request was sent.
-        until: when the last byte must have come, in monotonic seconds.
-        most_bytes: the most that are read.
+        sock: connection over which the request was sent.
+        until: deadline of the last byte, in monotonic seconds.
+        most_bytes: maximum number of bytes to read.
     """
 
     def __init__(self, sock: socket.socket, until: float, most_bytes: int) -> None:
         self._sock = sock
         self._until = until
         self._bytes_left = most_bytes
-        self._buffer = bytearray()  # received, and not read yet
+        self._buffer = bytearray()  # received, but not read yet
 
     def read_head(self) -> tuple[int, dict[str, str]]:
-        """The status, and the headers by lower-case names."""
+        """Returns the status, and the headers by lower-case names."""
         if not self._receive():
             raise ConnectionResetError
         while True:
@@ -234,18 +240,18 @@ class _Reader:
             if found is None or not all(colon for _, colon, _ in fields):
                 raise ConnectionAbortedError(_NO_HTTP)
             status = int(found[1])
-            if status >= 200:  # others announce the answer that follows them
+            if status >= 200:  # a status below 200 precedes the final answer
                 return status, {name.lower(): text.strip() for name, _, text in fields}
 
     def read_body(
         self, status: int, headers: Mapping[str, str], most_bytes: int
     ) -> bytes:
-        """The body, as the head says where it ends.
+        """Returns the body, up to the end that the head announces.
 
         Args:
-            status: of the head.
-            headers: of the head.
-            most_bytes: a longer one is refused.
+            status: the status in the head.
+            headers: the headers in the head.
+            most_bytes: maximum size of the body; a longer body raises an error.
         """
         if status in (204, 304):
             return b""
@@ -255,11 +261,11 @@ class _Reader:
         if length is not None:
             return self._read(_number(length, 10), most_bytes)
         while len(self._buffer) <= most_bytes and self._receive():
-            pass  # to the end of the connection
+            pass  # until the end of the connection
         return self._read(len(self._buffer), most_bytes)
 
     def _read_chunks(self, most_bytes: int) -> bytes:
-        """Pieces, each after a line with its size, which may carry more than that."""
+        """Returns the joined chunks. A chunk's size line may have extensions."""
         body = bytearray()
         while size := _number(self._read_line().partition(";")[0].strip(), 16):
             body += self._read(size, most_bytes - len(body))
@@ -273,7 +279,7 @@ class _Reader:
         return self._read_to(b"\r\n").decode("latin-1")
 
     def _read_to(self, mark: bytes) -> bytes:
-        """What comes before the mark, which is read too."""
+        """Returns the bytes before the mark, and consumes the mark."""
         start = 0
         while (end := self._buffer.find(mark, start)) < 0:
             start = max(0, len(self._buffer) - len(mark) + 1)
@@ -296,7 +302,7 @@ class _Reader:
             raise ConnectionAbortedError(_CUT_SHORT)
 
     def _receive(self) -> bool:
-        """Waits for some bytes; False at the end of the connection."""
+        """Waits for bytes. Returns False at the end of the connection."""
         left = self._until - time.monotonic()
         try:
             if left <= 0:
@@ -313,21 +319,21 @@ class _Reader:
 
 
 def _number(text: str, base: int) -> int:
-    """A length as HTTP writes it: digits, and nothing that int() takes besides."""
+    """Parses a length of HTTP: digits only, although int() accepts more."""
     if _DIGITS[base].fullmatch(text) is None:
         raise ConnectionAbortedError(_NO_HTTP)
     return int(text, base)
 
 
 def checked_base_url(text: str, origin: str) -> str:
-    """A server's address as "http://host[:port]".
+    """Returns a server's address as "http://host[:port]".
 
     Args:
         text: host, host:port or http://host:port.
-        origin: where it comes from, for the message, such as a variable's name.
+        origin: origin of the text, such as a variable's name, for the message.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: the text has no such form.
     """
     host = text.lower().removeprefix("http://").rstrip("/")
     try:
@@ -350,12 +356,12 @@ def url_from(
     environment: Mapping[str, str],
     default: str = DEFAULT_URL,
 ) -> str:
-    """A server's address as the first of some variables that is set names it.
+    """Returns a server's address from the first variable that is set.
 
     Args:
-        variables: their names.
-        environment: to read them from.
-        default: where none is set.
+        variables: names of the variables, in order of precedence.
+        environment: the environment variables.
+        default: address if no variable is set.
 
     Raises:
         ConfigurationError: the variable holds no host.
@@ -368,15 +374,15 @@ def url_from(
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Text fit for a log: at most `limit` printable characters."""
+    """Returns text fit for a log: at most `limit` printable characters."""
     cut = text[:limit]
     return "".join(char if char.isprintable() else "?" for char in cut)
 
 
 def epoch_seconds(text: object) -> float | None:
-    """Seconds since the Unix epoch of a time in RFC 3339 or RFC 1123; None if none.
+    """Parses a time in RFC 3339 or RFC 1123. Returns seconds since the Unix epoch.
 
-    A time without a zone is one of UTC.
+    Returns None for other values. A time without a zone is UTC.
     """
     if not isinstance(text, str):
         return None
@@ -392,20 +398,23 @@ def epoch_seconds(text: object) -> float | None:
 
 
 def _from_rfc_3339(text: str) -> datetime.datetime:
-    """`fromisoformat`; Python 3.10's knows no "Z", and 3 or 6 digits of a fraction."""
+    """Parses as `fromisoformat`, for Python 3.10 too.
+
+    Python 3.10 accepts no "Z", and only 3 or 6 digits of a fraction.
+    """
     with_micros = re.sub(r"\.(\d+)", lambda found: f".{found[1][:6]:0<6}", text)
     return datetime.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", with_micros))
 
 
 def readable(seconds: float | None) -> str:
-    """A time in seconds since the Unix epoch, in UTC, as in RFC 3339; None is "?"."""
+    """Formats seconds since the Unix epoch as RFC 3339 in UTC; None becomes "?"."""
     if seconds is None:
         return "?"
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _reason(error: BaseException) -> str:
-    """Why there is no answer, without what differs each time: addresses, numbers."""
+    """Returns the reason for a missing answer, without varying addresses or numbers."""
     if isinstance(error, TimeoutError):
         return "no connection in time"
     if isinstance(error, ConnectionResetError | BrokenPipeError):

@@ -1,9 +1,9 @@
-"""A notice from TensorFlow's own key, which its C++ SIGTERM handler sets.
+"""Notices from TensorFlow's preemption key, set by its C++ SIGTERM handler.
 
 TensorFlow sets TF_DEFAULT_PREEMPTION_NOTICE_KEY within about 1 s of a SIGTERM to any
-task. A get of it blocks until then and cannot be cancelled, and a get that times out
-leaks memory in two processes, so one thread per process blocks in one get, is never
-joined, and serves whoever is subscribed when the value comes.
+task. A get of the key blocks until then and cannot be cancelled; a get with a timeout
+leaks memory in two processes. So one thread blocks in one get, is never joined, and
+sends the value to the sources subscribed at that time.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _logger = logging.getLogger(__name__)
 class NativeKeySource(Source):
     """Reports the value of TensorFlow's key once, such as "/job:worker/task:1".
 
-    The key can be set once in the life of a cluster and stays. So after it has been
-    delivered, sources of the same identity stay quiet; whoever deletes the key and
-    wants to hear of the next preemption calls `read_again`.
+    The key can be set once in the lifetime of a cluster and stays set. So after the
+    value has been delivered, sources with the same identity report nothing more. Code
+    that deletes the key calls `read_again` to watch for the next preemption.
 
     Args:
-        read_key: blocks until the key is there and returns its value. It runs in a
-            daemon thread. Whatever it raises (the cluster is going down) ends the
-            watch with a line in the log.
-        identity: what the key belongs to; sources of one identity share one read. By
-            default `read_key` itself: equal functions, or one object's bound method.
-        is_alone: nothing else tells of these machines, so that a watch which ends
-            while somebody listens is a warning. Else others tell, or are told.
+        read_key: function that blocks until the key is set and returns its value, in a
+            daemon thread. An exception (the cluster is going down) ends the watch and
+            is logged.
+        identity: identity of the key's cluster; sources with the same identity share
+            one get. By default `read_key` itself: equal functions, or a bound method of
+            the same object.
+        is_alone: whether no other source reports preemptions of these machines. The end
+            of such a watch is then logged as a warning while the source is open.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class NativeKeySource(Source):
 
 
 def read_again(identity: Hashable) -> None:
-    """Waits for the key anew, after it was delivered and deleted.
+    """Waits again for the key, after delivery and deletion of the key.
 
     Args:
-        identity: of the sources that are to hear of it.
+        identity: identity of the sources that receive the value.
     """
     with _lock:
         reader = _readers.get(identity)
@@ -77,7 +78,7 @@ def read_again(identity: Hashable) -> None:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _KeyReader:
-    """The one blocked get of an identity, and who is waiting for it."""
+    """The only blocked get of an identity, and the sources waiting for the value."""
 
     read_key: Callable[[], str]
     sources: list[NativeKeySource] = dataclasses.field(default_factory=list)
@@ -86,7 +87,7 @@ class _KeyReader:
     has_delivered: bool = False
 
     def read(self) -> None:
-        """Begins a get; under the lock."""
+        """Starts a get. The caller holds the lock."""
         self.undelivered, self.is_reading, self.has_delivered = None, True, False
         OwnedThread("tfpreempt-native-key", self._run).start()
 

@@ -1,4 +1,4 @@
-"""What asks again and again: in a thread of its own, edges out, faults logged once."""
+"""Polling in a thread: reports changes only, and logs each failure once."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def retry_seconds(failures: int, first: float = 1.0, longest: float = 30.0) -> float:
-    """The pause after the given number of failures in a row (1 is the first)."""
+    """Returns the pause after consecutive failures (1 is the first failure)."""
     return min(first * 2.0 ** min(failures - 1, 16), longest)
 
 
 class FailureLog:
-    """Counts failures in a row and says each one once.
+    """Counts consecutive failures, and logs a failure once.
 
     Two failures are the same if type and message are the same. In errors of other
-    packages numbers are ignored: a message may have the address of an object, which is
-    always new.
+    packages numbers are ignored: a message may contain the address of an object, which
+    changes.
 
     Args:
-        name: the source's name, for messages.
+        name: name of the source, for messages.
 
     Attributes:
-        count: of the failures since it last worked.
-        text: what the last one of them said; "" if there was none.
+        count: number of failures since the last success.
+        text: message of the last failure; "" after a success.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,20 +49,20 @@ class FailureLog:
         self._last: tuple[type[BaseException], str] | None = None
 
     def note_failure(self, error: BaseException, pause: float) -> None:
-        """Logs it unless the last failure was the same.
+        """Logs the failure unless the last failure was the same.
 
         Args:
-            error: what it was.
-            pause: seconds until it is tried again.
+            error: the failure.
+            pause: seconds until the next attempt.
         """
         self.count += 1
         self.text = str(error)
         ours = error if isinstance(error, errors.NoticeError) else None
         this = type(error), self.text if ours else _NUMBER.sub("", self.text)
         if this != self._last:
-            # The traceback comes with the first of a row; what follows it is one line,
-            # and the same again says nothing. Our own errors say in words what happened
-            # and need none.
+            # The first failure of a series is logged with a traceback, a different
+            # failure after the first in one line, and the same failure again not at
+            # all. Errors of tfpreempt explain themselves, and need no traceback.
             is_told = ours is not None or self._last is not None
             _logger.warning(
                 "%s failed (%s: %s); it is tried again in %.2g s and from then on with "
@@ -75,22 +75,24 @@ class FailureLog:
             self._last = this
 
     def note_success(self) -> None:
-        """Says that it works again, if it had failed."""
+        """Logs the recovery, if the last attempt had failed."""
         if self._last is not None:
             _logger.warning("%s works again after %d failures", self._name, self.count)
         self.count, self._last, self.text = 0, None, ""
 
 
 class PollingLoop:
-    """Polls in a thread of its own until it is stopped; nothing else ends it.
+    """Polls in a thread of its own until the loop is closed.
 
     Args:
-        name: of the thread, and for messages.
-        poll: asks once; returns the seconds until the next time. It may raise: that is
-            logged once per fault and retried. It may hang: then only this thread hangs.
-        retry: the pause in seconds after so many failures in a row (1 is the first).
-        wait: how to wait; tests pass that of a fake clock.
-        cut_off: makes a poll that waits return, or raise, at once; any thread.
+        name: name of the thread, also for messages.
+        poll: polls once; returns the seconds until the next poll. An exception is
+            logged once per failure, and the poll is retried. A hanging poll blocks only
+            this thread.
+        retry: maps the number of consecutive failures (1 is the first) to a pause in
+            seconds.
+        wait: function that waits between polls; tests pass the wait of a fake clock.
+        cut_off: makes a waiting poll return or raise at once; any thread.
     """
 
     def __init__(
@@ -111,14 +113,15 @@ class PollingLoop:
         self._thread = OwnedThread(f"tfpreempt-{name}", self._run)
 
     def start(self) -> None:
-        """Starts to poll, at once. Called once."""
+        """Starts the thread, which polls at once. May be called once."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stops; waits for the thread with a limit and warns if it is still there."""
+        """Stops polling. Logs a warning if the thread does not end within a limit."""
         self._thread.stop_event.set()
         self._cut_off()
-        is_own = self._thread is threading.current_thread()  # and ends by itself
+        # the loop's own thread ends by itself
+        is_own = self._thread is threading.current_thread()
         if not self._thread.join(CLOSE_LIMIT_SECONDS) and not is_own:
             _logger.warning(
                 "%s: its call has not returned within %.1f s of closing; its daemon "
@@ -135,7 +138,7 @@ class PollingLoop:
                 pause = self._poll()
             except BaseException as error:  # noqa: BLE001 - a poll's sys.exit() is one
                 if stop.is_set():
-                    return  # it was cut off
+                    return  # cut off by close()
                 pause = self._retry(self._failures.count + 1)
                 self._failures.note_failure(error, pause)
             else:
@@ -145,14 +148,14 @@ class PollingLoop:
 
 
 class PollingSource(Source):
-    """A source that looks for itself, and reports each change from quiet to notice.
+    """A source that polls, and reports each change from quiet to notice.
 
-    A failure is retried with back-off, from 1 s up to 30 s.
+    A failed poll is retried with back-off, from 1 s up to 30 s.
 
     Args:
         name: the source's name.
-        interval: seconds between two looks that went well.
-        wait: how to wait between looks; tests pass that of a fake clock.
+        interval: seconds between two successful polls.
+        wait: function that waits between polls; tests pass the wait of a fake clock.
 
     Raises:
         ConfigurationError: the interval is not positive.
@@ -165,7 +168,7 @@ class PollingSource(Source):
         self._loop = PollingLoop(name, self._poll, retry=retry_seconds, wait=wait)
 
     def look(self) -> str | None:
-        """Looks once: a detail while the notice is up, None while it is not."""
+        """Polls once. Returns a detail while the notice is up, else None."""
         raise NotImplementedError
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""A notice from a signal, seen at once even while the main thread is inside an op."""
+"""Notices from signals, received at once even while the main thread is inside an op."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tfpreempt.notice.source import Source
 
 _logger = logging.getLogger(__name__)
 
-# A list of what is safe, not of what is not: SIGSEGV and its like mean a bug, SIGCHLD
-# and SIGPIPE come in every healthy run, SIGKILL and SIGSTOP cannot be caught.
+# An allow-list: SIGSEGV and similar signals mean a bug, SIGCHLD and SIGPIPE occur in
+# every healthy run, SIGKILL and SIGSTOP cannot be caught.
 _NAMES = "TERM", "INT", "USR1", "USR2", "HUP", "QUIT", "ALRM", "CONT", "XCPU", "PWR"
 WATCHABLE = {name: signal.Signals[f"SIG{name}"] for name in _NAMES}
 
@@ -28,21 +28,24 @@ _ELSEWHERE = (
 class SignalSource(Source):
     """Reports each arrival of one signal.
 
-    Any number of sources in a process may watch one signal. The handler that Python
-    had for it is called after ours and put back by the last `close()`; so is the
-    wake-up fd. SIGINT's default handler and SIG_DFL are not called: a watched signal
-    no longer interrupts or ends the process by itself; on the way out after a notice
-    it is ignored from the last `close()` on, so that the exit code stays. Forked
-    children do not inherit the watch; those of multiprocessing are ended by their
-    parent's signal only (`readers.py`). Where the main thread blocks the signal, as in
-    an inherited mask, a thread of its own receives the signal; no mask is changed.
+    Any number of sources in a process may watch the same signal. Our handler calls the
+    Python handler installed before, except SIGINT's default handler and SIG_DFL. So a
+    watched signal neither interrupts nor ends the process by itself. The last `close()`
+    puts back the earlier handler and the earlier wake-up fd. While the process exits
+    after a notice, the last `close()` ignores the signal instead, so that the exit code
+    is kept.
+
+    Forked children do not inherit the watch. Children of multiprocessing end only by a
+    signal from their parent (`readers.py`). If the main thread blocks the signal, for
+    instance by an inherited mask, a thread of tfpreempt receives the signal; no mask is
+    changed.
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".
 
     Raises:
-        ConfigurationError: there is no such signal or it cannot mean a notice.
-        NotMainThreadError: by `start()`, off the main thread.
+        ConfigurationError: there is no such signal or the signal cannot mean a notice.
+        NotMainThreadError: `start()` was called off the main thread.
     """
 
     def __init__(self, signum: signal.Signals | int | str) -> None:
@@ -62,11 +65,12 @@ class SignalSource(Source):
         REGISTRY.subscribe(self._signal, self._listener)
 
     def rearm(self) -> None:
-        """Installs handler and wake-up fd anew.
+        """Installs the handler and the wake-up fd again.
 
         TensorFlow's own SIGTERM handler, installed from C++ when a
-        MultiWorkerMirroredStrategy is made, silently takes the place of ours. Off the
-        main thread this cannot be undone: one warning, and training goes on.
+        MultiWorkerMirroredStrategy is made, silently replaces ours. Off the main thread
+        the handler cannot be installed again: the method logs one warning, and training
+        continues.
         """
         if threading.current_thread() is threading.main_thread():
             REGISTRY.rearm(self._signal)
@@ -84,10 +88,10 @@ class SignalSource(Source):
 
 
 def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
-    """The signal that a number or name means.
+    """Returns the signal with the given number or name.
 
     Raises:
-        ConfigurationError: there is no such signal or it cannot mean a notice.
+        ConfigurationError: there is no such signal or the signal cannot mean a notice.
     """
     if isinstance(value, str):
         found = WATCHABLE.get(value.strip().upper().removeprefix("SIG"))

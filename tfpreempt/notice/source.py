@@ -1,4 +1,4 @@
-"""What every source of notices promises, and what all of ours share."""
+"""Contract of every source of notices, and the base class of tfpreempt's sources."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ handler. It returns quickly and does not raise."""
 
 
 class NoticeSource(Protocol):
-    """One way in which a machine learns that it is going away.
+    """A source of preemption notices, such as a signal or a metadata server.
 
-    A source reports a change, not a level: a notice that stays up is reported once; one
-    that is withdrawn and comes again is reported again. A source survives its own
-    failures: they are logged once per fault and retried with back-off.
+    A source reports changes: a notice that stays up is reported once, and a notice that
+    is withdrawn and returns is reported again. A source survives its own failures: a
+    failure is logged once and retried with back-off.
     """
 
     @property
@@ -30,7 +30,12 @@ class NoticeSource(Protocol):
         ...
 
     def start(self, on_notice: OnNotice) -> None:
-        """Starts to watch. Called once, on the main thread.
+        """Starts watching. Called once, on the main thread.
+
+        Args:
+            on_notice: function called with a detail for people at each notice, from any
+                thread of the source, never in a signal handler. The function returns
+                quickly and does not raise.
 
         Raises:
             NoticeError: the source cannot work here.
@@ -38,38 +43,40 @@ class NoticeSource(Protocol):
         ...
 
     def rearm(self) -> None:
-        """Watches again after something may have disarmed it (signals). Main thread.
+        """Watches again after other code may have disarmed the source. Main thread
+        only.
 
-        Called at the first `run()` and at each scope entry; cheap, may do nothing.
+        Signals can be disarmed. Called at the first `run()` and at each scope entry;
+        cheap, and may do nothing.
         """
         ...
 
     def close(self) -> None:
-        """Stops, joins its threads with a limit, and puts back what it changed."""
+        """Stops watching, joins threads with a limit, and restores changed state."""
         ...
 
 
 @runtime_checkable
 class TimedSource(NoticeSource, Protocol):
-    """A source that may be told by when the machine goes."""
+    """A source whose notices may name the time of the termination."""
 
     def seconds_left(self) -> float | None:
-        """What is left now of the notice that is up; None where nobody says.
+        """Returns the seconds left by the current notice; None if unknown.
 
-        0 or less: the time has come. By this machine's wall clock, which the clouds
-        keep; any thread.
+        A value of 0 or less means that the time is over. Measured by this machine's
+        wall clock, which the clouds synchronize. Any thread.
         """
         ...
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Source:
-    """A source that is started once, closed once, and outlives its listener's errors.
+    """Base class of sources: started once, closed once, survives a listener's errors.
 
-    A subclass says how to begin and how to end to watch, and calls `send`.
+    A subclass implements `_begin` and `_end`, and calls `send`.
 
     Args:
-        name: as it is called in logs and the journal.
+        name: name of the source in logs and the journal.
     """
 
     name: str
@@ -77,11 +84,14 @@ class Source:
     _is_closed: bool = dataclasses.field(default=False, init=False)
 
     def start(self, on_notice: OnNotice) -> None:
-        """Starts to watch.
+        """Starts watching.
+
+        Args:
+            on_notice: listener, see `NoticeSource.start`.
 
         Raises:
             NoticeError: the source cannot work here.
-            UsageError: it was started or closed before.
+            UsageError: the source was started or closed before.
         """
         if self._on_notice is not None or self._is_closed:
             state = "closed" if self._is_closed else "started"
@@ -93,30 +103,31 @@ class Source:
         self._begin()
 
     def rearm(self) -> None:
-        pass  # nothing disarms what is no signal
+        pass  # only signals can be disarmed
 
     def close(self) -> None:
-        """Stops; nothing is reported from now on. Idempotent."""
+        """Stops watching; reports no notice from now on. Idempotent."""
         was_open = self._on_notice is not None and not self._is_closed
         self._is_closed = True
         if was_open:
             self._end()
 
     def send(self, detail: str) -> None:
-        """Passes a notice on; says nothing when closed. Any thread, never raises."""
+        """Passes on a notice, unless the source is closed. Any thread, never raises."""
         if self._on_notice is None or self._is_closed:
             return
         try:
             self._on_notice(detail)
         except Exception:
-            # The source must outlive its listener: others may share its thread.
+            # The source must survive an error of its listener: other sources may share
+            # the thread.
             _logger.exception(
                 "on_notice raised an error, given a notice of %s; watching goes on",
                 self.name,
             )
 
     def _begin(self) -> None:
-        """Begins to watch."""
+        """Starts watching."""
 
     def _end(self) -> None:
-        """Ends it, if it has begun."""
+        """Stops watching. Called only after `_begin`."""

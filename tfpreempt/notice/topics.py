@@ -1,4 +1,4 @@
-"""Many sources over one thread, which asks one service for all of them."""
+"""Many sources over one thread that polls one service for every source."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from tfpreempt.notice.polling import FailureLog, PollingLoop, Wait, retry_second
 from tfpreempt.notice.source import NoticeSource, Source
 from tfpreempt.notice.watcher import WatchedSource
 
-# Of its own: a failure must not draw from the program's generator, which is restored.
+# A separate generator: a failure must not draw from the program's generator, whose
+# state is restored after a restart.
 _jitter = random.Random()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Told:
-    """What a service says while a notice of it is up.
+    """A notice as reported by a service, while the notice is up.
 
     Attributes:
-        detail: for people.
-        goes_at: when the machine goes, in seconds since the Unix epoch; None where the
-            service does not say.
-        since: when the service began to say so; None where it does not tell.
+        detail: description for people.
+        goes_at: time of the machine's termination, in seconds since the Unix epoch;
+            None if the service does not report the time.
+        since: time since when the notice has been up; None if not reported.
     """
 
     detail: str
@@ -45,20 +46,20 @@ Report = Callable[[str, Told | None], None]
 
 
 def quick_retry_seconds(failures: int) -> float:
-    """The pause after so many failures in a row (1 is the first).
+    """Returns the pause after consecutive failures (1 is the first failure).
 
-    It begins short, because servers are away for less than a second at times, stays
-    short, because a Spot preemption that comes during an outage leaves 30 s, and is
-    spread, because all workers see the same server fail.
+    The first pause is short, because servers are sometimes away for less than a second.
+    Later pauses stay short, because a Spot preemption during an outage leaves 30 s. The
+    pauses are randomized, because every worker sees the same server fail.
     """
     return retry_seconds(failures, 0.1, 2.0) * _jitter.uniform(0.5, 1.0)
 
 
 class Poller:
-    """Asks one service for all topics of a watch, from one thread.
+    """Polls one service for every topic of a watch, from one thread.
 
     Args:
-        watch: says where to ask for what.
+        watch: the watch with the address and the topics.
     """
 
     def __init__(self, watch: TopicWatch) -> None:
@@ -70,27 +71,31 @@ class Poller:
         }
 
     def poll(self, report: Report) -> float:
-        """Asks once, and reports each topic of which something is known now.
+        """Polls once, and reports each topic whose state is known now.
 
-        A topic that is not reported keeps its level.
+        A topic that is not reported keeps its state.
+
+        Args:
+            report: function called with a topic and its notice, or None without a
+                notice.
 
         Returns:
-            The seconds until it is to be asked again.
+            The seconds until the next poll.
 
         Raises:
-            NoticeError: something could not be learned.
+            NoticeError: the poll failed.
         """
         raise NotImplementedError
 
     def failure(self, topic: str) -> str:
-        """Why the last `poll()`, which did not raise, did not learn this topic; or "".
+        """Returns why the last successful `poll()` did not learn this topic; or "".
 
-        By the thread that asks, or once it has asked.
+        Called by the polling thread, or once that thread has polled.
         """
         return self._failures[topic].text
 
     def close(self) -> None:
-        """Ends a `poll()` that waits, at once. Any thread."""
+        """Ends a waiting `poll()` at once. Any thread."""
         self._session.close()
 
 
@@ -100,8 +105,8 @@ class WatchOptions(TypedDict, total=False):
     Attributes:
         url: host, host:port or http://host:port of the service; by default from the
             environment, see the cloud's `metadata_url()`.
-        clock: where times come from.
-        wait: how to wait between requests; tests pass that of a fake clock.
+        clock: source of times.
+        wait: function that waits between requests; tests pass the wait of a fake clock.
     """
 
     url: str | None
@@ -110,21 +115,24 @@ class WatchOptions(TypedDict, total=False):
 
 
 class TopicWatch:
-    """Sources of several topics; their one thread lives from first start to last close.
+    """Sources of several topics that share one thread.
 
-    A source that starts while the thread runs hears at once of a notice that is up.
-    When all are closed, new sources may be made and started.
+    The thread runs from the first start of a source to the last close. A source started
+    while the thread runs immediately reports a notice that is up. After every source is
+    closed, new sources may be made and started.
 
-    A subclass names its service, all topics of the service, and where the service is.
+    A subclass defines the name of its service, the known topics, and the address.
 
     Args:
         topics: the topics to watch; a single string counts as one topic.
-        interval: seconds between two requests.
-        url: see `WatchOptions`, as are `clock` and `wait`.
+        interval: seconds between two polls.
+        url: address of the service, see `WatchOptions`.
+        clock: time source, see `WatchOptions`.
+        wait: waiting function, see `WatchOptions`.
 
     Raises:
-        ConfigurationError: there are no topics, one is unknown, the address is none, or
-            the interval is not positive.
+        ConfigurationError: there are no topics, a topic is unknown, the address is
+            invalid, or the interval is not positive.
     """
 
     name: ClassVar[str]
@@ -161,22 +169,22 @@ class TopicWatch:
         self._lock = threading.Lock()
         self._members: tuple[_TopicSource, ...] = ()
         self._loop: PollingLoop | None = None
-        self._levels: _Levels = {}  # of this thread; a new one's own
+        self._levels: _Levels = {}  # belongs to the current polling thread
 
     @staticmethod
     def _find_url(environment: Mapping[str, str]) -> str:
-        """Returns where the service is, if `url` does not say."""
+        """Returns the service's address from the environment, if no `url` is given."""
         raise NotImplementedError
 
     def poller(self) -> Poller:
-        """A new one; a thread has its own."""
+        """Returns a new poller; every polling thread has its own."""
         raise NotImplementedError
 
     def source(self, topic: str) -> NoticeSource:
-        """A new source of one topic.
+        """Returns a new source of a topic.
 
         Raises:
-            ConfigurationError: it is not watched.
+            ConfigurationError: the watch does not have the topic.
         """
         if topic not in self.topics:
             raise errors.ConfigurationError(
@@ -188,15 +196,19 @@ class TopicWatch:
     def watched_sources(
         self, graces: Mapping[str, float | None]
     ) -> tuple[WatchedSource, ...]:
-        """A new source of each topic, with the grace that its notices leave."""
+        """Returns a new source for each topic.
+
+        Args:
+            graces: grace period in seconds of each topic; None if unknown.
+        """
         return tuple(WatchedSource(self.source(name), graces[name]) for name in graces)
 
     def told(self, topic: str) -> Told | None:
-        """What is up now."""
+        """Returns the notice that is up for a topic, or None."""
         return self._levels.get(topic)
 
     def join(self, member: _TopicSource) -> None:
-        """A source was started. The first one starts the thread."""
+        """Registers a started source. The first source starts the thread."""
         with self._lock:
             self._members = (*self._members, member)
             if self._loop is None:
@@ -215,7 +227,7 @@ class TopicWatch:
             member.send(told.detail)
 
     def leave(self, member: _TopicSource) -> None:
-        """A source was closed. The last one ends the thread."""
+        """Removes a closed source. The last source ends the thread."""
         with self._lock:
             self._members = tuple(each for each in self._members if each is not member)
             if self._members or self._loop is None:
@@ -226,7 +238,7 @@ class TopicWatch:
     def _report(self, levels: _Levels, topic: str, told: Told | None) -> None:
         with self._lock:
             if self._levels is not levels:
-                return  # closed meanwhile
+                return  # the thread's watch was closed
             is_news = levels.get(topic) is None
             levels[topic] = told
             members = [each for each in self._members if each.topic == topic]
@@ -236,7 +248,7 @@ class TopicWatch:
 
 
 class _TopicSource(Source):
-    """One topic's source."""
+    """Source of one topic."""
 
     def __init__(self, watch: TopicWatch, topic: str) -> None:
         super().__init__(f"{watch.name}:{topic}")

@@ -1,4 +1,4 @@
-"""One watcher, many sources, each with its own grace."""
+"""Watches many sources, each with a grace period of its own."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CLOSE_LIMIT_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WatchedSource:
-    """A source and the time that its notices leave.
+    """A source of notices together with its grace period.
 
     Attributes:
-        source: a source that was not started yet.
-        grace_seconds: seconds from its notice until the machine goes; None or 0 where
-            nobody says: then the commit is made at once and sets no deadline. A notice
-            that says a time of its own (`TimedSource`) can only shorten it.
+        source: a source that has not been started.
+        grace_seconds: seconds from a notice until the machine is terminated. None or 0:
+            unknown; the commit is then made at once and without a deadline. A notice
+            that names a time (`TimedSource`) can only shorten the grace period.
     """
 
     source: NoticeSource
@@ -44,7 +44,7 @@ class WatchedSource:
             )
 
     def grace_now(self) -> float | None:
-        """`grace_seconds`, or what is left by the notice's own time if that is less."""
+        """Returns `grace_seconds`, or the time left by the notice if less."""
         grace = self.grace_seconds
         if grace is None or not isinstance(self.source, TimedSource):
             return grace
@@ -58,20 +58,22 @@ FindSources = Callable[[], Sequence[WatchedSource]]
 
 @dataclasses.dataclass(eq=False)
 class Watcher:
-    """Starts sources, and makes a notice of each report of a source.
+    """Starts sources, and passes on each report of a source as a `Notice`.
 
     Args:
-        sources: belong to the watcher from now on; more may be found later.
+        sources: the sources, owned by the watcher from now on; sources found later are
+            added.
         worker: index of this worker, written into each notice.
-        on_notice: called with each notice, one at a time, from a thread of the source.
-            It returns quickly; an error is logged, and the sources live on.
+        on_notice: function called with one notice at a time, from a thread of the
+            source. The function returns quickly; its errors are logged, and the sources
+            continue.
         clock: time source.
-        find_more: finds more sources, on a thread of the watcher's own; the found
-            sources are started there. They are not signals, which only the main thread
-            can watch. None: there are no more.
+        find_more: function that finds more sources, called on a thread of the watcher,
+            which also starts the sources found. Signals are excluded: only the main
+            thread can watch signals. None: no more sources.
 
     Attributes:
-        is_started: whether every source of the beginning listens.
+        is_started: whether every initial source is watching.
     """
 
     sources: Sequence[WatchedSource]
@@ -83,23 +85,24 @@ class Watcher:
     is_started: bool = dataclasses.field(default=False, init=False)
     _started: list[NoticeSource] = dataclasses.field(default_factory=list)
     _closed: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # Held while on_notice runs, and while a found source starts. Both are re-entrant:
-    # on_notice may close the watcher.
+    # Held while on_notice runs (_delivery) and while a found source starts (_starting).
+    # Re-entrant, because on_notice may close the watcher.
     _delivery: Any = dataclasses.field(default_factory=threading.RLock)
     _starting: Any = dataclasses.field(default_factory=threading.RLock)
 
     @property
     def shortest_grace(self) -> float | None:
-        """The least seconds that a notice leaves; None where no source says."""
+        """Shortest known grace period in seconds; None if unknown for every source."""
         known = [each.grace_seconds for each in self.sources if each.grace_seconds]
         return min(known, default=None)
 
     def start(self) -> None:
-        """Starts every source, or none. Called once, on the main thread.
+        """Starts every source, or no source. Called once, on the main thread.
 
         Raises:
-            UsageError: it was started or closed before.
-            TfpreemptError: a source cannot work here; those before it were closed.
+            UsageError: the watcher was started or closed before.
+            TfpreemptError: a source cannot work here; sources already started were
+                closed.
         """
         if self._started or self._closed.is_set():
             raise errors.UsageError(
@@ -133,28 +136,30 @@ class Watcher:
                         error,
                     )
                     continue
-                if self._closed.is_set():  # on_notice was called while it started
+                # on_notice closed the watcher during the start
+                if self._closed.is_set():
                     watched.source.close()
                     return
                 self._started.append(watched.source)
             self.sources = (*self.sources, watched)
 
     def rearm(self) -> None:
-        """Watches again after something may have disarmed signals. Main thread."""
+        """Watches again after signals may have been disarmed. Main thread only."""
         if not self._closed.is_set():
             for source in tuple(self._started):
                 source.rearm()
 
     def close(self) -> None:
-        """Stops every source; after it returns no notice is delivered. Idempotent.
+        """Stops every source; delivers no notice after the return. Idempotent.
 
-        Waits at most 2 s for an on_notice that is running, and as long as each source
-        takes, which has a limit of its own. A search of sources is not waited for, and
-        starts no source any more. Main thread, so that signals are put back.
+        Waits at most 2 s for a source that is starting, at most 2 s for a running
+        on_notice, and for each source within the source's own limit. A search for
+        sources is not waited for, and starts no source any more. Main thread only, so
+        that signal handlers can be restored.
         """
         self._closed.set()
         self.is_started = False
-        # The search itself is not joined: without an answer it would delay each close.
+        # The search is not joined: a server without an answer would delay each close.
         if self._starting.acquire(timeout=CLOSE_LIMIT_SECONDS):
             self._starting.release()
         if self._delivery.acquire(timeout=CLOSE_LIMIT_SECONDS):
