@@ -783,33 +783,34 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="damage",
     promise=(
-        "Bits flipped, files cut, deleted, swapped, zeroed, grown and garbled, "
-        "manifests and markers edited, commits removed by hand, in the own and the "
-        "flat form, in commits with the parts of two workers, in a save_fn's and in "
-        "TensorFlow's own checkpoints, in copies, in snapshots and in States: a start, "
-        "that of each worker, restores the newest commit of which all is as it was, "
-        "all of it, and names each that it passed over; or, where none is, it is "
-        "refused, says what to do, and has assigned nothing. It begins anew where "
-        "nothing is left that says there was a commit."
+        "Bits are flipped; files are truncated, deleted, swapped, zeroed, extended "
+        "and overwritten; manifests and markers are edited; commits are removed by "
+        "hand. The damaged files are commits in both layouts, commits with the "
+        "parts of two workers, commits of a save_fn, checkpoints of TensorFlow, "
+        "mirrored commits, snapshots and States. Every worker of a start restores "
+        "the newest intact commit completely, and names each commit that was "
+        "skipped. Without an intact commit the start is refused with advice, before "
+        "any variable is assigned. Training starts from scratch only if no trace of "
+        "a commit is left."
     ),
     trials=5_050,
     short=100,
     mark="tensorflow",
     prepare=prepare,
     fixed=(
-        "A flat commit with a damaged manifest or marker was restored as somebody "
-        "else's, without its States; a commit whose marker was gone was passed over "
-        "without a word, and deleted (`checkpoint/test_restore.py`).",
-        "Where every checkpoint of TensorFlow's own was damaged, or every copy in a "
-        "bucket and the disk empty, a training began anew with no more than a warning "
-        "(`checkpoint/test_restore.py`, `handler/test_mirror.py`, "
-        "`states/test_states_remote.py`).",
-        "A marker that was gone of States alone, a snapshot with a damaged manifest or "
-        "marker, and a manager's checkpoint without its index were passed over without "
-        "a word; and damage that TensorFlow finds only in the restore was refused "
-        "without one on what to do (`checkpoint/test_restore.py`, "
+        "A flat commit with a corrupt manifest or marker was restored as the "
+        "checkpoint of another program, without its States. A commit without a "
+        "marker was skipped silently and deleted (`checkpoint/test_restore.py`).",
+        "If every checkpoint of TensorFlow was corrupt, training started from "
+        "scratch after a mere warning. The same happened if the disk was empty and "
+        "every mirrored commit was corrupt (`checkpoint/test_restore.py`, "
+        "`handler/test_mirror.py`, `states/test_states_remote.py`).",
+        "Three kinds of damage were skipped silently: a missing marker of States "
+        "alone, a snapshot with a corrupt manifest or marker, and a checkpoint of a "
+        "CheckpointManager without its index. For damage that only TensorFlow "
+        "detects, the error had no advice (`checkpoint/test_restore.py`, "
         "`handler/test_snapshots.py`).",
-        "A commit of a save_fn that wrote TensorFlow's files, without its index, was "
-        "taken for one that its program had deleted (`checkpoint/test_restore.py`).",
+        "A commit of a save_fn that writes TensorFlow's files counted as deleted by "
+        "the program if the index was missing (`checkpoint/test_restore.py`).",
     ),
 )

@@ -143,25 +143,27 @@ def raw_write(here: Place, mebibytes: int) -> float:
 CAMPAIGN = Campaign(
     name="deadlines",
     promise=(
-        "SIGTERM at a random moment of a program with 1 to 64 MiB of state, in memory "
-        "or on a disk, that was told a grace of 2 to 6 s, and SIGKILL when that is "
-        "over; one process, or two that train together, of which one or both are told. "
-        f"Where the grace is {ENOUGH} times a step and a write of these bytes, or "
-        "more, the newest step is committed; where it is less, that or the commit "
-        "before stands. All are gone by then, with the restart code. (Of two, half a "
-        "second of the grace, a fifth of it at most, is for the notice's way to the "
-        "other one, and a periodic save that training waits for is part of the step.)"
+        "A program with 1 to 64 MiB of state, in memory or on a disk, gets SIGTERM "
+        "at a random moment with a grace period of 2 to 6 s, and SIGKILL at the end "
+        "of the period. The program is one process, or two processes that train "
+        "together; of two, one or both get the notice. If the grace period is at "
+        "least 1.5 times a step plus a write of the state, the newest step is "
+        "committed. With less time, the newest step or the commit before is valid. "
+        "All processes have exited by then, with the restart code. Two processes "
+        "need half a second of the grace period, at most a fifth, for the notice "
+        "between the processes. A periodic save that training waits for is part of "
+        "the step."
     ),
     trials=400,
     short=2,
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "A notice within a periodic save that training waits for was served after one "
-        "more step (`handler/test_notices.py`).",
-        "A process that had committed could be killed while Python took itself apart, "
-        "which nothing can end (`handler/test_session.py`).",
-        "At the deadline a journal on a busy disk could outlast what was left of the "
-        "grace (`handler/test_session.py`).",
+        "A notice during a periodic save that training waits for was handled after "
+        "one more step (`handler/test_notices.py`).",
+        "A process could be killed after its commit while Python finalized the "
+        "interpreter, a phase without a timeout (`handler/test_session.py`).",
+        "At the deadline, writing the journal to a busy disk could take longer than "
+        "the remaining grace period (`handler/test_session.py`).",
     ),
 )

@@ -435,43 +435,45 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="disks",
     promise=(
-        "A full disk, a used up quota, a read-only remount, EIO, ESTALE, ETIMEDOUT and "
-        "too many open files, at random operations of saves, prunings, deletions and "
-        "starts, "
-        "once, in a row or for good, or where files are synced alone: each save is a "
-        "commit or an error that says what to do; of what is reported as a commit each "
-        "file and each name was synced, and no sync of it failed; the newest commit "
-        "that was reported, or a newer whole one, is found, and none is said to be "
-        "lost."
+        "A full disk, a used-up quota, a read-only remount, EIO, ESTALE, ETIMEDOUT "
+        "and too many open files occur in random operations of saves, retention, "
+        "deletions and starts. The fault occurs once, several times or permanently; "
+        "some faults affect only syncs. Each save ends as a commit or as an error "
+        "with advice. Every file and every name of a reported commit was synced, "
+        "and no sync of the commit failed. A start finds the newest reported commit "
+        "or a newer intact commit, and reports no commit as lost."
     ),
     trials=20_000,
     short=40,
     mark="slow",
     prepare=prepare,
-    fixed=[
-        "A commit that could not be looked at was passed over without a word, and "
-        "training began anew, or went on from an older one "
-        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_looked_at_is_not_"
-        "passed_over_in_silence`).",
-        "What could not be read for a moment had no rank, so that what was saved "
-        "meanwhile ranked below it (`checkpoint/test_bad_disk.py::test_what_cannot_be_"
-        "read_for_a_moment_ranks_below_what_is_saved_then`).",
+    fixed=(
+        "An unreadable commit was skipped silently; training started from scratch "
+        "or resumed from an older commit "
+        "(`checkpoint/test_bad_disk.py::test_a_commit_that_cannot_be_looked_at_is_no"
+        "t_passed_over_in_silence`).",
+        "A temporarily unreadable commit had no rank, so that a new commit ranked "
+        "below the unreadable commit "
+        "(`checkpoint/test_bad_disk.py::test_what_cannot_be_read_for_a_moment_ranks_"
+        "below_what_is_saved_then`).",
         "A flat commit could be made without one of its data files "
-        "(`checkpoint/test_bad_disk.py::test_no_data_file_is_left_out_of_a_flat_"
-        "commit`).",
-        "A directory that could not be looked at was said to be unmounted, or a file "
-        "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is_"
-        "not_said_to_be_unmounted`, `checkpoint/test_bad_disk.py::test_nor_to_be_a_"
-        "file`).",
-        "One ESTALE on its record lost a lease (`checkpoint/test_bad_disk.py::test_a_"
-        "lease_is_not_lost_where_a_network_forgets_it_for_a_moment`).",
-        "A deletion that failed half-way, and an intent that could not be written, "
-        "left what nobody removed (`checkpoint/test_bad_disk.py::test_a_deletion_that_"
-        "fails_at_a_folder_is_finished_by_the_next_start`, "
-        "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leaves_"
-        "nothing`).",
-        "A commit that could not be read for a moment was said to be deleted already, "
-        "and its copy was, by who deletes it (`checkpoint/test_bad_disk.py::test_nor_is"
-        "_it_said_to_be_gone_already`).",
-    ],
+        "(`checkpoint/test_bad_disk.py::test_no_data_file_is_left_out_of_a_flat_comm"
+        "it`).",
+        "An unreadable directory was reported as unmounted, or as a file "
+        "(`checkpoint/test_bad_disk.py::test_a_directory_that_cannot_be_looked_at_is"
+        "_not_said_to_be_unmounted`, "
+        "`checkpoint/test_bad_disk.py::test_nor_to_be_a_file`).",
+        "One ESTALE for the lease file lost the lease "
+        "(`checkpoint/test_bad_disk.py::test_a_lease_is_not_lost_where_a_network_for"
+        "gets_it_for_a_moment`).",
+        "A deletion that failed halfway, and an intent file that could not be "
+        "written, left files that were never removed "
+        "(`checkpoint/test_bad_disk.py::test_a_deletion_that_fails_at_a_folder_is_fi"
+        "nished_by_the_next_start`, "
+        "`checkpoint/test_bad_disk.py::test_an_intent_that_could_not_be_written_leav"
+        "es_nothing`).",
+        "`delete()` reported a temporarily unreadable commit as already deleted, "
+        "and deleted the mirrored commit "
+        "(`checkpoint/test_bad_disk.py::test_nor_is_it_said_to_be_gone_already`).",
+    ),
 )

@@ -49,11 +49,12 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="fits",
     promise=(
-        "`model.fit` under SIGTERM and SIGKILL, to one worker or to all, while it "
-        "starts, traces, trains, validates or ends. After SIGTERM the fit finishes the "
-        "step that it is in, begins none, and leaves with the restart code. No step is "
-        "left out or repeated that was committed, and weights, optimizer, History and "
-        "the order of rows are at the end those of a fit that nobody interrupted."
+        "`model.fit` gets SIGTERM or SIGKILL, on one worker or on all workers, "
+        "while the fit starts, traces, trains, validates or ends. After SIGTERM the "
+        "fit finishes the running step, begins no new step, and exits with the "
+        "restart code. No committed step is skipped or repeated. At the end the "
+        "weights, the optimizer, the History and the order of rows are the same as "
+        "in an uninterrupted fit."
     ),
     trials=40,
     short=1,

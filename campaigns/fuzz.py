@@ -767,30 +767,31 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="fuzz",
     promise=(
-        f"{len(TARGETS)} readers of what others wrote (manifests, markers, leases, "
-        "States, indexes, listings of buckets, records of fits, answers of metadata "
-        "services, variables, command lines, keys of peers; journals and .now files, "
-        "as `status`, its metrics and `report` show them), "
-        f"{EACH} inputs in a trial, made of what our own "
-        "writers write: an input is read, or refused with an error of ours, in "
-        "bounded time and memory."
+        "43 readers of external input get random inputs, 200 in a trial, derived "
+        "from the output of tfpreempt's own writers. The readers are those of "
+        "manifests, markers, leases, States, indexes, bucket listings, fit records, "
+        "replies of metadata services, environment variables, command lines, keys "
+        "of other workers, and of journals and status files, as `status`, its "
+        "metrics and `report` show them. Each input is read, or refused with an "
+        "error of tfpreempt, in bounded time and memory."
     ),
     trials=5_000,
     short=20,
     mark="slow",
     prepare=prepare,
     fixed=(
-        "Infinite numbers, lists of thousands of levels, numbers of hundreds of digits "
-        "and other types than those that are written came out as Python's own errors: "
-        "of journals, leases, TF_CONFIG, places, options, keys of peers, and times "
-        "that a service tells (`campaigns/test_fuzz.py`).",
-        "Rows that are no numbers, in what a worker says of its share, failed the "
-        "chief's save (`campaigns/test_fuzz.py`).",
-        "A journal with billions of workers took all memory of `status`, and times "
-        "that no calendar has ended it, and the page of `report`, with Python's own "
-        "errors (`cli/test_status.py`, `cli/report/test_page.py`).",
-        "Values of a fit that another version saved, or nobody, came out as Python's "
-        "own errors in the midst of a restore (`keras/test_saved_values.py`); so did a "
-        "dtype that NumPy reads as Python (`checkpoint/test_encoding.py`).",
+        "Infinite numbers, lists with thousands of levels, numbers with hundreds of "
+        "digits and values of wrong types led to Python's own errors. The affected "
+        "readers were those of journals, leases, TF_CONFIG, positions, options, "
+        "keys of other workers, and times from metadata services "
+        "(`campaigns/test_fuzz.py`).",
+        "Rows without numbers in the description of a worker's share failed the "
+        "save of the chief (`campaigns/test_fuzz.py`).",
+        "A journal with billions of workers filled the memory of `status`. Times "
+        "outside the calendar ended `status` and the page of `report` with Python's "
+        "own errors (`cli/test_status.py`, `cli/report/test_page.py`).",
+        "Values of a fit from an unknown version led to Python's own errors during "
+        "a restore (`keras/test_saved_values.py`), and so did a dtype that NumPy "
+        "parses as Python (`checkpoint/test_encoding.py`).",
     ),
 )

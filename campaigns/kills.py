@@ -370,18 +370,18 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="kills",
     promise=(
-        "SIGKILL, once or several times in a row, to a handler with named States that "
-        "notes, copies and deletes commits, to one with a save_fn, to one that takes "
-        "snapshots and commits rarely, to the supervisor, "
-        "to TensorFlow's multi-worker training with 1, 2 and 3 processes, and to one "
-        "with a CheckpointManager: half of them at any time of a run, half before a "
-        "file operation of a save, a share, a merge, a rename, retention, an upload, a "
-        "snapshot, a restore, the lease or its takeover. Now and then a commit is "
-        "removed by hand before the next start. The same command again goes on from "
-        "the newest commit that was reported and is there, or a newer one, or from a "
-        "newer snapshot where one was whole, says from which, and comes to the same "
-        "bytes; one more run later nothing lies there that an undisturbed run does not "
-        "leave."
+        "SIGKILL hits a program, once or several times in a row. The programs are: "
+        "a handler with named States that records, mirrors and deletes commits; a "
+        "handler with a save_fn; a handler with snapshots and rare commits; the "
+        "supervisor; TensorFlow's multi-worker training with 1, 2 and 3 processes; "
+        "and a handler with a CheckpointManager. Half of the kills come at a random "
+        "time. The other half come before a file operation of a save, a share, a "
+        "merge, a rename, retention, an upload, a snapshot, a restore, the lease or "
+        "its takeover. Sometimes a commit is removed by hand before the next start. "
+        "The same command resumes from the newest reported commit that exists, from "
+        "a newer commit, or from a newer intact snapshot, and names the commit or "
+        "the snapshot. The final bytes are the same as in an uninterrupted run, and "
+        "after one more run no extra file is left."
     ),
     trials=1440,
     short=5,

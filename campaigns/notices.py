@@ -292,29 +292,32 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="notices",
     promise=(
-        "SIGTERM to a program that is alone or one of two workers, by `run()`, in a "
-        "watch scope or in `model.fit`; once, twice, ten times at once or in a burst; "
-        "to the process, or to its children too; at the imports, the strategy, the "
-        "handler, the restore, the first trace, in a step, a validation, between "
-        "epochs, in other callbacks, in a periodic or an asynchronous save, in the "
-        "last step, after it, and in an export. The process finishes the step that it "
-        "is in, begins none (of two workers both finish the one that either is in), "
-        "and leaves with the restart code; the next one trains the step after that. "
-        "Where there was a grace of 30 s it may train on, once it has committed that "
-        "step. Only who was told in the last step, or after it, ends normally. At the "
-        "end all is bit for bit what an undisturbed run yields. Where `protect()` was "
-        "not called, the signal itself may end a process in which no handler listens "
-        "yet, or that has trained all."
+        "SIGTERM reaches a program of one worker, or one of two workers. The "
+        "program uses `run()`, a watch scope or `model.fit`. The signal comes once, "
+        "twice, ten times at once or in a burst, to the process alone or to its "
+        "children too. The moments are: imports, the strategy, the handler, the "
+        "restore, the first trace, a step, a validation, between epochs, other "
+        "callbacks, a periodic or an asynchronous save, the last step, after the "
+        "last step, and an export.\n\n"
+        "The process finishes the running step, begins no new step, and exits with "
+        "the restart code; the restarted process trains the next step. With two "
+        "workers, both finish the step that either worker is in. With a grace "
+        "period of 30 s the process may continue training after the commit of that "
+        "step. Only a signal during or after the last step allows a normal end. At "
+        "the end all values are bit for bit those of an uninterrupted run. Without "
+        "`protect()` the signal itself may end a process that has no handler yet, "
+        "or that has finished training."
     ),
     trials=260,
     short=3,
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "Under `protect()` a signal that came while the interpreter ended changed the "
-        "exit code (`handler/test_protected_processes.py`).",
-        "A process of a pool that got a stranger's SIGTERM and its pool's as one held "
-        "up the end of the program for ever; and so did one that died of that while it "
-        "held the lock of its pool's queue (`notice/test_signal_processes.py`).",
+        "Under `protect()` a signal during the shutdown of the interpreter changed "
+        "the exit code (`handler/test_protected_processes.py`).",
+        "A process of a pool that got an external SIGTERM in addition to the "
+        "SIGTERM of its pool blocked the end of the program for ever. So did a "
+        "process that died of the signal while holding the lock of the pool's queue "
+        "(`notice/test_signal_processes.py`).",
     ),
 )

@@ -258,26 +258,28 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="power",
     promise=(
-        "Power loss at a random instant of a recorded run of one worker, or of two "
-        "that share a disk and each write a part of a commit, once or several times "
-        "in a row: what was not synced, by the worker that wrote it, is lost or partly "
-        "there, in the checkpoint directory, the lease, notes about checkpoints, the "
-        "copies and snapshots that lie on a disk. Whatever had been reported as "
-        "committed, noted or copied is there and whole, with the parts of all workers; "
-        "the same command goes on from it and comes to the same bytes."
+        "The power fails at a random instant of a recorded run, once or several "
+        "times in a row. The run has one worker, or two workers that share a disk "
+        "and each write a part of a commit. Unsynced data are lost or partly "
+        "present: in the checkpoint directory, the lease, notes about checkpoints, "
+        "mirrors and snapshots on a disk. Every commit, note and mirrored commit "
+        "that was reported is present and intact, with the parts of all workers. "
+        "The same command resumes from that commit and ends with the same bytes."
     ),
     trials=250,
     short=3,
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "The name of a new checkpoint directory was not synced in the one above: all "
-        "commits could be lost with it (`checkpoint/test_directories.py`). Nor were "
-        "the folders' of a store in a local directory (`storage/test_local_store.py`).",
-        "A CheckpointManager's `checkpoint` file was not synced: empty after the loss, "
-        "it kept the run from starting (`checkpoint/test_writer.py`).",
-        "Where two saves of one number died one after the other, with a "
-        "CheckpointManager, what the first had left passed for a checkpoint of others, "
-        "without States, newer than the last commit (`checkpoint/test_restore.py`).",
+        "The name of a new checkpoint directory was not synced in the parent "
+        "directory, so all commits could be lost "
+        "(`checkpoint/test_directories.py`). The same held for the folders of a "
+        "store in a local directory (`storage/test_local_store.py`).",
+        "The `checkpoint` file of a CheckpointManager was not synced: empty after "
+        "the power loss, the file prevented a start (`checkpoint/test_writer.py`).",
+        "If two saves of a CheckpointManager with the same number were interrupted "
+        "one after the other, the leftovers of the first save counted as a "
+        "checkpoint of another program, without States, and newer than the last "
+        "commit (`checkpoint/test_restore.py`).",
     ),
 )

@@ -30,23 +30,25 @@ def trial(rng: random.Random) -> Facts:
 CAMPAIGN = Campaign(
     name="schedules",
     promise=(
-        "Notices, deaths, freezes, errors and failing saves at random moments of a "
-        f"simulated cluster, {EACH} schedules in a trial: one step is agreed on, "
-        "nobody waits for ever or leaves as finished while another one restarts."
+        "A simulated cluster has notices, deaths, freezes, errors and failing saves "
+        "at random moments, 500 schedules in a trial. The workers agree on one "
+        "step, no worker waits for ever, and no worker ends as finished while "
+        "another worker restarts."
     ),
     trials=200,
     short=1,
     mark="slow",
     prepare=prepare,
     fixed=(
-        "A worker that was many steps from the boundary of a periodic save that had "
-        "failed, or was asynchronous, answered no notice before it came there, and was "
-        "taken for dead (`cluster/test_schedules.py`).",
-        "While a machine with a long grace had its first commit made, the last call of "
-        "another one came: that commit did not end the run, and there was hardly time "
-        "for one more, which missed a worker's part (`cluster/test_schedules.py`).",
-        "Workers that need no collective trained on and finished, under a notice for "
-        "which one of them had been left out as too slow; that one started again, "
-        "alone (`cluster/test_schedules.py`).",
+        "A worker that was many steps before the boundary of a periodic save "
+        "answered no notice until that boundary, if the save had failed or was "
+        "asynchronous. The worker counted as dead (`cluster/test_schedules.py`).",
+        "While a machine with a long grace period waited for its first commit, "
+        "another machine announced its last moments. The commit did not end the "
+        "run, and hardly any time was left for a second commit, which missed a "
+        "worker's part (`cluster/test_schedules.py`).",
+        "Workers without collectives finished training after a notice for which a "
+        "slow worker had been left out. The slow worker restarted alone "
+        "(`cluster/test_schedules.py`).",
     ),
 )

@@ -329,17 +329,17 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="soak",
     promise=(
-        "Two workers under `tfpreempt run`, for an hour; every 15 s or so one or both "
-        "are notified, killed or hang, a commit is damaged or removed before they are "
-        "killed, they stand still for a moment, or what waits for their next start is "
-        "killed. Beside them two workers train the same, stand still now and then, "
-        "lose commits, and are never started again. The run goes on from the newest "
-        "whole commit or a newer snapshot, after a notice from the newest step; what "
-        "a step yields is byte for byte the same however often it is made, and the "
-        "same as in the run that nothing ends. Threads, descriptors and memory of the "
-        "supervisor and of new workers do not grow, nor does what lies in their "
-        "directories; those of the old workers no more than by what TensorFlow keeps "
-        f"of each step, {KEPT} KiB."
+        "Two workers run under `tfpreempt run` for an hour. About every 15 s one or "
+        "both workers are notified, killed, hung or suspended, a commit is "
+        "corrupted or removed before a kill, or the standby process is killed. "
+        "Beside this *stormy* run, two *calm* workers train the same, are sometimes "
+        "suspended, lose commits, and are never restarted. The stormy run resumes "
+        "from the newest intact commit or a newer snapshot; after a notice it "
+        "resumes at the newest step. The result of a step is the same bytes in "
+        "every repetition and in the calm run. Threads, descriptors and memory of "
+        "the supervisor and of new workers do not grow, and neither do the "
+        "directories. Old workers grow only by the memory that TensorFlow keeps of "
+        "each step, 3 KiB."
     ),
     trials=240,
     short=2,

@@ -472,31 +472,39 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="stores",
     promise=(
-        "Machines that commit, copy, prune, die, leave in a hurry, start again or "
-        "start elsewhere, over gs:// and s3:// with 503 storms, stalls, resets, cut "
-        "and changed bodies, lost answers, whole objects for ranges, expired "
-        "credentials and wrong clocks: no exception reaches who saves; a start goes on "
-        "from the newest commit that the store shows, or, where the network failed it, "
-        "from an older one with a warning that names the place, and never begins anew "
-        "where the store shows one; at no moment does the store show what was not "
-        "committed so, byte for byte; once it is calm the newest commit is there, "
-        "nothing is left over, and a new machine has it; a commit of 128 MiB goes up "
-        "and comes down in the memory of the pieces on their way."
+        "Machines commit, mirror, delete, die, exit under a deadline, restart, or "
+        "start elsewhere, over gs:// and s3://. The faults: 503 storms, stalls, "
+        "resets, truncated and changed bodies, lost replies, whole objects instead "
+        "of ranges, expired credentials and wrong clocks.\n\n"
+        "- No exception reaches the program that saves.\n"
+        "- A start resumes from the newest commit that the store shows. If the "
+        "network fails, the start resumes from an older commit with a warning that "
+        "names the store, and never starts from scratch if the store shows a "
+        "commit.\n"
+        "- The store never shows a commit that was not committed byte for byte.\n"
+        "- After the faults end, the newest commit is present, no leftovers exist, "
+        "and a new machine restores the commit.\n"
+        "- A commit of 128 MiB is uploaded and downloaded with memory for the "
+        "chunks in transit only."
     ),
     trials=5000,
     short=6,
     mark="slow",
     prepare=prepare,
-    fixed=[
-        "A manifest that arrived changed was marked by who took the place over: that "
-        "commit was lost (`checkpoint/test_store_lease.py::test_no_marker_is_made_of_a_"
-        "manifest_that_arrives_changed`).",
-        "Manifests, markers and leases were read without their checksum, so that one "
-        "that arrived changed passed for damaged (`storage/test_gcs_faults.py::test_"
-        "they_are_where_more_was_asked_for_than_there_is`, `checkpoint/test_mirror.py::"
-        "test_a_manifest_that_once_arrives_changed_is_read_again`).",
-        "Where S3 sends all of an object for a part, each thread held 8 MiB more than "
-        "it needed, several times (`campaigns/test_large.py::test_a_large_commit_goes_"
-        "up_and_comes_down_in_bounded_memory`).",
-    ],
+    fixed=(
+        "After a takeover, a manifest that was changed in transit got a marker; the "
+        "commit was lost "
+        "(`checkpoint/test_store_lease.py::test_no_marker_is_made_of_a_manifest_that"
+        "_arrives_changed`).",
+        "Manifests, markers and leases were read without their checksum, so a reply "
+        "that was changed in transit counted as a corrupt object "
+        "(`storage/test_gcs_faults.py::test_they_are_where_more_was_asked_for_than_t"
+        "here_is`, "
+        "`checkpoint/test_mirror.py::test_a_manifest_that_once_arrives_changed_is_re"
+        "ad_again`).",
+        "If S3 sent the whole object instead of a range, each thread held 8 MiB "
+        "more than necessary, several times "
+        "(`campaigns/test_large.py::test_a_large_commit_goes_up_and_comes_down_in_bo"
+        "unded_memory`).",
+    ),
 )

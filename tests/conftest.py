@@ -110,7 +110,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not is_whole or hasattr(config, "workerinput") or not _passed:
         return
     if missing := unshown(_passed):
-        print(f"\ndocs/reliability.md names tests that did not pass: {missing}")
+        print(f"\ndocs/reliability-tests.md names tests that did not pass: {missing}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

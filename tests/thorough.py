@@ -9,7 +9,7 @@ thorough:
 3. elsewhere, of a function that needs TensorFlow, each case that contains no value of a
    parameter that an earlier case does not contain.
 
-A test that docs/reliability.md names is never thorough.
+A test that docs/reliability-tests.md or docs/campaigns.md names is never thorough.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def thorough(items: Sequence[pytest.Item], named: Collection[str]) -> Iterator[s
 
     Args:
         items: tests that were collected.
-        named: node ids of tests that docs/reliability.md names, with or without case.
+        named: node ids of tests that docs/reliability-tests.md names, with or without
+            case.
     """
     seen: dict[str, set[tuple[str, int | str]]] = defaultdict(set)
     # The named cases first: the values that they contain need no further case.

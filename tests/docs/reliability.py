@@ -1,12 +1,13 @@
-"""Makes the last part of docs/reliability.md of the summaries in docs/reliability/.
+"""Writes the campaigns of docs/reliability-tests.md, and docs/campaigns.md.
 
-Usage: python -m tests.docs.reliability. The summaries are what `make campaign` left
-there; the rest is what each campaign says of itself.
+Usage: python -m tests.docs.reliability. `make campaign` leaves the summaries in
+docs/reliability/, and the code of each campaign has the description.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,83 +15,100 @@ from campaigns.__main__ import CAMPAIGNS
 from campaigns.campaign import Campaign
 from tests.docs.performance import DOCS, number, table
 
-PAGE = DOCS / "reliability.md"
+PAGE = DOCS / "reliability-tests.md"
+DETAILS = DOCS / "campaigns.md"
 SUMMARIES = DOCS / "reliability"
 
 HEAD = """\
 ## Campaigns
 
-What was done to tfpreempt at random, how often, and how often a promise was broken. Of
-each campaign a short form is part of `make test-all`, with another seed each time;
-`make campaign` runs all of them in full, goes on where it was cut off, and makes this
-part of the page of what it finds. A fault is fixed, and stays as a test. The
-last column names the commits that were tried.
+A campaign applies random faults and checks a promise after each trial. `make test-all`
+runs a short form of each campaign with a new seed; `make campaign` runs the full form,
+resumes an interrupted campaign, and writes the table below. A fault that was found is
+fixed, and gets a test. [Campaigns](campaigns.md) has the promise, the trials and the
+fixed faults of each campaign.
 """
 
-COLUMNS = (
-    "campaign",
-    "trials",
-    "of",
-    "faults",
-    "fixed before",
-    "minutes",
-    "seed",
-    "code",
-)
+DETAILS_HEAD = """\
+# Campaigns
+
+A campaign applies random faults to tfpreempt and checks a promise after each trial. The
+[table of all campaigns](reliability-tests.md#campaigns) shows how many trials ran, and
+how many broke the promise. `make campaign` writes both pages.
+
+"Code" names the Git commits on which the trials ran, "seed" the start of the random
+numbers. `python -m campaigns --seed S --only NUMBER NAME` repeats one trial.
+"""
+
+COLUMNS = ("campaign", "trials of", "faults", "fixed before")
 FIXED = {"campaign", "seed", "trials", "faults", "seconds", "code"}
 
 
+def found(directory: Path) -> Iterator[tuple[Campaign, dict[str, Any]]]:
+    """Yields each campaign that has a summary, with the summary."""
+    for name, campaign in CAMPAIGNS.items():
+        if (path := directory / f"{name}.json").exists():
+            yield campaign, json.loads(path.read_text("utf-8"))
+
+
 def page(directory: Path = SUMMARIES) -> str:
-    """The whole page; a campaign that has no summary is left out."""
+    """Returns docs/reliability-tests.md with its table of campaigns.
+
+    Args:
+        directory: the summaries.
+    """
     written, _, _ = PAGE.read_text("utf-8").partition(HEAD.splitlines()[0])
-    found = [
-        (campaign, json.loads(path.read_text("utf-8")))
-        for name, campaign in CAMPAIGNS.items()
-        if (path := directory / f"{name}.json").exists()
-    ]
-    overview = table(COLUMNS, [line(*each) for each in found])
-    return written + "\n".join(
-        [HEAD, overview, "", *(section(*each) for each in found)]
-    )
+    overview = table(COLUMNS, [line(*each) for each in found(directory)])
+    return written + "\n".join([HEAD, overview, ""])
+
+
+def details(directory: Path = SUMMARIES) -> str:
+    """Returns docs/campaigns.md, with a section for each campaign.
+
+    Args:
+        directory: the summaries.
+    """
+    return "\n".join([DETAILS_HEAD, *(section(*each) for each in found(directory))])
 
 
 def line(campaign: Campaign, summary: dict[str, Any]) -> list[str]:
-    """A campaign in the table."""
+    """Returns the row of a campaign in the table."""
     faults = summary["faults"]
     return [
-        f"[{campaign.name}](#{campaign.name})",
-        number(summary["trials"]),
-        number(campaign.trials),
+        f"[{campaign.name}](campaigns.md#{campaign.name})",
+        f"{number(summary['trials'])} of {number(campaign.trials)}",
         f"**{faults}**" if faults else "0",
         number(len(campaign.fixed)),
-        number(round(summary["seconds"] / 60)),
-        f"{summary['seed']}",
-        ", ".join(f"`{commit}`" for commit in summary["code"]),
     ]
 
 
 def section(campaign: Campaign, summary: dict[str, Any]) -> str:
-    """What a campaign does and promises, what its trials were, what it found."""
+    """Returns the promise, the trials and the fixed faults of a campaign."""
     facts = {name: value for name, value in summary.items() if name not in FIXED}
     kinds = [
         f"- {name}: {counted(value) if isinstance(value, dict) else number(value)}"
         for name, value in facts.items()
     ]
-    parts = [f"### {campaign.name}\n\n{campaign.promise}\n", "\n".join(kinds) + "\n"]
+    minutes, code = round(summary["seconds"] / 60), summary["code"]
+    commits = ", ".join(f"`{commit}`" for commit in code)
+    first = f"- {number(minutes)} minutes, seed {summary['seed']}, code {commits}"
+    parts = [f"## {campaign.name}\n\n{campaign.promise}\n", "Trials:\n"]
+    parts.append("\n".join([first, *kinds]) + "\n")
     if campaign.fixed:
-        parts.append("Found, and fixed:\n")
+        parts.append("Faults found and fixed:\n")
         parts.append("\n".join(f"- {each}" for each in campaign.fixed) + "\n")
     return "\n".join(parts)
 
 
 def counted(kinds: dict[str, int]) -> str:
-    """How many trials were of which kind."""
+    """Returns the number of trials of each kind."""
     return ", ".join(f"{kind} {number(count)}" for kind, count in kinds.items())
 
 
 def main() -> None:
-    """Writes the page."""
+    """Writes both pages."""
     PAGE.write_text(page(), encoding="utf-8")
+    DETAILS.write_text(details(), encoding="utf-8")
 
 
 if __name__ == "__main__":

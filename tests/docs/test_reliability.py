@@ -1,4 +1,4 @@
-"""docs/reliability.md is what the summaries under docs/reliability/ say."""
+"""The campaigns in the docs are those of the summaries under docs/reliability/."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tests.docs import reliability
 pytestmark = pytest.mark.slow  # imports all campaigns
 
 
-def test_the_page_is_what_the_summaries_say() -> None:
-    again = "write the page again: python -m tests.docs.reliability"
+def test_the_pages_are_made_of_the_summaries() -> None:
+    again = "write the pages again: python -m tests.docs.reliability"
     assert reliability.PAGE.read_text("utf-8") == reliability.page(), again
+    assert reliability.DETAILS.read_text("utf-8") == reliability.details(), again
 
 
 def test_every_summary_belongs_to_a_campaign() -> None:
@@ -28,11 +29,10 @@ def test_a_campaign_is_a_line_and_a_list(tmp_path: Path) -> None:
     facts = {"schedules": 2000, "ended": {"lost": 1, "well": 3}}
     path = tmp_path / "schedules.json"
     path.write_text(json.dumps({"campaign": "schedules", **summary, **facts}))
-    lines = reliability.page(tmp_path).splitlines()
     fixed = len(CAMPAIGNS["schedules"].fixed)
-    assert (
-        f"| [schedules](#schedules) | 4 | 200 | **1** | {fixed} | 2 | 7 | `ab` |"
-        in lines
-    )
+    row = f"| [schedules](campaigns.md#schedules) | 4 of 200 | **1** | {fixed} |"
+    assert row in reliability.page(tmp_path).splitlines()
+    lines = reliability.details(tmp_path).splitlines()
+    assert "- 2 minutes, seed 7, code `ab`" in lines
     assert "- schedules: 2,000" in lines
     assert "- ended: lost 1, well 3" in lines
