@@ -1,4 +1,4 @@
-"""Amazon EC2 Spot: two minutes, told by the instance's metadata service."""
+"""Amazon EC2 Spot: two minutes, announced by the instance's metadata service."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ SHUTDOWN_SECONDS = 30.0
 
 
 class AwsSpotTerminationConfig(TerminationConfig):
-    """A Spot instance that is interrupted, or taken by its Auto Scaling group.
+    """Config of a Spot instance: an interruption, or a termination by Auto Scaling.
 
-    Leaves with 143. The end of a life in an Auto Scaling group comes with an unknown
-    grace, so it is committed at once.
+    Exits with 143. A termination by the Auto Scaling group has an unknown grace period,
+    so the step is committed at once.
 
     Args:
-        grace_period: seconds from the interruption notice until the instance goes. It
-            is looked for every 5 s, which are taken off. SIGTERM leaves 30 s at most in
-            any case.
-        rebalance: take the rebalance recommendation for a notice too. It comes early,
-            at times without an interruption after it, and says no time: the step is
-            committed and the process leaves at once, to be started on a machine that
-            is less at risk. One from before the handler was made is passed over.
-        **options: the other arguments of `TerminationConfig`.
+        grace_period: seconds from the interruption notice until the instance is
+            terminated. The notice is polled every 5 s, which are subtracted. After
+            SIGTERM at most 30 s remain in any case.
+        rebalance: treat the rebalance recommendation as a notice too. The
+            recommendation comes early, sometimes without a later interruption, and
+            names no time: the step is committed and the process exits at once, to be
+            started on a machine with less risk. A recommendation from before the
+            handler was made is ignored.
+        **options: further arguments of `TerminationConfig`.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -50,6 +51,6 @@ class AwsSpotTerminationConfig(TerminationConfig):
             self._graces["rebalance"] = None
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """The base's, and the topics, which share one thread."""
+        """Returns the base's sources, and a source per topic on a shared thread."""
         found = AwsWatch(self._graces).watched_sources(self._graces)
         return (*super().watched_sources(), *found)

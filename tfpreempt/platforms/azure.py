@@ -23,20 +23,21 @@ PLANNED_SECONDS = 300.0
 
 
 class AzureTerminationConfig(TerminationConfig):
-    """A Spot VM that is evicted, or any VM that is maintained. Leaves with 143.
+    """Config of an evicted Spot VM, or of a VM under maintenance. Exits with 143.
 
     Args:
-        grace_period: seconds from the notice of a preemption until the VM goes, and
-            from SIGTERM.
-        planned_grace_period: the same of all other kinds of events; a VM's own setting
-            for Terminate is from 300 to 900.
-        kinds: which events are notices, of Preempt, Terminate, Reboot, Redeploy and
-            Freeze.
-        acknowledge: after the commit, tell Azure that it need not wait any longer.
-            That counts for all machines that an event names, so the worker on the first
-            of them does it when it leaves. The event may start while others still
-            leave; the commit is durable by then.
-        **options: the other arguments of `TerminationConfig`.
+        grace_period: seconds from the notice of a preemption, or from SIGTERM, until
+            the VM is taken away.
+        planned_grace_period: seconds from the notice of any other kind of event; a VM's
+            own setting for Terminate is from 300 to 900.
+        kinds: kinds of events that are notices, from Preempt, Terminate, Reboot,
+            Redeploy and Freeze.
+        acknowledge: acknowledge the event after the commit, so that Azure need not wait
+            any longer. The acknowledgement counts for every machine named by the event,
+            so the worker on the first named machine sends the acknowledgement while
+            exiting. The event may start while other workers still exit; the commit is
+            durable by then.
+        **options: further arguments of `TerminationConfig`.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -53,25 +54,26 @@ class AzureTerminationConfig(TerminationConfig):
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
         planned = check_grace(planned_grace_period, "planned_grace_period")
-        chosen = AzureWatch(kinds).topics  # raises for one that is unknown
+        chosen = AzureWatch(kinds).topics  # raises for an unknown kind
         self._graces = {
             kind: self.grace_seconds if kind == PREEMPT else planned for kind in chosen
         }
         self._acknowledges = acknowledge
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """The base's, and the kinds of events, which share one thread."""
+        """Returns the base's sources, and a source per kind on a shared thread."""
         found = AzureWatch(self._graces).watched_sources(self._graces)
         return (*super().watched_sources(), *found)
 
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Leaves, having acknowledged the events if that is wanted."""
+        """Exits. Acknowledges the events before, if so configured and if committed."""
         try:
             super().leave(committed, cluster, mirrored=mirrored)
         except SystemExit:
-            # Not before: an exit_fn that returns trains on, and the VM would be gone.
+            # Only on SystemExit: if an exit_fn returns, training continues, and an
+            # acknowledged event would end the VM.
             if committed and self._acknowledges:
                 self._acknowledge()
             raise
@@ -81,7 +83,7 @@ class AzureTerminationConfig(TerminationConfig):
             for event in AzureWatch(self._graces).acknowledge():
                 _logger.warning("tfpreempt: acknowledged Azure's event %s", event)
         except Exception as error:
-            # The exit code must go on.
+            # A failed acknowledgement must not change the exit code.
             _logger.error(
                 "tfpreempt: Azure's event could not be acknowledged (%s). Nothing is "
                 "lost: the machine goes at the announced time instead of at once",

@@ -1,4 +1,4 @@
-"""Borg-like platforms with TPUs: the coordinator leaves after its workers."""
+"""Borg-like platforms with TPUs: the coordinator exits after its workers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ POLL_SECONDS = 0.5
 
 
 class BorgTpuTerminationConfig(BorgTerminationConfig):
-    """Leaves with 42 once the TPU workers are gone.
+    """Config of a TPU coordinator: exits with 42 once the TPU workers are gone.
 
-    The coordinator of a TPU cluster is started again at once. If it left first, it
-    would connect to workers that are about to be taken away.
+    The coordinator of a TPU cluster is restarted at once. A coordinator that exited
+    first would connect to workers that are about to be taken away.
 
     Args:
-        has_workers: tells, by the truth of what it returns, whether workers are still
-            there; asked every half second on a thread of its own. If it raises, nobody
-            can be reached any more, so they are gone. It may also block until they are.
-            None: nobody is waited for.
-        wait_limit: seconds to wait for them at most; then it leaves all the same.
-        grace_period: as in `TerminationConfig`.
-        **options: the other arguments of `TerminationConfig`.
+        has_workers: function whose result is true while workers are still running;
+            called every half second on a thread of its own. An exception means that the
+            workers are unreachable, and thus gone. The function may also block until
+            the workers are gone. None: the exit does not wait.
+        wait_limit: timeout of the wait in seconds; the coordinator exits after the
+            timeout.
+        grace_period: grace period, as in `TerminationConfig`.
+        **options: further arguments of `TerminationConfig`.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -57,7 +58,7 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Waits for the workers to be gone, with a limit, and leaves."""
+        """Waits until the workers are gone, with a timeout, and exits."""
         if self._has_workers is not None:
             self._wait(self._has_workers)
         super().leave(committed, cluster, mirrored=mirrored)

@@ -1,7 +1,7 @@
-"""TerminationConfig: how a machine says that it goes, how long it leaves, how to leave.
+"""TerminationConfig: notices of a termination, the grace period, and the exit.
 
-A config is data: sources, grace, exit. A platform is a variant: a subclass with other
-defaults, never an `if` in the handler.
+A config is data. A platform is a variant: a subclass with other defaults, never an `if`
+in the handler.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `TerminationConfig`, which describes them.
+    """Keyword arguments of `TerminationConfig`, which describes the arguments.
 
-    All but `grace_period`: that has another default on each platform.
+    `grace_period` is missing, because each platform has a different default.
     """
 
     termination_watcher_fn: Callable[[], Any] | None
@@ -49,36 +49,41 @@ class Options(TypedDict, total=False):
 
 
 class TerminationConfig:
-    """When, with how much grace, and how to leave. Immutable.
+    """Notices of a termination, the grace period, and the exit. Immutable.
 
-    The first four parameters are those of
-    `tf.distribute.experimental.TerminationConfig`. Unlike there, SIGTERM is watched
-    beside a `termination_watcher_fn` too.
+    The first four parameters are the parameters of
+    `tf.distribute.experimental.TerminationConfig`. In contrast to TensorFlow, SIGTERM
+    is watched in addition to a `termination_watcher_fn`.
 
     Args:
-        termination_watcher_fn: called every second on a thread of its own; True means
-            that the machine is going away. What it raises is logged and tried again.
-        exit_fn: leaves the process, usually `lambda: sys.exit(CODE)`; called on the
-            main thread, or, where no boundary came before the deadline, on another. If
-            it returns, training goes on. None: `sys.exit(exit_code)`.
-        grace_period: seconds, or a timedelta, from a notice until the machine goes.
-            None or 0: nobody knows; commit at once.
-        save_fn: saves in place of tfpreempt, on every worker; a path that it returns
-            gets a manifest.
-        signals: watched signals, by name or number.
-        notice_file: a file whose appearing is a notice; by default what the environment
-            variable TFPREEMPT_NOTICE_FILE names, if set.
-        sources: functions that each make one more NoticeSource, or a WatchedSource with
-            a grace of its own; called anew for every handler that the config serves.
-        uncommitted_exit_code: left with in place of `exit_fn` and `exit_code` by a
-            preemption that committed nothing; None makes no difference.
-        unmirrored_exit_code: the same for a commit whose copy in
-            `remote_checkpoint_dir` was not whole in time.
+        termination_watcher_fn: function called every second on a thread of its own;
+            True means that the machine is about to be terminated. An exception is
+            logged, and the call is retried.
+        exit_fn: function that exits the process, usually `lambda: sys.exit(CODE)`.
+            Called on the main thread; on another thread if no boundary was reached
+            before the deadline. If the function returns, training continues. None:
+            `sys.exit(exit_code)`.
+        grace_period: seconds, or a timedelta, from a notice until the machine is
+            terminated. None or 0: unknown; the step is committed at once.
+        save_fn: function that saves in place of tfpreempt, on every worker; a returned
+            path gets a manifest.
+        signals: signals to watch, by name or number.
+        notice_file: path of a file whose appearance is a notice; by default the value
+            of the environment variable TFPREEMPT_NOTICE_FILE, if set.
+        sources: functions that make one more NoticeSource each, or a WatchedSource with
+            its own grace period; called again for every handler with this config.
+        uncommitted_exit_code: exit code after a preemption without a commit, in place
+            of `exit_fn` and `exit_code`; None: no special exit code.
+        unmirrored_exit_code: exit code after a commit whose copy in
+            `remote_checkpoint_dir` was not complete in time, in place of `exit_fn` and
+            `exit_code`; None: no special exit code.
 
     Attributes:
-        termination_watcher_fn: the argument, as are `exit_fn` and `save_fn`.
-        grace_seconds: the grace period in seconds; None where nobody knows.
-        grace_period: the same, under TensorFlow's name.
+        termination_watcher_fn: the argument of the same name.
+        exit_fn: the argument of the same name.
+        save_fn: the argument of the same name.
+        grace_seconds: the grace period in seconds; None if unknown.
+        grace_period: the same value, under TensorFlow's name.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -135,19 +140,19 @@ class TerminationConfig:
         super().__setattr__(name, value)
 
     def guard_children(self) -> None:
-        """Keeps children that multiprocessing forks from now on from these signals."""
+        """Guards future children of multiprocessing against the watched signals."""
         for signum, _ in self._signals:
             guard_children(signum)
 
     def watched_signals(self) -> tuple[WatchedSource, ...]:
-        """The signals alone; new sources at each call."""
+        """Returns new sources for the signals only."""
         return tuple(
             WatchedSource(SignalSource(signum), grace)
             for signum, grace in self._signals
         )
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """What is to be watched; new sources at each call."""
+        """Returns new sources for everything that the config watches."""
         found: list[NoticeSource | WatchedSource] = [*self.watched_signals()]
         if self.termination_watcher_fn is not None:
             found.append(CallableSource(self.termination_watcher_fn))
@@ -169,7 +174,12 @@ class TerminationConfig:
         return None
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
-        """The exit code of `leave`; None where an `exit_fn` decides."""
+        """Returns the exit code of `leave`; None if `exit_fn` decides.
+
+        Args:
+            committed: whether this preemption made a commit.
+            mirrored: whether the newest commit, if any, is in `remote_checkpoint_dir`.
+        """
         if not committed and self._uncommitted_exit_code is not None:
             return self._uncommitted_exit_code
         if committed and not mirrored and self._unmirrored_exit_code is not None:
@@ -179,13 +189,12 @@ class TerminationConfig:
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Leaves the process.
+        """Exits the process.
 
         Args:
             committed: whether this preemption made a commit.
-            cluster: the workers, and which of them this is.
-            mirrored: whether the newest commit is in `remote_checkpoint_dir`, or there
-                is none.
+            cluster: the workers, and the index of this worker.
+            mirrored: whether the newest commit, if any, is in `remote_checkpoint_dir`.
 
         Raises:
             SystemExit: unless an `exit_fn` returns.
@@ -204,7 +213,8 @@ class TerminationConfig:
         return f"{type(self).__name__}({says})"
 
     def _watch_text(self) -> str:
-        # Of a copy without what users make: that is not made for this.
+        # A copy without the user's `sources`: calling the functions may have side
+        # effects.
         probe = copy.copy(self)
         probe._sources = ()
         texts = []
@@ -231,17 +241,17 @@ class TerminationConfig:
 
 
 class GenericTerminationConfig(TerminationConfig):
-    """Any platform that restarts a process which ends as if by SIGTERM (143)."""
+    """Config of a platform that restarts a process after exit code 143 (SIGTERM)."""
 
 
 class BorgTerminationConfig(TerminationConfig):
-    """Borg-like platforms, which restart on exit code 42."""
+    """Config of a Borg-like platform, which restarts a process with exit code 42."""
 
     exit_code: ClassVar[int] = 42
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Checks an optional function."""
+    """Raises ConfigurationError unless the value is a function or None."""
     if value is not None and not callable(value):
         raise ConfigurationError(
             f"{name} is {value!r}, which cannot be called; expected a function or None"
@@ -249,7 +259,13 @@ def check_callable(name: str, value: Any) -> None:
 
 
 def check_code(name: str, code: Any, restart_code: int | None) -> None:
-    """Checks an exit code that tells something apart from `restart_code`, if given."""
+    """Raises ConfigurationError unless `code` is valid and not `restart_code`.
+
+    Args:
+        name: name of the argument, for the message.
+        code: exit code to check; valid are 1 to 255.
+        restart_code: exit code after a commit; None: any code is allowed.
+    """
     whole = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
     if not whole or code == restart_code:
         but = f" other than {restart_code}, with which a commit is left"
@@ -260,7 +276,15 @@ def check_code(name: str, code: Any, restart_code: int | None) -> None:
 
 
 def check_grace(grace: Any, name: str = "grace_period") -> float | None:
-    """A grace period in seconds; 0 and None both mean that nobody knows: None."""
+    """Returns a grace period in seconds; None if 0 or None, which mean unknown.
+
+    Args:
+        grace: seconds, a timedelta or None.
+        name: name of the argument, for the message.
+
+    Raises:
+        ConfigurationError: the value is no finite number from 0 on.
+    """
     if isinstance(grace, datetime.timedelta):
         grace = grace.total_seconds()
     if grace is not None and not is_seconds(grace):

@@ -1,4 +1,4 @@
-"""Which variant of TerminationConfig this machine wants, and why."""
+"""Chooses the variant of TerminationConfig for this machine, with the evidence."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ VARIANTS: Mapping[str, type[TerminationConfig]] = {
     "borg-tpu": BorgTpuTerminationConfig,
 }
 
-# What starts a job again decides before what it runs on: its exit code must be right.
-# A platform is there if one of its variables is set.
+# A scheduler takes precedence over the machine, because the scheduler restarts the job
+# and needs the right exit code. A platform is present if a variable of the platform is
+# set.
 _BY_VARIABLE: Mapping[str, tuple[str, ...]] = {
     "slurm": ("SLURM_JOB_ID",),
     "vertex-ai": ("CLOUD_ML_PROJECT_ID", "CLOUD_ML_JOB_ID"),
@@ -66,14 +67,14 @@ _AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """Where this program runs.
+    """The platform of this program.
 
     Attributes:
-        name: one of the names that TFPREEMPT_PLATFORM takes.
-        variant: the TerminationConfig for it.
-        evidence: what says so, for people.
-        cloud: the cloud whose machine it is, as its files or its metadata server tell:
-            "gce", "aws" or "azure"; None where they do not.
+        name: a name that TFPREEMPT_PLATFORM accepts.
+        variant: the TerminationConfig class of the platform.
+        evidence: reasons for the choice, for people.
+        cloud: the machine's cloud by its files or its metadata server: "gce", "aws" or
+            "azure"; None if unknown.
     """
 
     name: str
@@ -82,13 +83,13 @@ class Platform:
     cloud: str | None = None
 
     def termination_config(self, **options: Any) -> TerminationConfig:
-        """The variant's config.
+        """Returns a config of the platform's variant.
 
         Args:
-            **options: the variant's own keyword arguments.
+            **options: keyword arguments of the variant.
 
         Raises:
-            ConfigurationError: one of them cannot work.
+            ConfigurationError: an argument cannot work.
         """
         return self.variant(**options)
 
@@ -100,22 +101,22 @@ def detect_platform(
     probes: Mapping[str, probing.Probe] = probing.PROBES,
     limit_seconds: float = probing.LIMIT_SECONDS,
 ) -> Platform:
-    """Finds out where this program runs.
+    """Detects the platform of this program.
 
-    It reads variables and files first and asks metadata servers only where these leave
-    something open, all at once and within `limit_seconds`. Where the files name a
-    machine of no cloud, no server is asked, unless a variable such as GCE_METADATA_HOST
-    holds the server's address. TFPREEMPT_PLATFORM overrides all of it. TensorFlow is
-    neither imported nor started.
+    Reads variables and files first. If the result is still open, the metadata servers
+    in question are contacted in parallel, within `limit_seconds`. If the files name a
+    machine outside of the known clouds, no server is contacted, unless a variable such
+    as GCE_METADATA_HOST holds the server's address. TFPREEMPT_PLATFORM overrides the
+    detection. TensorFlow is neither imported nor started.
 
     Args:
-        environment: the variables; by default the process's.
-        root: the directory that holds `sys`.
-        probes: asks the servers of clouds.
-        limit_seconds: for all servers together.
+        environment: environment variables; by default the process's.
+        root: directory that contains `sys`.
+        probes: functions that contact the servers, by cloud.
+        limit_seconds: time limit for the servers together.
 
     Returns:
-        The platform; "generic" where nothing names another.
+        The platform; "generic" if no evidence names a platform.
 
     Raises:
         ConfigurationError: TFPREEMPT_PLATFORM is set to an unknown name.
@@ -131,9 +132,10 @@ class LocalFindings:
     """Variables and files of this machine, read without a request.
 
     Attributes:
-        environment: the variables.
-        machine: the machine's files.
-        platform: the platform that a variable names; None where none does.
+        environment: the environment variables.
+        machine: findings from the machine's files.
+        platform: the platform named by a variable; None if no variable names a
+            platform.
         to_ask: clouds whose metadata servers may know more.
     """
 
@@ -149,8 +151,8 @@ def read_local(
     """Reads the variables and files that name a platform; takes milliseconds.
 
     Args:
-        environment: the variables; by default the process's.
-        root: the directory that holds `sys`.
+        environment: environment variables; by default the process's.
+        root: directory that contains `sys`.
 
     Raises:
         ConfigurationError: TFPREEMPT_PLATFORM is set to an unknown name.
@@ -190,8 +192,8 @@ def read_local(
     elif not (addressed or machine.is_identified):
         to_ask = tuple(probing.PROBES)
     if machine.cloud == "gce" and not addressed:
-        to_ask = ("gce",)  # for the kind of machine; of other clouds nothing is open
-    if environment.get(VARIABLE):  # a chosen platform leaves nothing open
+        to_ask = ("gce",)  # for the kind of machine; other clouds are excluded
+    if environment.get(VARIABLE):  # a chosen platform needs no requests
         machine, to_ask = Finding(), ()
     return LocalFindings(
         environment=environment, machine=machine, platform=platform, to_ask=to_ask
@@ -201,15 +203,16 @@ def read_local(
 def find_cloud(
     found: LocalFindings, probes: Mapping[str, probing.Probe], limit_seconds: float
 ) -> Platform:
-    """Asks metadata servers where the machine's files leave something open.
+    """Contacts metadata servers if the machine's files leave the cloud open.
 
     Args:
-        found: variables and files, as read.
-        probes: asks the servers of clouds.
-        limit_seconds: for all servers together.
+        found: findings from variables and files.
+        probes: functions that contact the servers, by cloud.
+        limit_seconds: time limit for the servers together.
 
     Returns:
-        The cloud's platform, whatever variables name; "generic" for no cloud.
+        The cloud's platform, even if a variable names a platform; "generic" without a
+        cloud.
     """
     machine = found.machine
     asked = {name: probes[name] for name in found.to_ask if name in probes}
@@ -223,7 +226,7 @@ def find_cloud(
             evidence = (f"the files in /{_DMI} name no cloud",)
     elif name == "gce":
         kinds = answer.kinds | machine.kinds
-        # Spot also with a GPU: it is preempted, not maintained.
+        # Spot even with a GPU: a Spot VM is preempted for a maintenance.
         kind = next((each for each in ("tpu", "spot", "gpu") if each in kinds), "cpu")
         if kind == "gpu" and "gpu" in machine.kinds:
             evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
@@ -234,10 +237,10 @@ def find_cloud(
 
 
 def read_machine(root: Path = Path("/")) -> Finding:
-    """Reads /sys; what can't be read is not there.
+    """Reads /sys. An unreadable file counts as missing.
 
     Args:
-        root: the directory that holds `sys`; tests pass their own.
+        root: directory that contains `sys`; tests pass their own.
     """
     checks = (
         ("gce", "product_name", lambda text: text.startswith("Google")),

@@ -1,4 +1,4 @@
-"""The config of a handler that was given none, or TensorFlow's own."""
+"""Config of a handler without a TerminationConfig, or with TensorFlow's."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ def resolve_config(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> TerminationConfig:
-    """The config that a `termination_config` argument means.
+    """Returns the config for a `termination_config` argument.
 
-    Makes no request: metadata servers are asked by `TerminationConfig.finder`.
+    Makes no request: the function from `TerminationConfig.finder` contacts the metadata
+    servers.
 
     Args:
-        value: a TerminationConfig, which is returned as it is; None, or a
+        value: a TerminationConfig, returned unchanged; or None or a
             `tf.distribute.experimental.TerminationConfig` (recognized by its four
-            attributes), to which the platform's notices and exit are added.
-        environment: see `detect_platform`.
-        root: see `detect_platform`.
+            attributes), completed with the platform's notices and exit.
+        environment: environment variables, see `detect_platform`.
+        root: directory that contains `sys`, see `detect_platform`.
 
     Raises:
-        ConfigurationError: the value is none of these, or a variable cannot work.
+        ConfigurationError: the value has another type, or a variable cannot work.
     """
     if isinstance(value, TerminationConfig):
         return value
-    # A class has the names too, as properties: the call was forgotten.
+    # A class has the names too, as properties: the caller forgot to call the class.
     is_class = isinstance(value, type)
     if value is not None and (
         is_class or not all(hasattr(value, name) for name in FIELDS)
@@ -68,7 +69,7 @@ def resolve_config(
     options = {name: each for name, each in given.items() if each is not None}
     found = read_local(environment, root)
     platform = found.platform
-    # A machine of a cloud, or a machine about which a server is to be asked.
+    # A cloud's machine, or a machine that a server may identify.
     may_be_cloud = found.machine.cloud is not None or bool(found.to_ask)
     if may_be_cloud and (platform is None or platform.name in SCHEDULERS):
         return DetectedTerminationConfig(found, **options)
@@ -80,16 +81,19 @@ def resolve_config(
 
 
 class DetectedTerminationConfig(TerminationConfig):
-    """A machine of a cloud, or one that only a metadata server can tell about.
+    """Config of a cloud's machine, or of a machine that may belong to a cloud.
 
-    Exits with 143, as all clouds and their schedulers restart on. SIGTERM has the
-    grace period of the scheduler. Without a scheduler the grace period is unknown: the
-    sender may be the shutdown of the machine, a container engine or an operator.
+    For the second kind only a metadata server can identify the cloud.
+
+    Exits with 143, the exit code on which every cloud and scheduler here restarts.
+    After SIGTERM the scheduler's grace period applies. Without a scheduler the grace
+    period is unknown: the sender may be the shutdown of the machine, a container engine
+    or an operator.
 
     Args:
         found: variables and files of this machine.
-        **options: the four arguments that TensorFlow's config has too. `grace_period`
-            also shortens what the cloud's notices leave.
+        **options: the four arguments of TensorFlow's config. `grace_period` also
+            shortens the grace periods of the cloud's notices.
 
     Raises:
         ConfigurationError: an argument or a variable cannot work.
@@ -109,7 +113,7 @@ class DetectedTerminationConfig(TerminationConfig):
         return self._ask_server
 
     def _ask_server(self) -> Sequence[WatchedSource]:
-        """Returns the sources of the cloud that the metadata server names."""
+        """Returns the sources of the cloud identified by the metadata server."""
         cloud = find_cloud(self._found, probing.PROBES, LIMIT_SECONDS)
         known = {each.source.name for each in self.watched_sources()}
         sources = [
@@ -157,5 +161,5 @@ def _log_platform(
 
 @functools.cache
 def _log_once(text: str, level: int = logging.INFO) -> None:
-    """Logs a line for the first of several handlers in one process."""
+    """Logs a line once per process, although a process may have several handlers."""
     _logger.log(level, text)

@@ -1,4 +1,4 @@
-"""Google Compute Engine: what its metadata server says of each kind of machine."""
+"""Google Compute Engine: notices of the metadata server for each kind of machine."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ SHUTDOWN_SECONDS = 30.0
 
 
 class GceTerminationConfig(TerminationConfig):
-    """What all machines of GCE share; use one of the variants. Leaves with 143.
+    """Base class of the configs for GCE machines; use a variant. Exits with 143.
 
-    The metadata server is watched for the variant's topics, each with its own grace,
-    beside SIGTERM, which comes with the shutdown.
+    Watches the metadata server for the variant's topics, each with its own grace
+    period, in addition to SIGTERM, which is sent at the shutdown.
 
     Args:
-        grace_period: seconds from the notice of a preemption: 30, or the notice
-            duration that the VM was made with (120), which only the metadata server
-            tells. SIGTERM leaves 30 s at most in any case.
-        maintenance_grace_period: seconds from the notice of a maintenance that ends
-            the VM; None: what the variant says.
-        graceful_shutdown_period: seconds of the graceful shutdown that the VM was made
-            with; its `stop-state` is watched then, every 5 s, which are taken off.
-            None: it has none.
-        upcoming_maintenance_period: take a maintenance that is announced, on TPUs up to
-            7 days ahead, for a notice once its window begins within so many seconds.
-            The grace is what is left until then. None: announcements are not watched.
-        **options: the other arguments of `TerminationConfig`.
+        grace_period: seconds from the notice of a preemption: 30, or the VM's
+            configured notice duration (120), which only the metadata server knows.
+            After SIGTERM at most 30 s remain in any case.
+        maintenance_grace_period: seconds from the notice of a maintenance that ends the
+            VM; None: the variant's default.
+        graceful_shutdown_period: seconds of the VM's configured graceful shutdown. The
+            VM's `stop-state` is then watched, every 5 s, which are subtracted. None:
+            the VM has no graceful shutdown.
+        upcoming_maintenance_period: treat an announced maintenance as a notice at most
+            this number of seconds before its window. On TPUs a maintenance is announced
+            up to 7 days ahead. The grace period is the time left until the window.
+            None: announcements are not watched.
+        **options: further arguments of `TerminationConfig`.
 
     Raises:
         ConfigurationError: an argument cannot work.
@@ -64,7 +65,8 @@ class GceTerminationConfig(TerminationConfig):
             )
         graceful = check_grace(graceful_shutdown_period, "graceful_shutdown_period")
         if graceful is not None:
-            # No part of what the server tells in a hanging GET until it is there.
+            # stop-state is polled every 5 s: the answer of a hanging GET lacks
+            # stop-state until a shutdown is pending.
             graceful = after_travel(graceful, HANG_BETWEEN_SINGLES_SECONDS)
         if graceful_shutdown_period is not None:
             self._graces["stop-state"] = graceful
@@ -80,36 +82,36 @@ class GceTerminationConfig(TerminationConfig):
             )
 
     def watched_sources(self) -> tuple[WatchedSource, ...]:
-        """The base's, and the topics, which share one thread."""
+        """Returns the base's sources, and a source per topic on a shared thread."""
         watch = GceWatch(self._graces, maintenance_lead_seconds=self._lead)
         return (*super().watched_sources(), *watch.watched_sources(self._graces))
 
 
 class GceCpuTerminationConfig(GceTerminationConfig):
-    """A VM without accelerators: a maintenance that ends it is told 60 s ahead."""
+    """Config of a VM without accelerators: a maintenance is announced 60 s ahead."""
 
     maintenance_seconds: ClassVar[float | None] = 60.0
 
 
 class GceGpuTerminationConfig(GceTerminationConfig):
-    """A VM with GPUs, which cannot migrate: maintenance is told an hour ahead.
+    """Config of a VM with GPUs: a maintenance is announced an hour ahead.
 
-    The step is committed at once, training goes on, and is committed once more at the
-    end of the hour.
+    Such a VM cannot migrate. The step is committed at once and training continues; a
+    second commit follows at the end of the hour.
     """
 
     maintenance_seconds: ClassVar[float | None] = 3600.0
 
 
 class GceTpuTerminationConfig(GceTerminationConfig):
-    """A TPU VM, on demand or preemptible."""
+    """Config of a TPU VM, on demand or preemptible."""
 
     maintenance_seconds: ClassVar[float | None] = 60.0
 
 
 class GceSpotTerminationConfig(GceTerminationConfig):
-    """A Spot or preemptible VM: 30 s, or 120 where it was made with that.
+    """Config of a Spot or preemptible VM: 30 s of notice, or 120 s if so configured.
 
-    For maintenance such a VM is preempted, so that is not watched unless
+    A maintenance preempts such a VM, so maintenance is not watched unless
     `maintenance_grace_period` is given.
     """

@@ -13,17 +13,18 @@ GRACE_VARIABLE = "TFPREEMPT_GRACE_PERIOD"
 
 
 class KubernetesTerminationConfig(TerminationConfig):
-    """A pod that is evicted, drained, preempted or deleted; leaves with 143.
+    """Config of a pod that is evicted, drained, preempted or deleted. Exits with 143.
 
-    Kubernetes does not tell a pod its `terminationGracePeriodSeconds`, so the pod's
-    specification says it once more in the variable TFPREEMPT_GRACE_PERIOD. A preStop
-    hook that creates the file of `notice_file` (or of TFPREEMPT_NOTICE_FILE) is heard
-    as SIGTERM is; what the hook takes counts against the grace.
+    Kubernetes does not pass `terminationGracePeriodSeconds` to a pod, so the pod's
+    specification repeats the value in the variable TFPREEMPT_GRACE_PERIOD. A preStop
+    hook that creates the file of `notice_file` (or of TFPREEMPT_NOTICE_FILE) is a
+    notice like SIGTERM; the hook's running time counts against the grace period.
 
     Args:
-        grace_period: seconds from SIGTERM to SIGKILL; by default what
-            TFPREEMPT_GRACE_PERIOD says. With neither nobody knows: commit at once.
-        **options: the other arguments of `TerminationConfig`.
+        grace_period: seconds from SIGTERM to SIGKILL; by default the value of
+            TFPREEMPT_GRACE_PERIOD. Without either the grace period is unknown: the step
+            is committed at once.
+        **options: further arguments of `TerminationConfig`.
 
     Raises:
         ConfigurationError: an argument or the variable cannot work.

@@ -1,4 +1,4 @@
-"""Asks the metadata servers of all clouds at once, with one deadline for all."""
+"""Contacts the metadata servers of every cloud at once, with one deadline."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Where this program runs, as far as a metadata server or the machine's files tell.
+    """Findings about the machine, from a metadata server or from the machine's files.
 
     Attributes:
-        cloud: "gce", "aws" or "azure"; None where no file names one of them.
-        evidence: what says so, for people.
-        kinds: "tpu", "spot" and "gpu", as far as they are known to hold.
-        is_identified: whether the machine's files name its maker, a cloud or another.
+        cloud: "gce", "aws" or "azure"; None if no source names a cloud.
+        evidence: reasons for the finding, for people.
+        kinds: known kinds of the machine, from "tpu", "spot" and "gpu".
+        is_identified: whether the machine's files name its maker, whether a cloud or
+            not.
     """
 
     cloud: str | None = None
@@ -41,7 +42,7 @@ Probe = Callable[[Mapping[str, str], float], Finding | None]
 
 
 def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
-    """Asks for what GCE knows about this instance."""
+    """Requests the instance's entries from GCE's metadata server."""
     base = gce.metadata_url(environment)
     answer = MetadataSession(base).request(
         f"{gce.ROOT}{gce.DIRECTORY}?recursive=true&alt=json",
@@ -68,7 +69,7 @@ def probe_gce(environment: Mapping[str, str], limit: float) -> Finding | None:
 
 
 def probe_aws(environment: Mapping[str, str], limit: float) -> Finding | None:
-    """Asks EC2 for a token."""
+    """Requests a token from EC2's metadata service."""
     base = aws.metadata_url(environment)
     answer = MetadataSession(base).request(
         aws.TOKEN_TARGET, method="PUT", headers={aws.TTL_HEADER: "60"}, seconds=limit
@@ -79,7 +80,7 @@ def probe_aws(environment: Mapping[str, str], limit: float) -> Finding | None:
 
 
 def probe_azure(environment: Mapping[str, str], limit: float) -> Finding | None:
-    """Asks Azure what this machine is called."""
+    """Requests the machine's name from Azure's metadata service."""
     base = azure.metadata_url(environment)
     answer = MetadataSession(base).request(
         azure.NAME_TARGET, headers=azure.HEADERS, seconds=limit
@@ -110,8 +111,8 @@ def named_addresses(
     """Returns the variables that name metadata servers, with their values, for people.
 
     Args:
-        clouds: whose servers.
-        environment: the variables.
+        clouds: clouds whose variables are returned.
+        environment: environment variables.
     """
     return tuple(
         f"{name}={printable(without_secrets(environment[name]))!r}"
@@ -133,21 +134,22 @@ def probe_all(
     environment: Mapping[str, str],
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Finding | None:
-    """The first cloud that answers as itself; None if none does in time.
+    """Returns the finding of the first cloud that identifies itself in time, or None.
 
-    A probe that hangs stays behind in a daemon thread, and what it finds is not heard.
+    A hanging probe continues in a daemon thread, and its result is ignored.
 
     Args:
-        probes: by name.
-        environment: overrides of addresses, and which clouds it is not.
-        limit_seconds: for all of them together.
+        probes: functions that contact the servers, by cloud.
+        environment: environment variables with addresses of servers and excluded
+            clouds.
+        limit_seconds: time limit for the servers together.
     """
     deadline = time.monotonic() + limit_seconds
     answers: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
 
     def ask(probe: Probe) -> None:
         finding = None
-        with contextlib.suppress(Exception):  # a server of another kind, or none
+        with contextlib.suppress(Exception):  # another kind of server, or no server
             finding = probe(environment, limit_seconds)
         answers.put(finding)
 

@@ -36,28 +36,30 @@ RunCommand = Callable[[list[str], float], str]
 
 
 class SlurmTerminationConfig(TerminationConfig):
-    """A job that is preempted or reaches its time limit; leaves with 143.
+    """Config of a job that is preempted or reaches its time limit. Exits with 143.
 
     Args:
         grace_period: seconds from SIGTERM to SIGKILL: the partition's GraceTime on a
             preemption, KillWait at the time limit.
-        early_signal: what `--signal=USR1@120` of sbatch sends ahead of the time limit,
-            such as "SIGUSR1"; None: nothing.
-        early_grace_period: seconds that it comes ahead, in the example 120. It may come
-            up to 60 s earlier than that.
-        max_restarts: after so many restarts, by SLURM_RESTART_COUNT, the next notice
-            ends the job for good; None: no limit.
-        exhausted_exit_code: left with then, in place of all other codes and of
-            `exit_fn`; RequeueExit in slurm.conf must not list it.
-        requeue: "exit": exit code 143, which requeues where slurm.conf has
-            `RequeueExit=143`. "scontrol": the chief, or Slurm's first task where there
-            is no cluster, calls `scontrol requeue` as its last act, which needs no
-            setting; that kills what still runs. It does not where the process leaves
-            with an `uncommitted_exit_code` or `unmirrored_exit_code` of its own: that
-            tells a loss apart, and `RequeueExit=143` would not requeue it either.
-        environment: where Slurm's variables are read; by default the process's.
-        run_command: runs scontrol; tests pass their own.
-        **options: the other arguments of `TerminationConfig`.
+        early_signal: signal that sbatch's `--signal=USR1@120` sends before the time
+            limit, such as "SIGUSR1"; None: no early signal.
+        early_grace_period: seconds from the early signal to the time limit, in the
+            example 120. Slurm may send the signal up to 60 s earlier.
+        max_restarts: number of restarts, by SLURM_RESTART_COUNT, after which the next
+            notice ends the job for good; None: no limit.
+        exhausted_exit_code: exit code of such an end, in place of other exit codes and
+            of `exit_fn`; RequeueExit in slurm.conf must not list the code.
+        requeue: "exit": exit code 143, which requeues the job if slurm.conf has
+            `RequeueExit=143`. "scontrol": the chief, or Slurm's first task without a
+            cluster, calls `scontrol requeue` immediately before the exit. The call
+            needs no setting, and kills processes still running. The call is omitted if
+            the process exits with an `uncommitted_exit_code` or `unmirrored_exit_code`:
+            such a code marks a loss, and `RequeueExit=143` would not requeue the job
+            either.
+        environment: environment variables with Slurm's variables; by default the
+            process's.
+        run_command: function that runs scontrol; tests pass their own.
+        **options: further arguments of `TerminationConfig`.
 
     Raises:
         ConfigurationError: an argument or a variable cannot work.
@@ -94,7 +96,7 @@ class SlurmTerminationConfig(TerminationConfig):
         self._run_command = run_scontrol if run_command is None else run_command
 
     def code(self, committed: bool, mirrored: bool = True) -> int | None:
-        """As the base's; once the restarts are used up, the code that ends the job."""
+        """Returns the base's code, or `exhausted_exit_code` when no restart is left."""
         if self._is_exhausted:
             return self._exhausted_code
         return super().code(committed, mirrored)
@@ -102,7 +104,7 @@ class SlurmTerminationConfig(TerminationConfig):
     def leave(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
-        """Leaves, and has the job requeued unless its restarts are used up."""
+        """Exits, and requeues the job unless no restart is left."""
         if self._is_exhausted:
             _logger.error(
                 "tfpreempt: SLURM_RESTART_COUNT is %s and max_restarts allows no more; "
@@ -114,7 +116,8 @@ class SlurmTerminationConfig(TerminationConfig):
         try:
             super().leave(committed, cluster, mirrored=mirrored)
         except SystemExit:
-            # Not before: it kills the job, and an exit_fn that returns trains on.
+            # Only on SystemExit: a requeue kills the job, and after an exit_fn that
+            # returns, training continues.
             job = None if self._is_exhausted else self._requeued_job
             task = self._environment.get("SLURM_PROCID", "").strip()
             speaks = cluster.is_chief if cluster.world > 1 else task in {"", "0"}
@@ -125,7 +128,7 @@ class SlurmTerminationConfig(TerminationConfig):
     def _requeue(self, job: str, code: int | None) -> None:
         command = ["scontrol", "requeue", job]
         shown = " ".join(command)
-        if code not in (None, self.exit_code):  # None: exit_fn's own, to restart on
+        if code not in (None, self.exit_code):  # None: exit_fn's code, for a restart
             _logger.warning(
                 "tfpreempt: nothing was committed, or its copy was not in time; "
                 "leaving with exit code %s, as the config says, which requeues "
@@ -166,7 +169,7 @@ def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> b
 
 
 def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | None:
-    """The job's id where scontrol is to requeue it."""
+    """Returns the id of the job to requeue by scontrol; None for `requeue="exit"`."""
     if requeue not in ("exit", "scontrol"):
         raise ConfigurationError(
             f"requeue is {requeue!r}; expected 'exit' (RequeueExit=143 in slurm.conf) "
@@ -184,15 +187,15 @@ def _job_to_requeue(requeue: object, environment: Mapping[str, str]) -> str | No
 
 
 def run_scontrol(command: list[str], limit: float) -> str:
-    """What a command prints; what does not decode is replaced.
+    """Returns the output of a command; undecodable bytes are replaced.
 
     Args:
-        command: its words.
-        limit: seconds after which it is ended.
+        command: words of the command.
+        limit: timeout in seconds, after which the command is killed.
 
     Raises:
-        OSError: it cannot be started.
-        subprocess.SubprocessError: it fails, or takes too long.
+        OSError: the command cannot be started.
+        subprocess.SubprocessError: the command fails, or exceeds the timeout.
     """
     done = subprocess.run(
         command,
