@@ -1,4 +1,4 @@
-"""What the pages of docs/fit say: programs run, and the package has the messages."""
+"""Programs on the pages of docs/fit run; Troubleshooting quotes the messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_two_workers(tmp_path: Path) -> None:
 
 def messages() -> list[str]:
     """The texts in the first columns of the tables of errors and log lines."""
-    rows = re.findall(r"^\| (`.*?) \|", read("fit/messages.md"), re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", read("troubleshooting.md"), re.MULTILINE)
     return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
 
 
