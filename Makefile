@@ -43,7 +43,7 @@ help:
 	@echo "make matrix     the versions of TensorFlow, Keras and Python, as a table"
 	@echo "make bench      measurements against what others have, as JSON lines (half an hour)"
 	@echo "make bench-long   those that take longer: goodput, 10,000 workers"
-	@echo "make performance  make bench, kept under docs/performance/, with its page and plots"
+	@echo "make performance  make bench, kept under docs/performance/, with its pages and plots"
 	@echo "make campaign   thousands of random faults; writes docs/campaigns.md"
 	@echo "make clean      remove .venv and everything that was built"
 	@echo "The first one installs TensorFlow and the tools in .venv: minutes, 3.5 GB."

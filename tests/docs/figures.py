@@ -1,7 +1,8 @@
-"""What docs/performance.md shows: one figure for each thing that is measured.
+"""The contents of docs/performance.md and docs/performance/*.md.
 
-The text is written by hand, and so is `limit`, the sentence that says why where a bar
-is not met. The numbers come from the rows under docs/performance/.
+Each topic is a page, and each figure a section of a page. The texts are written by
+hand, and so is `limit`, the reason why a target is missed. The numbers come from the
+rows under docs/performance/.
 """
 
 from __future__ import annotations
@@ -13,32 +14,100 @@ from typing import Any
 
 
 class Plot(Enum):
-    """How a figure is drawn."""
+    """The form of a plot."""
 
     DOTS = "a line for each row, a dot for each side"
     LINES = "time over the number of workers"
-    PARTS = "what the wall time went to"
+    PARTS = "shares of the wall time"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A page under docs/performance/.
+
+    Attributes:
+        name: file name of the page, without its suffix.
+        title: heading of the page.
+        text: first sentences of the page.
+    """
+
+    name: str
+    title: str
+    text: str
+
+
+TOPICS = (
+    Topic(
+        name="preemption",
+        title="Performance of a preemption",
+        text="How long two workers take from SIGTERM to the exit, and how many bytes "
+        "they write. The comparison is TensorFlow's own handler.",
+    ),
+    Topic(
+        name="coordination",
+        title="Performance of the coordination",
+        text="How long 10 to 10,000 workers take to agree on the step of the save. "
+        "Up to 16 workers are real processes; larger numbers are simulated.",
+    ),
+    Topic(
+        name="goodput",
+        title="Goodput",
+        text="The share of the wall time that a frequently interrupted training "
+        "spends on useful steps.",
+    ),
+    Topic(
+        name="save",
+        title="Performance of saves",
+        text="How long a commit takes, and how much a periodic save slows down "
+        "training. The comparison is `tf.train.Checkpoint.write`.",
+    ),
+    Topic(
+        name="restore",
+        title="Performance of a restart",
+        text="How long a restore, a verification and the first batch after a restart "
+        "take. The comparisons are TensorFlow, and a program without tfpreempt.",
+    ),
+    Topic(
+        name="input",
+        title="Performance of input pipelines",
+        text="How long a pipeline takes to resume at a position far into the data, "
+        "and the cost of a distributed iterator whose position can be saved.",
+    ),
+    Topic(
+        name="overhead",
+        title="Overhead without a preemption",
+        text="The cost of tfpreempt for steps without a notice, in time and memory, "
+        "and the delay between a notice and the handler.",
+    ),
+    Topic(
+        name="mirror",
+        title="Performance of the mirror",
+        text="How fast a commit reaches a bucket and returns, how much memory the "
+        "transfer takes, and how much the upload slows down training.",
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One section of the page.
+    """A measurement, as a section of a page.
 
     Attributes:
-        name: of its plot, and of its link.
-        title: the heading.
-        text: what is measured, and against what.
-        benches: whose rows it shows.
-        label: tells its rows apart; a format of a row's fields (`label_of`).
-        sides: fields with a median and a p95, and their names; dots and lines are
-            drawn of them.
-        more: further columns by field; "a.b" is the field b of a.
-        limit: what the time is made of where the bar is not met.
-        plot: how it is drawn.
-        scale: of the values, as matplotlib names it.
+        name: name of the plot and of the link.
+        topic: name of the page.
+        title: heading of the section.
+        text: description of the measurement and of the comparison.
+        benches: benchmarks whose rows the figure shows.
+        label: name of a row, as a format of the fields of the row (`label_of`).
+        sides: names of the fields with a median and a p95, which the plot shows.
+        more: names of further columns, by field; "a.b" is the field b of a.
+        limit: reason why a target is missed.
+        plot: form of the plot.
+        scale: scale of the values, as matplotlib names it.
     """
 
     name: str
+    topic: str
     title: str
     text: str
     benches: tuple[str, ...]
@@ -50,19 +119,158 @@ class Figure:
     scale: str = "linear"
 
     def label_of(self, row: Mapping[str, Any]) -> str:
-        """What a row is called in the table and in the plot."""
+        """Returns the name of a row in the table and in the plot."""
         return self.label.format(
             **{k: "none" if v is None else v for k, v in row.items()}
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A value of a row.
+
+    Attributes:
+        field: field of the row.
+        rows: fields and values that select the row.
+        name: name of the program, for a comparison.
+    """
+
+    field: str
+    rows: Mapping[str, Any]
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """A row of the first table of docs/performance.md.
+
+    Attributes:
+        figure: name of the figure.
+        text: description of the value.
+        ours: value of tfpreempt.
+        theirs: values for comparison.
+        unit: unit of the values.
+    """
+
+    figure: str
+    text: str
+    ours: Value
+    theirs: tuple[Value, ...]
+    unit: str = ""
+
+
+_RESNET = {"state": "ResNet-50"}
+_WAITS = {**_RESNET, "of": "stall", "step": "waits for a device"}
+_TERM = {"strike": "SIGTERM"}
+_KILL = {"strike": "SIGKILL"}
+HEADLINES = (
+    Headline(
+        figure="notice_to_exit",
+        text="SIGTERM to exit, two workers, ResNet-50",
+        ours=Value(field="ours", rows=_RESNET),
+        theirs=(Value(field="theirs", rows=_RESNET, name="TensorFlow's handler"),),
+        unit="s",
+    ),
+    Headline(
+        figure="goodput",
+        text="steps repeated in ten preemptions by SIGTERM",
+        ours=Value(field="wasted_steps", rows={**_TERM, "way": "tfpreempt"}),
+        theirs=(
+            Value(
+                field="wasted_steps",
+                rows={**_TERM, "way": "tensorflow_handler"},
+                name="TensorFlow's handler",
+            ),
+            Value(
+                field="wasted_steps",
+                rows={**_TERM, "way": "backup_and_restore"},
+                name="`BackupAndRestore`",
+            ),
+        ),
+    ),
+    Headline(
+        figure="goodput",
+        text="goodput, SIGTERM every 30 s, with start-up",
+        ours=Value(field="goodput", rows={**_TERM, "way": "tfpreempt"}),
+        theirs=(
+            Value(
+                field="goodput",
+                rows={**_TERM, "way": "tensorflow_handler"},
+                name="TensorFlow's handler",
+            ),
+            Value(
+                field="goodput",
+                rows={**_TERM, "way": "checkpoint_manager"},
+                name="`CheckpointManager`",
+            ),
+        ),
+    ),
+    Headline(
+        figure="goodput",
+        text="goodput, SIGKILL every 30 s, with start-up",
+        ours=Value(field="goodput", rows={**_KILL, "way": "tfpreempt_save_every"}),
+        theirs=(
+            Value(
+                field="goodput",
+                rows={**_KILL, "way": "checkpoint_manager"},
+                name="`CheckpointManager`",
+            ),
+        ),
+    ),
+    Headline(
+        figure="commit_speed",
+        text="commit in memory, ResNet-50",
+        ours=Value(field="ours", rows={**_RESNET, "place": "tmpfs"}),
+        theirs=(
+            Value(
+                field="theirs",
+                rows={**_RESNET, "place": "tmpfs"},
+                name="`Checkpoint.write`, without sync",
+            ),
+        ),
+        unit="s",
+    ),
+    Headline(
+        figure="async_save",
+        text="stall of training in a periodic save, ResNet-50",
+        ours=Value(field="ours", rows=_WAITS),
+        theirs=(
+            Value(field="waited", rows=_WAITS, name="`async_save=False`"),
+            Value(field="raw", rows=_WAITS, name="one copy of the state"),
+        ),
+        unit="s",
+    ),
+    Headline(
+        figure="resume_latency",
+        text="process start to first batch of a restarted `model.fit`, ResNet-50",
+        ours=Value(field="ours", rows={"model": "ResNet-50"}),
+        theirs=(
+            Value(
+                field="theirs", rows={"model": "ResNet-50"}, name="without tfpreempt"
+            ),
+        ),
+        unit="s",
+    ),
+    Headline(
+        figure="step_overhead",
+        text="overhead of a step without a notice",
+        ours=Value(field="ours", rows={"call": "run"}),
+        theirs=(
+            Value(field="theirs", rows={"call": "run"}, name="TensorFlow's handler"),
+        ),
+        unit="µs",
+    ),
+)
+
 FIGURES = (
     Figure(
         name="notice_to_exit",
-        title="From SIGTERM to the last process gone",
-        text="Two workers are preempted, with tfpreempt's handler and with "
-        "`tf.distribute.experimental.PreemptionCheckpointHandler` in turn, their "
-        "directory in memory; beside them a plain write and fsync of as many bytes.",
+        topic="preemption",
+        title="From SIGTERM to the exit of the last process",
+        text="Two workers are preempted, alternately with tfpreempt's handler and "
+        "with `tf.distribute.experimental.PreemptionCheckpointHandler`. The "
+        'checkpoint directory is in memory. "Plain write" is a write and '
+        "fsync of the same number of bytes.",
         benches=("notice_to_exit",),
         label="signal to {signalled}, {state}, {mebibytes:,} MiB",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "plain write"},
@@ -71,32 +279,37 @@ FIGURES = (
             "profile.to_commit": "to the commit",
             "profile.to_gone": "to the end",
         },
-        limit="With 4,096 tensors the first save of a process takes most of the time "
-        "to the commit: TensorFlow searches for the objects and their keys, on both "
-        "workers at once. The time to the end is Python and TensorFlow taking the "
-        "process apart.",
+        limit="With 4,096 tensors the first save of a process takes most of the "
+        "time to the commit: TensorFlow searches for the objects and their "
+        "keys, on both workers at once. In the time to the end, Python and "
+        "TensorFlow shut the process down.",
     ),
     Figure(
         name="notice_to_commit",
-        title="What a preemption adds to step and write",
-        text="From SIGTERM to the commit, less what training took until its last step "
-        "ended, less a plain write and fsync of as many bytes in the same round. Two "
-        "workers, their directory in memory, one of them signalled. The bar is a tenth "
-        "of the plain write, at least 100 ms.",
+        topic="preemption",
+        title="Time added to the last step and a plain write",
+        text="The time from SIGTERM to the commit, minus the rest of the running "
+        "step, minus a plain write and fsync of the same bytes in the same "
+        "round. Two workers train, one worker gets the signal, and the "
+        "directory is in memory. The target is a tenth of the plain write, at "
+        "least 100 ms.",
         benches=("notice_to_commit",),
         label="{mebibytes:,} MiB",
         sides={"ours": "added", "raw": "plain write"},
-        limit="Beside one plain write stand two that share two processors and the "
-        "memory's bandwidth, each with sums; the index, the manifest and the marker "
-        "come after. The plain write itself varies by as much as the bar.",
+        limit="Two writes share two processors and the memory bandwidth, and both "
+        "compute checksums; the plain write is alone. The index, the manifest "
+        "and the marker follow. The plain write itself varies by as much as "
+        "the target.",
     ),
     Figure(
         name="copies_written",
-        title="What the workers write",
-        text="Bytes that both workers pass to write calls between the signal and their "
-        "end, in copies of the state, beyond their own shards of the commit, their "
-        "journals and logs. Each worker writes a share of one copy; TensorFlow's "
-        "handler writes a copy on each. The preemptions are those above.",
+        topic="preemption",
+        title="Bytes written in a preemption",
+        text="Bytes that both workers pass to write calls between the signal and "
+        "the exit, in copies of the state, without the workers' own shards of "
+        "the commit, journals and logs. With tfpreempt each worker writes a "
+        "share of one copy; with TensorFlow's handler each worker writes a "
+        "copy. The preemptions are the preemptions of the first table.",
         benches=("copies_written",),
         label="{mebibytes:,} MiB",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow"},
@@ -104,12 +317,15 @@ FIGURES = (
     ),
     Figure(
         name="agreement",
-        title="Agreement at scale",
-        text="From a notice until the last living worker knows at which step to save, "
-        "and until the one that is told to go may train on, in simulated time: ours is "
-        "the shipped coordinator, TensorFlow's and JAX's are the messages of their "
-        "protocols, on the same store of 20,000 messages a second. With dead workers "
-        "TensorFlow's handler never trains on, and JAX never decides.",
+        topic="coordination",
+        title="Time to agree on a step",
+        text="Simulated time from a notice until the last living worker knows the "
+        "step of the save, and until the notified worker may continue "
+        "training. The figure for tfpreempt comes from the shipped "
+        "coordinator; TensorFlow and JAX are simulated by the messages of "
+        "their protocols. All use the same store, with 20,000 messages per "
+        "second. With dead workers TensorFlow's handler never continues, and "
+        "JAX never decides.",
         benches=("agreement_scale", "agreement_10000"),
         label="{protocol}, {workers:,} workers, {dead} dead",
         sides={"known": "all know", "through": "goes on"},
@@ -123,27 +339,30 @@ FIGURES = (
     ),
     Figure(
         name="many_workers",
+        topic="coordination",
         title="Sixteen real workers",
-        text="All are processes under MultiWorkerMirroredStrategy on one machine; one "
-        "of them gets SIGTERM, in each of many starts of one run. Seconds from the "
-        "signal until all know at which step to save, and until the last process is "
-        "gone.",
+        text="Sixteen processes train under MultiWorkerMirroredStrategy on one "
+        "machine, and one process gets SIGTERM, in each of many starts of one "
+        "run. Measured are the seconds from the signal until all processes "
+        "know the step of the save, and until the last process has exited.",
         benches=("many_workers",),
         label="{of}, {workers} workers",
         sides={"ours": "tfpreempt"},
         more={"steps_lost": "steps lost"},
-        limit="Sixteen processes end on two cores, and the end of one, with TensorFlow "
-        "in it, takes a third of a second of a core; the notice and the decision are "
-        "through long before.",
+        limit="Sixteen processes exit on two cores, and the exit of one process "
+        "with TensorFlow takes a third of a second of one core. The notice "
+        "and the decision are complete long before.",
     ),
     Figure(
         name="goodput",
+        topic="goodput",
         title="Goodput under preemptions",
-        text="The share of the wall time that goes to steps which the final state "
-        "holds, of a training of two workers one of which is struck again and again: "
-        "by SIGTERM, its machine gone after a grace, or by SIGKILL. A round is a "
-        "start. A way that ignores SIGTERM trains through the grace, and gets more out "
-        "of each start.",
+        text="The share of the wall time for steps that the final state contains. "
+        "Two workers train, and one worker is stopped repeatedly: by SIGTERM, "
+        "with its machine reclaimed after a grace period, or by SIGKILL. A "
+        "round is one start. A program that ignores SIGTERM continues "
+        "training through the grace period, and so trains longer in each "
+        "start.",
         benches=("goodput",),
         label="{strike}, {way}",
         sides={"goodput": "goodput", "wasted_of_a_life": "wasted steps of a start"},
@@ -159,117 +378,137 @@ FIGURES = (
     ),
     Figure(
         name="commit_speed",
+        topic="save",
         title="A commit",
-        text="A whole synced commit, from the capture to the marker, against "
-        "`tf.train.Checkpoint.write`, which syncs nothing and has no sums of files; "
-        "beside them a plain write and fsync of the same memory by as many threads. "
-        "The states take turns. The bar is for states in memory: on a disk only our "
-        "side waits for the disk.",
+        text="A complete synced commit, from the capture to the marker, against "
+        "`tf.train.Checkpoint.write`, which neither syncs nor computes "
+        'checksums. "Plain write" writes and syncs the same memory with the '
+        "same number of threads. The states alternate. The target applies to "
+        "states in memory: on a disk only tfpreempt waits for the disk.",
         benches=("commit_speed",),
         label="{state}, {mebibytes:,} MiB, {place}",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "plain write"},
         more={"tensors": "tensors", "capture_us_each": "capture, us a tensor"},
-        limit="Both processors write at once: the kernel's pages and copies are most "
-        "of the time, as in a plain write, and sums take about a sixth. Where other "
-        "programs need a processor, two threads lose more than TensorFlow's one.",
+        limit="Both processors write at the same time. Most of the time is spent in "
+        "the kernel, for pages and copies, as in a plain write; checksums "
+        "take about a sixth. If other programs need a processor, two threads "
+        "lose more time than TensorFlow's single thread.",
     ),
     Figure(
         name="small_tensors",
+        topic="save",
         title="Many small tensors",
-        text="Commits of 4,096 tensors against commits of 16 tensors of the same "
-        "bytes, in memory; both are those above.",
+        text="Commits of 4,096 tensors against commits of 16 tensors with the same "
+        "number of bytes, in memory. The commits are those of the table "
+        "above.",
         benches=("small_tensors",),
         label="{mebibytes:,} MiB, {place}",
         sides={"ours": "4,096 tensors", "theirs": "16 tensors"},
-        limit="A small tensor takes 25 µs more: 13 for the capture (the walk over the "
-        "objects, the read, the tensor's memory), 4 for its entry in the index, and 8 "
-        "for its own write, checksum and turn at Python's lock.",
+        limit="A small tensor takes 25 µs more: 13 µs for the capture (traversal of "
+        "the objects, read, memory of the tensor), 4 µs for the entry in the "
+        "index, and 8 µs for the write, the checksum and the wait for "
+        "Python's lock.",
     ),
     Figure(
         name="async_save",
-        title="What a periodic save costs training",
-        text="How long a save stalls the steps, how much slower they are until it is "
-        "committed, and how long that takes: asynchronous, with `async_save=False`, "
-        "and by `tf.train.Checkpoint.write` with its asynchronous option, which syncs "
-        "and commits nothing; beside the stall a copy of the state in memory. For a "
-        "step of `model.fit`, the stall is the time between the last batch of an epoch "
-        "and the end of the next batch, less that time in a fit without tfpreempt. The "
-        "bar of a stall is 1.3 copies, and 30 µs for each tensor.",
+        topic="save",
+        title="The cost of a periodic save for training",
+        text="*Stall* is the time by which a save delays the steps, *slower* the "
+        "additional time of the steps until the commit, and *written* the "
+        "time until the commit. Compared are an asynchronous save, a save "
+        "with `async_save=False`, and the asynchronous option of "
+        '`tf.train.Checkpoint.write`, which neither syncs nor commits. "One '
+        'copy" is a copy of the state in memory. For `model.fit` the stall is '
+        "the time from the last batch of an epoch to the end of the next "
+        "batch, minus the same time without tfpreempt. The target of a stall "
+        "is 1.3 copies plus 30 µs for each tensor.",
         benches=("async_save",),
         label="{of}, step: {step}, {state}, {mebibytes:,} MiB",
         sides={
             "ours": "tfpreempt",
-            "waited": "waited for",
             "theirs": "TensorFlow",
+            "waited": "waited for",
             "orbax": "OrbaxCheckpoint",
             "raw": "one copy",
         },
         more={"copies": "stall in copies", "of_waited": "slower, of a waited save"},
-        limit="Steps that need all processors lose those that the write takes, "
-        "whatever writes; a step of `model.fit` here is such a step. At an epoch of a "
-        "ResNet-50 the main thread needs 80 ms of processor time: 20 for two walks for "
-        "untracked objects, 22 for two looks at Python values, 11 for the values held "
-        "for the end of the epoch, and the rest for the capture and the copy.",
+        limit="Steps that need all processors lose the processors that the write "
+        "uses, whichever program writes; a step of `model.fit` here is such a "
+        "step. At an epoch end of a ResNet-50 the main thread needs 80 ms of "
+        "processor time: 20 ms for two traversals for untracked objects, 22 "
+        "ms for two checks of Python values, 11 ms for the values held for "
+        "the end of the epoch, and the rest for the capture and the copy.",
     ),
     Figure(
         name="parallel_save",
+        topic="save",
         title="A save by all workers",
-        text="`save()` with two workers on one machine, each of which writes a share "
-        "of the state, against one by the chief alone; both take turns in one "
-        "training. The two share the processors and the disk, so this says that the "
-        "deal costs nothing; on machines of their own they have two of each.",
+        text="`save()` with two workers on one machine. Either each worker writes "
+        "a share of the state, or the chief writes the whole state; both "
+        "alternate in one training. The workers share the processors and the "
+        "disk, so the figure shows only that the division costs nothing. "
+        "Workers on separate machines have twice the processors and disks.",
         benches=("parallel_save",),
         label="{state}, {mebibytes:,} MiB, {place}",
         sides={"ours": "by all", "theirs": "by the chief"},
         more={"workers": "workers"},
-        limit="The chief alone keeps both processors of this machine busy, so that the "
-        "deal cannot gain time. It costs the other worker's capture at the same time, "
-        "and the chief's look at what each worker wrote.",
+        limit="The chief alone keeps both processors of the machine busy, so the "
+        "division cannot save time. The division costs the capture on the "
+        "other worker at the same time, and the chief's check of the files of "
+        "each worker.",
     ),
     Figure(
         name="snapshot",
-        title="What snapshots in memory cost, and what they save",
-        text="The share of the time that they cost steps that wait for a device, in "
-        "percent; and the steps that a worker under `tfpreempt run` makes again after "
-        "SIGKILL, with them and with commits each minute alone.",
+        topic="goodput",
+        title="Cost and benefit of snapshots in memory",
+        text="The share of the time, in percent, that snapshots cost steps that "
+        "wait for a device. Also the steps that a worker under `tfpreempt "
+        "run` repeats after SIGKILL, with snapshots, and with commits once a "
+        "minute instead.",
         benches=("snapshot",),
         label="{of}, {mebibytes:,} MiB",
         sides={"ours": "tfpreempt", "theirs": "without"},
     ),
     Figure(
         name="restore_speed",
+        topic="restore",
         title="A restore",
-        text="The first restore of a process: the newest commit is found, verified and "
-        "restored, against `tf.train.Checkpoint.read` of the same files; beside them a "
-        "plain read of the files by as many threads, which drops what it has read. "
-        "Each restore has a process of its own, and all files are in memory.",
+        text="The first restore of a process finds, verifies and restores the "
+        "newest commit. The comparison is `tf.train.Checkpoint.read` of the "
+        'same files. "Plain read" reads the files with the same number of '
+        "threads and discards the bytes. Each restore has its own process, "
+        "and all files are in memory.",
         benches=("restore_speed",),
         label="{state}, {mebibytes:,} MiB",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "plain read"},
         more={"tensors": "tensors"},
-        limit="Bytes go into fresh memory, which the kernel clears page by page: with "
-        "the read 0.5 s of processor time for a GiB. Of the transformer's restore 0.08 "
-        "s are Python on the main thread; the rest is that read, on two threads.",
+        limit="The bytes go into fresh memory, which the kernel clears page by "
+        "page: with the read, 0.5 s of processor time per GiB. In the restore "
+        "of the transformer the main thread spends 0.08 s in Python; the rest "
+        "is the read, on two threads.",
     ),
     Figure(
         name="verify_speed",
+        topic="restore",
         title="`tfpreempt verify`",
-        text="Every byte of one file or many is read and summed up, against reading "
-        "the same files by as many threads and no more, from the page cache and from "
-        "the disk.",
+        text="Reads every byte of one or many files and computes checksums. The "
+        "comparison only reads the same files with the same number of "
+        "threads, from the page cache and from the disk.",
         benches=("verify_speed",),
         label="{files:,} files, {mebibytes:,} MiB, from the {read_from}",
         sides={"ours": "tfpreempt", "theirs": "plain read"},
-        limit="From the page cache the sums show most: made at 25 GB/s, they cost a "
-        "fifth to a quarter of copying at 7.",
+        limit="From the page cache the checksums dominate: computed at 25 GB/s, "
+        "they cost a fifth to a quarter of a copy at 7 GB/s.",
     ),
     Figure(
         name="resume_latency",
-        title="The first resumed batch of `model.fit`",
-        text="From the start of the process to the end of the first trained batch: of "
-        "a restart, and of the same program without tfpreempt, which begins with the "
-        "first batch; beside them a plain read of the commit's files. The bar is 1.1 "
-        "times the program without tfpreempt, and the plain read.",
+        topic="restore",
+        title="The first batch of `model.fit` after a restart",
+        text="From the start of the process to the end of the first trained batch. "
+        "The comparison is the same program without tfpreempt, which trains "
+        'from the first batch. "Plain read" reads the files of the commit. '
+        "The target is 1.1 times the program without tfpreempt, plus the "
+        "plain read.",
         benches=("resume_latency",),
         label="{model}, {mebibytes_read:,.0f} MiB",
         sides={"ours": "tfpreempt", "theirs": "without", "raw": "plain read"},
@@ -280,16 +519,18 @@ FIGURES = (
             "phases.step": "the first batch",
             "plain.step": "the first batch, without",
         },
-        limit="Until the first batch the workers agree on a commit and the chief "
-        "verifies it. The first batch contains the restore (0.4 s for 1.2 GiB) and the "
-        "trace of the step; what else it takes longer by is not known yet.",
+        limit="Before the first batch the workers agree on a commit, and the chief "
+        "verifies the commit. The first batch contains the restore (0.4 s for "
+        "1.2 GiB) and the trace of the step. The cause of the remaining "
+        "difference is not known yet.",
     ),
     Figure(
         name="position_restore",
-        title="The place in the data",
-        text="A fresh iterator is set to a position and gives its first batch: batch "
-        "1,000,000 of an epoch against batch 100. The bar is for our pipeline, the "
-        "others are there to compare.",
+        topic="input",
+        title="A position in arrays",
+        text="A new iterator is set to a position and yields the first batch: "
+        "batch 1,000,000 of an epoch against batch 100. The target applies to "
+        "the pipeline of tfpreempt; the other rows are for comparison.",
         benches=("position_restore",),
         label="{pipeline}",
         sides={"ours": "batch 1,000,000", "theirs": "batch 100"},
@@ -298,11 +539,13 @@ FIGURES = (
     ),
     Figure(
         name="position_in_files",
-        title="The place in files of records",
-        text="As above, in a million small records in TFRecord files: batch 100,000 "
-        "against batch 100. Ours reads each record where an index says that it lies, "
-        "in an order of all records; TensorFlow's reads the files from end to end and "
-        "shuffles by a buffer. The bar is for ours.",
+        topic="input",
+        title="A position in files of records",
+        text="The same with a million small records in TFRecord files: batch "
+        "100,000 against batch 100. tfpreempt reads each record at the offset "
+        "from an index, in an order of all records. TensorFlow reads the "
+        "files from start to end and shuffles in a buffer. The target applies "
+        "to tfpreempt.",
         benches=("position_in_files",),
         label="{pipeline}",
         sides={"ours": "batch 100,000", "theirs": "batch 100"},
@@ -315,20 +558,24 @@ FIGURES = (
     ),
     Figure(
         name="distributed_input",
-        title="A step whose input a strategy distributes",
-        text="The iterator of `tfpreempt.data.distribute` against TensorFlow's own, "
-        "which cannot be saved: a step that takes a global batch and looks at each of "
-        "its numbers, by one and by the other in turn. Batches of ours are copied to "
-        "the devices by the step, or ahead of it; TensorFlow's always are ahead.",
+        topic="input",
+        title="A step with distributed input",
+        text="The iterator of `tfpreempt.data.distribute` against TensorFlow's "
+        "iterator, which cannot be saved. A step takes a global batch and "
+        "reads every number; both iterators alternate. With tfpreempt the "
+        "step copies the batch to the devices, or the batch is copied ahead "
+        "of the step. TensorFlow always copies ahead.",
         benches=("distributed_input",),
         label="{replicas} replicas, {mebibytes:,} MiB, copied {copied}",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow"},
     ),
     Figure(
         name="step_overhead",
-        title="What a quiet step costs",
-        text="A call of `handler.run(noop)` less a bare `noop()`, against the same of "
-        "TensorFlow's handler, and `handler.check()`; beside them the bare call.",
+        topic="overhead",
+        title="A step without a notice",
+        text="The time of a call of `handler.run(noop)` minus a bare `noop()`, "
+        "against the same call of TensorFlow's handler; and "
+        '`handler.check()`. "Bare call" is the call of `noop()`.',
         benches=("step_overhead",),
         label="{call}",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "bare call"},
@@ -336,11 +583,12 @@ FIGURES = (
     ),
     Figure(
         name="callback_overhead",
-        title="What the quiet callback costs a batch of `model.fit`",
-        text="The time in each batch that is spent in the callback and not in Keras; "
-        "beside it a whole batch of the smallest model without a callback, and what "
-        "whole fits show to be added, by us and by a `BackupAndRestore` that never "
-        "saves.",
+        topic="overhead",
+        title="A batch of `model.fit` with the callback",
+        text='The time of each batch in the callback, without Keras. "A batch" is '
+        "a whole batch of the smallest model without a callback. The details "
+        "show the time that tfpreempt, and a `BackupAndRestore` that never "
+        "saves, add to whole fits.",
         benches=("callback_overhead",),
         label="{keras}",
         sides={"ours": "tfpreempt", "raw": "a batch"},
@@ -354,10 +602,11 @@ FIGURES = (
     ),
     Figure(
         name="notice_latency",
-        title="From a change in the world to the flag",
-        text="A signal, a file, or a metadata server says that the machine goes; timed "
-        "is until the handler's flag is up. What is polled may be late by its "
-        "interval.",
+        topic="overhead",
+        title="From the notice to the handler's flag",
+        text="A signal, a file or a metadata server announces the preemption. "
+        "Measured is the time until the handler's flag is set. A polled "
+        "source may be late by its interval.",
         benches=("notice_latency",),
         label="{source}, interval {interval}",
         sides={"ours": "tfpreempt"},
@@ -366,19 +615,24 @@ FIGURES = (
     ),
     Figure(
         name="notice_quiet",
-        title="What listening costs",
-        text="The processor time of a process that only listens while nothing happens.",
+        topic="overhead",
+        title="Processor time for listening",
+        text="The processor time of a process that only listens for notices while "
+        "none comes.",
         benches=("notice_quiet",),
         label="{source}",
         sides={"ours": "tfpreempt"},
         more={"seconds": "seconds", "requests": "requests"},
-        limit="The bar is for one cloud; no machine hears of all at once.",
+        limit="The target applies to one cloud. No machine listens to all clouds at "
+        "once.",
     ),
     Figure(
         name="quiet_memory",
-        title="What a process keeps",
-        text="Resident memory, threads and descriptors after many quiet steps, and "
-        "after many handlers that were made and closed, less those before.",
+        topic="overhead",
+        title="Memory, threads and descriptors",
+        text="The growth of resident memory, threads and descriptors after many "
+        "steps without a notice, and after many handlers that were created "
+        "and closed.",
         benches=("quiet_memory",),
         label="{count:,} {over}",
         sides={"ours": "tfpreempt"},
@@ -387,28 +641,32 @@ FIGURES = (
     ),
     Figure(
         name="mirror_speed",
-        title="A commit to a bucket and back",
-        text="An upload and a download of a commit, with all checksums, against "
-        "`requests` moving the same bytes in as many streams and checking nothing; "
-        "the server is on this machine.",
+        topic="mirror",
+        title="Upload and download of a commit",
+        text="An upload and a download of a commit, with all checksums. The "
+        "comparison moves the same bytes with `requests`, in the same number "
+        "of streams, without checks. The server runs on the same machine.",
         benches=("mirror_speed",),
         label="{way}, {data_files} data files, {mebibytes:,} MiB",
         sides={"ours": "tfpreempt", "theirs": "requests"},
     ),
     Figure(
         name="mirror_memory",
-        title="The memory that a move takes",
-        text="By how much the process grows at most while a commit goes up or comes "
-        "down.",
+        topic="mirror",
+        title="Memory of a transfer",
+        text="The largest growth of the process during an upload or a download of "
+        "a commit.",
         benches=("mirror_memory",),
         label="{way}, {data_files} data files, {mebibytes:,} MiB",
         sides={"ours": "tfpreempt"},
     ),
     Figure(
         name="mirror_step_overhead",
-        title="Steps while a commit is copied",
-        text="A training step of a program whose commits are copied to a bucket behind "
-        "it, against the same without a mirror, in turns.",
+        topic="mirror",
+        title="Training steps during an upload",
+        text="A training step of a program whose commits are uploaded to a bucket "
+        "in the background, against the same step without a mirror, "
+        "alternately.",
         benches=("mirror_step_overhead",),
         label="{mebibytes} MiB every {save_every} steps",
         sides={"ours": "with a mirror", "theirs": "without"},
@@ -416,14 +674,15 @@ FIGURES = (
             "while_copying": "ratio while copying",
             "cpu_ratio": "ratio of processor time",
         },
-        limit="The bucket's server takes its share of the same cores here, which a "
-        "real one does not.",
+        limit="The server of the bucket uses the same cores here; a real bucket "
+        "does not.",
     ),
     Figure(
         name="path",
-        title="How much there is to read",
+        topic="preemption",
+        title="Functions called in a preemption",
         text="The functions of the package that one real preemption, and one real "
-        "restart, call on the first of two workers; nothing is timed.",
+        "restart, call on the first of two workers. Nothing is timed.",
         benches=("path",),
         label="{phase}, {kind}",
         sides={"functions": "functions", "thread_changes": "thread changes"},

@@ -1,11 +1,11 @@
-"""Writes docs/performance.md and its plots from the rows under docs/performance/.
+"""Writes docs/performance.md, its pages and its plots from docs/performance/*.jsonl.
 
     make performance                    measures, and then does what the next line does
     python -m tests.docs.performance
 
-The rows are what `python -m benchmarks --record docs/performance` has left there, the
-text is that of tests/docs/figures.py. Only the plots need matplotlib (the extra
-`bench`). Each plot says of which rows it was drawn, so a test can tell an old one.
+`python -m benchmarks --record docs/performance` makes the rows; the texts are those of
+tests/docs/figures.py. Only the plots need matplotlib (the extra `bench`). Each plot
+contains a digest of its rows, so a test can detect an old plot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.docs.figures import FIGURES, Figure
+from tests.docs.figures import FIGURES, HEADLINES, TOPICS, Figure, Headline, Value
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
@@ -26,16 +26,31 @@ ROWS = DOCS / "performance"
 HEAD = """\
 # Performance
 
-What tfpreempt costs and how fast it is, against TensorFlow, Keras, and the plainest
-form of the same work. All figures are those of `make bench`, which prints them as JSON
-lines; sides that are compared take turns in one run. A cell has the median and the
-95th percentile, a ratio is that of the medians (of pairs: the median over neighbouring
-rounds, which suffers less from other programs), and a bar is the largest value that is
-good. The rows with their samples are under `docs/performance/`, and this page
-is made of them by `make performance`, which measures anew.
+Eight figures summarize what tfpreempt costs and gains. Each figure links to its
+measurement, and names the targets that the measurement meets.
 """
 
-BARS = {"ratio": "ratio", "ours": "median", "ours_p95": "p95", "known_p99": "p99"}
+FOOT = """\
+"Ratio" is the time of tfpreempt divided by the time of the comparison. A target is the
+largest good value; a missed target stays on its page, with the reason.
+
+## How the figures are measured
+
+All figures come from `make bench` on one machine with two processor cores, so workers
+share the processors. Programs that are compared run alternately in one benchmark.
+Values are medians. The details of each figure have the 95th percentile (p95), the
+number of rounds, the versions, the load of the machine and the command.
+`docs/performance/` has the rows with all samples. `make performance` measures again
+and writes these pages.
+"""
+
+TARGETS = {
+    "ratio": "ratio",
+    "ours": "median",
+    "ours_p95": "p95",
+    "known_p99": "p99",
+    "of_waited": "share of a waited save",
+}
 PROGRAMS = {
     "python": "Python",
     "tensorflow": "TensorFlow",
@@ -47,7 +62,7 @@ Row = dict[str, Any]
 
 
 def rows_of(figure: Figure, directory: Path = ROWS) -> list[Row]:
-    """All rows that were recorded of a figure, in the order of its benches."""
+    """Returns all recorded rows of a figure, in the order of its benchmarks."""
     paths = (directory / f"{bench}.jsonl" for bench in figure.benches)
     return [
         json.loads(line)
@@ -58,64 +73,160 @@ def rows_of(figure: Figure, directory: Path = ROWS) -> list[Row]:
 
 
 def digest(rows: Sequence[Row]) -> str:
-    """Tells whether a plot was drawn of these rows."""
+    """Returns the digest of rows that a plot contains."""
     text = json.dumps(rows, sort_keys=True)
     return f"rows {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def page(directory: Path = ROWS) -> str:
-    """The whole page; a figure without rows is left out."""
+def pages(directory: Path = ROWS) -> dict[Path, str]:
+    """Returns the text of each page, by its path under docs/."""
     found = [(figure, rows_of(figure, directory)) for figure in recorded(directory)]
-    overview = table(
-        ["figure", "bar", "met"],
-        [
-            [f"[{figure.title}](#{anchor(figure.title)})", bars(rows), met(rows)]
-            for figure, rows in found
-        ],
-    )
-    sections = [section(figure, rows) for figure, rows in found]
-    return "\n".join([HEAD, overview, "", *sections])
+    texts = {Path("performance.md"): overview(found)}
+    for topic in TOPICS:
+        parts = [f"# {topic.title}\n", f"{topic.text}\n"]
+        sections = [section(f, rows) for f, rows in found if f.topic == topic.name]
+        if sections:
+            text = "\n".join([*parts, *sections])
+            texts[Path(f"performance/{topic.name}.md")] = text
+    return texts
+
+
+def overview(found: Sequence[tuple[Figure, list[Row]]]) -> str:
+    """Returns docs/performance.md. Figures without rows are left out.
+
+    Args:
+        found: figures with their rows.
+    """
+    by_name = {figure.name: (figure, rows) for figure, rows in found}
+    first = [
+        headline(each, *by_name[each.figure])
+        for each in HEADLINES
+        if each.figure in by_name
+    ]
+    held = [
+        [f"[{figure.title}]({link(figure)})", targets_met(rows)]
+        for figure, rows in found
+    ]
+    topics = [
+        f"- [{topic.title}](performance/{topic.name}.md): {topic.text}"
+        for topic in TOPICS
+        if any(figure.topic == topic.name for figure, _ in found)
+    ]
+    parts = [
+        HEAD,
+        table(["figure", "tfpreempt", "comparison", "targets"], first),
+        "\n## All measurements\n",
+        *topics,
+        "",
+        table(["measurement", "targets met"], held),
+        "",
+        FOOT,
+    ]
+    return "\n".join(parts)
+
+
+def headline(each: Headline, figure: Figure, rows: Sequence[Row]) -> list[str]:
+    """Returns a row of the first table.
+
+    Args:
+        each: what the row shows.
+        figure: figure of the values.
+        rows: rows of the figure.
+    """
+    theirs = [f"{value_of(v, rows, each.unit)} {v.name}" for v in each.theirs]
+    held = targets_met(rows)
+    return [
+        f"[{each.text}]({link(figure)})",
+        f"**{value_of(each.ours, rows, each.unit)}**",
+        ", ".join(theirs),
+        f"[{held}]({link(figure)})" if missed(rows) else held,
+    ]
+
+
+def value_of(value: Value, rows: Sequence[Row], unit: str = "") -> str:
+    """Returns a value with its unit, from the first row that `value` selects."""
+    for row in rows:
+        if value.rows.items() <= row.items():
+            return f"{number(row.get(value.field))} {unit}".strip()
+    return NOTHING
+
+
+def link(figure: Figure) -> str:
+    """Returns the link of docs/performance.md to a figure."""
+    return f"performance/{figure.topic}.md#{anchor(figure.title)}"
 
 
 def recorded(directory: Path = ROWS) -> Iterator[Figure]:
-    """The figures that there are rows of."""
+    """Returns the figures that have rows."""
     return (figure for figure in FIGURES if rows_of(figure, directory))
 
 
 def section(figure: Figure, rows: Sequence[Row]) -> str:
-    """One figure: what it is, its table, why a bar is missed, the plot, the command."""
+    """Returns the section of a figure: text, table, missed targets, plot, details."""
     parts = [f"## {figure.title}\n", f"{figure.text}\n", f"{figures(figure, rows)}\n"]
     if figure.limit and missed(rows):
-        parts.append(f"*Where the bar is not met.* {figure.limit}\n")
-    parts.append(f"![{figure.title}](performance/{figure.name}.svg)\n")
+        parts.append(f"**Missed target.** {figure.limit}\n")
+    parts.append(f"![{figure.title}]({figure.name}.svg)\n")
+    parts.append('<details markdown="1">')
+    parts.append("<summary>Details, machine and command</summary>\n")
+    if details := more_of(figure, rows):
+        parts.append(f"{details}\n")
     parts.append(f"{circumstances(rows)}\n")
+    parts.append("</details>\n")
     return "\n".join(parts)
 
 
 def figures(figure: Figure, rows: Sequence[Row]) -> str:
-    """The table of a figure. A column that no row has a value for is left out."""
-    units = ", ".join(dict.fromkeys(row["unit"] for row in rows if "unit" in row))
+    """Returns the narrow table of a figure: medians of two sides, and the target."""
     columns: list[tuple[str, Callable[[Row], str]]] = [
-        (f"unit: {units}" if units else "", figure.label_of),
-        *((name, _side(field)) for field, name in figure.sides.items()),
+        (unit_of(rows), figure.label_of),
+        *((name, _field(field)) for field, name in list(figure.sides.items())[:2]),
+        ("target", target),
+    ]
+    return columns_of(columns, rows)
+
+
+def more_of(figure: Figure, rows: Sequence[Row]) -> str:
+    """Returns the table of all other values of a figure, or "" without such values."""
+    sides = list(figure.sides.items())
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        *((f"{name}, p95", _late(field)) for field, name in sides[:2]),
+        *((name, _side(field)) for field, name in sides[2:]),
         ("rounds", lambda row: rounds(row, figure)),
         ("ratio", lambda row: number(row.get("ratio"))),
-        ("of pairs", lambda row: number(row.get("ratio_of_pairs"))),
+        ("ratio of pairs", lambda row: number(row.get("ratio_of_pairs"))),
         *((name, _field(field)) for field, name in figure.more.items()),
-        ("bar", bar),
-        ("met", lambda row: number(row.get("ok"))),
     ]
+    text = columns_of([(unit_of(rows), figure.label_of), *columns], rows)
+    return text if columns_of(columns, rows) else ""
+
+
+def unit_of(rows: Sequence[Row]) -> str:
+    """Returns the heading of the first column: the units of the rows."""
+    units = ", ".join(dict.fromkeys(row["unit"] for row in rows if "unit" in row))
+    return f"in {units}" if units else "case"
+
+
+def columns_of(
+    columns: Sequence[tuple[str, Callable[[Row], str]]], rows: Sequence[Row]
+) -> str:
+    """Returns a table. A column without values is left out.
+
+    Args:
+        columns: headings, and functions that return the cell of a row.
+        rows: rows of the table.
+    """
     shown = [
         (name, cells)
         for name, cell in columns
         if set(cells := [cell(row) for row in rows]) != {NOTHING}
     ]
     lines = zip(*(cells for _, cells in shown), strict=True)
-    return table([name for name, _ in shown], [list(line) for line in lines])
+    return table([n for n, _ in shown], [list(each) for each in lines]) if shown else ""
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Returns a table in Markdown."""
     rule = ["---"] * len(head)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
 
@@ -125,6 +236,14 @@ def _side(field: str) -> Callable[[Row], str]:
         median, late = number(row.get(field)), row.get(f"{field}_p95")
         has_many = late is not None and len(row.get(f"{field}_all", "many")) > 1
         return f"{median}, p95 {number(late)}" if has_many else median
+
+    return cell
+
+
+def _late(field: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        has_many = len(row.get(f"{field}_all", "many")) > 1
+        return number(row.get(f"{field}_p95")) if has_many else NOTHING
 
     return cell
 
@@ -140,7 +259,7 @@ def _field(name: str) -> Callable[[Row], str]:
 
 
 def rounds(row: Row, figure: Figure) -> str:
-    """How many samples the first side has."""
+    """Returns the number of samples of the first side."""
     for field in figure.sides:
         if f"{field}_samples" in row:
             return number(row[f"{field}_samples"])
@@ -150,7 +269,7 @@ def rounds(row: Row, figure: Figure) -> str:
 
 
 def number(value: Any) -> str:
-    """A value in a cell: three digits that count, at least; yes and no."""
+    """Returns a value as a cell: at least three significant digits, or yes and no."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -160,32 +279,36 @@ def number(value: Any) -> str:
     return f"{value:.3g}"
 
 
-def bar(row: Row) -> str:
-    """What the row is held against, and which of its values."""
+def target(row: Row) -> str:
+    """Returns the value that has a target, compared with the target.
+
+    A row without a target has its ratio instead.
+    """
     if "bar" not in row:
-        return NOTHING
-    name = row["bar_of"]
-    return f"{BARS.get(name, name.replace('_', ' '))} {number(row['bar'])}"
+        return f"ratio {number(row['ratio'])}" if "ratio" in row else NOTHING
+    field = row["bar_of"]
+    name = TARGETS.get(field, field.replace("_", " "))
+    sign = "≤" if row[field] <= row["bar"] else ">"
+    text = f"{name} {number(row[field])} {sign} {number(row['bar'])}"
+    return text if row["ok"] else f"**missed: {text}**"
 
 
-def bars(rows: Sequence[Row]) -> str:
-    """All bars of a figure."""
-    return ", ".join(dict.fromkeys(bar(row) for row in rows if "bar" in row)) or NOTHING
-
-
-def met(rows: Sequence[Row]) -> str:
-    """How many rows meet theirs."""
+def targets_met(rows: Sequence[Row]) -> str:
+    """Returns how many rows meet their target."""
     held = [row["ok"] for row in rows if "ok" in row]
-    return f"{sum(held)} of {len(held)}" if held else NOTHING
+    if not held:
+        return "no target"
+    text = f"{sum(held)} of {len(held)} met"
+    return text if all(held) else f"**{text}**"
 
 
 def missed(rows: Sequence[Row]) -> bool:
-    """Whether a row does not meet its bar."""
+    """Returns whether a row misses its target."""
     return not all(row.get("ok", True) for row in rows)
 
 
 def circumstances(rows: Sequence[Row]) -> str:
-    """The commands, and where and when each ran."""
+    """Returns each command, with its machine and date."""
     return "\n\n".join(
         f"{_where([row for row in rows if row['command'] == command])}\n\n"
         f"```bash\n{command}\n```"
@@ -208,23 +331,24 @@ def _where(rows: Sequence[Row]) -> str:
 
 
 def anchor(title: str) -> str:
-    """What a heading is linked by."""
+    """Returns the anchor of a heading."""
     kept = (letter for letter in title.lower() if letter.isalnum() or letter in " -_")
     return "".join(kept).replace(" ", "-")
 
 
 def main() -> None:
-    """Writes the page and all plots; says which bars are missed without a reason."""
+    """Writes the pages and all plots; names the targets missed without a reason."""
     from tests.docs import plots  # needs matplotlib
 
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        (DOCS / path).write_text(text, encoding="utf-8")
     for figure in recorded():
         rows = rows_of(figure)
         plots.draw(figure, rows, ROWS / f"{figure.name}.svg", digest(rows))
         if missed(rows) and not figure.limit:
             print(
-                f"{figure.name}: a bar is not met; say in tests/docs/figures.py, as "
-                "its `limit`, what the limit is made of",
+                f"{figure.name}: a target is missed; write the reason as the `limit` "
+                "of the figure in tests/docs/figures.py",
                 file=sys.stderr,
             )
 

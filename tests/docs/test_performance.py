@@ -1,4 +1,4 @@
-"""docs/performance.md is what the rows under docs/performance/ say."""
+"""The pages of docs/performance/ are made of the rows there."""
 
 from __future__ import annotations
 
@@ -10,16 +10,32 @@ import pytest
 
 from benchmarks.__main__ import ALL
 from tests.docs import performance
-from tests.docs.figures import FIGURES
+from tests.docs.figures import FIGURES, HEADLINES, TOPICS
 
 pytestmark = pytest.mark.slow  # imports all benches
 
-AGAIN = "write the page again: python -m tests.docs.performance"
+AGAIN = "write the pages again: python -m tests.docs.performance"
 FIGURE = next(each for each in FIGURES if each.name == "commit_speed")
 
 
-def test_the_page_is_what_the_rows_say() -> None:
-    assert performance.PAGE.read_text(encoding="utf-8") == performance.page(), AGAIN
+def test_the_pages_are_made_of_the_rows() -> None:
+    pages = performance.pages()
+    for path, text in pages.items():
+        assert (performance.DOCS / path).read_text(encoding="utf-8") == text, AGAIN
+    written = {f"performance/{path.name}" for path in performance.ROWS.glob("*.md")}
+    assert written == {f"{path}" for path in pages} - {"performance.md"}
+
+
+def test_the_first_table_has_eight_figures_with_values() -> None:
+    text = performance.pages()[Path("performance.md")]
+    rows = [line for line in text.partition("## ")[0].splitlines() if "](" in line]
+    assert len(rows) == len(HEADLINES) == 8
+    assert [row for row in rows if f"**{performance.NOTHING}**" in row] == []
+
+
+def test_every_figure_is_on_a_page() -> None:
+    topics = {topic.name for topic in TOPICS}
+    assert {figure.topic for figure in FIGURES} == topics
 
 
 @pytest.mark.parametrize(
@@ -79,22 +95,31 @@ def record(directory: Path, **changed: Any) -> None:
     (directory / "commit_speed.jsonl").write_text(json.dumps(row) + "\n")
 
 
-def test_a_row_is_a_line_of_the_table(tmp_path: Path) -> None:
+def written(directory: Path) -> tuple[str, str]:
+    """Returns the overview and the page of `commit_speed`."""
+    pages = performance.pages(directory)
+    return pages[Path("performance.md")], pages[Path("performance/save.md")]
+
+
+def test_a_row_is_a_line_of_the_tables(tmp_path: Path) -> None:
     record(tmp_path)
-    lines = performance.page(tmp_path).splitlines()
-    assert (
-        "| one tensor, 2,048 MiB, tmpfs | 0.5, p95 0.75 | 0.25 | 2 | 2 "
-        "| ratio 1.15 | **no** |"
-    ) in lines
-    assert "| [A commit](#a-commit) | ratio 1.15 | 0 of 1 |" in lines
+    first, page = written(tmp_path)
+    lines = page.splitlines()
+    case = "| one tensor, 2,048 MiB, tmpfs"
+    assert f"{case} | 0.5 | 0.25 | **missed: ratio 2 > 1.15** |" in lines
+    assert f"{case} | 0.75 | 2 | 2 |" in lines
+    link = "performance/save.md#a-commit"
+    assert f"| [A commit]({link}) | **0 of 1 met** |" in first.splitlines()
     assert "python -m benchmarks commit_speed" in lines
     assert [line for line in lines if line.startswith("## ")] == ["## A commit"]
 
 
 @pytest.mark.parametrize("is_met", [True, False])
-def test_the_limit_is_told_where_a_bar_is_missed(tmp_path: Path, is_met: bool) -> None:
+def test_the_reason_is_there_where_a_target_is_missed(
+    tmp_path: Path, is_met: bool
+) -> None:
     record(tmp_path, ok=is_met)
-    assert (FIGURE.limit in performance.page(tmp_path)) == (not is_met)
+    assert (FIGURE.limit in written(tmp_path)[1]) == (not is_met)
 
 
 def test_another_row_is_another_plot(tmp_path: Path) -> None:
