@@ -1,27 +1,27 @@
-"""Where bytes lie; it knows of no commits.
+"""Files and object stores, without knowledge of commits.
 
-A directory, by its path:
-    files               changes it: fsync, rename, remove
-    reading             reads it
-    paths               what is a URL, and which names become paths
+A local directory:
+    files               changes a directory: fsync, rename, remove
+    reading             reads a directory
+    paths               recognizes URLs, and names that are safe as paths
 
 Object stores:
-    interface           what a store can do
-    opening             finds the store that a place names
+    interface           operations of a store
+    opening             opens the store at a path or URI
     local               a directory of the local file system
-    bucket              what gs:// and s3:// have in common
+    bucket              common parts of gs:// and s3://
     gcs                 gs://, by its JSON API
-    gcs_client          its requests, retry and credentials; the meaning of its errors
-    gcs_transfer        an object's bytes on their way, a large file in one request
+    gcs_client          requests, retries, credentials and errors of gs://
+    gcs_transfer        uploads and downloads of gs://, a large file in one request
     s3                  s3://, by obstore
     prefixed            a part of another store
     filesystem          files in a file system of fsspec, or of pyarrow by fsspec
 
-What they share:
+Shared by both:
     checksum            crc32c
-    deadline            how long a call may take, whatever its requests do
-    failure             what an error of the system means, and what to do
-    pieces              a file in parts
+    deadline            time limit of a call, whatever the number of its requests
+    failure             meaning of the system's errors, with advice
+    pieces              reads and writes a file in pieces
 
 Imported by checkpoint, cli, handler, keras, notice, platforms, states.
 """

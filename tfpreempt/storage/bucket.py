@@ -1,4 +1,4 @@
-"""ObjectStore in a bucket: what gs:// and s3:// have in common."""
+"""ObjectStore in a bucket: the common parts of gs:// and s3://."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from tfpreempt.storage.interface import (
 from tfpreempt.storage.pieces import Source, Target
 
 CONTENT_TYPE = "application/octet-stream"
-# Attached to what is created. A request whose answer got lost is sent again, and is
-# then refused because of itself: so each writer looks whose object is in the way.
+# Attached to a created object. After a lost answer the request is sent again, and is
+# then refused because the first request succeeded. So each writer checks whether the
+# existing object has the writer's token.
 TOKEN = "tfpreempt-writer"
 
 
 class Advice(NamedTuple):
-    """What errors of some kinds mean.
+    """Advice on errors of some classes.
 
     Attributes:
-        kinds: what the client raises.
-        text: what the user can do; "{bucket}" and "{tried}" (seconds) are put in.
-        is_permanent: only a person can mend it.
+        kinds: exception classes of the client.
+        text: action for the user; "{bucket}" and "{tried}" (seconds) are filled in.
+        is_permanent: whether only a person can correct the cause.
     """
 
     kinds: tuple[type[Exception], ...]
@@ -40,20 +41,20 @@ class Advice(NamedTuple):
 
 
 class MissingError(Exception):
-    """There is no object of this key; translated before anybody sees it."""
+    """There is no object of the key; translated before the caller sees the error."""
 
 
 class Download(Protocol):
-    """Some bytes of an object on their way.
+    """Some bytes of an object during a download.
 
     Attributes:
-        crc32c: of the whole object, once the first piece is there; None if nobody says.
+        crc32c: checksum of the whole object, set with the first piece; None if unknown.
     """
 
     crc32c: int | None
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
-        """All of them, once; raises MissingError, or what the client raises."""
+        """Yields the bytes, once; raises MissingError, or an error of the client."""
         ...
 
 
@@ -62,12 +63,13 @@ class BucketStore(abc.ABC):
 
     Args:
         bucket: name of the bucket.
-        prefix: what all names begin with, without the "/" behind it; "" for none.
+        prefix: common prefix of the names, without a "/" at the end; "" for no prefix.
 
     Attributes:
-        scheme: of its URI.
-        advice: on all that its client raises; the first row of a kind counts.
-        cause: what went wrong, however the client has wrapped it; in `advice` too.
+        scheme: scheme of the URI.
+        advice: advice on every error of the client; the first matching entry counts.
+        cause: function that returns the original error of an error wrapped by the
+            client; `advice` covers the original errors too.
     """
 
     scheme: ClassVar[str]
@@ -158,7 +160,7 @@ class BucketStore(abc.ABC):
 
     @contextlib.contextmanager
     def _edge(self, doing: str, kind: type[errors.CheckpointError]) -> Iterator[None]:
-        """Turns what the client raises in the body into an error of a kind."""
+        """Translates the client's errors in the body into an error of class `kind`."""
         began = time.monotonic()
         try:
             yield
@@ -196,7 +198,7 @@ class BucketStore(abc.ABC):
 
 
 class _SourceError(Exception):
-    """Reading what is uploaded failed, by no fault of the service's."""
+    """Reading the source of an upload failed; the service is not at fault."""
 
     def __init__(self, failure: Exception) -> None:
         super().__init__(repr(failure))
@@ -204,7 +206,7 @@ class _SourceError(Exception):
 
 
 class _Guarded:
-    """A file whose failures no client wraps, and none tries again."""
+    """A file whose errors are neither wrapped nor retried by a client."""
 
     def __init__(self, file: Source) -> None:
         self._file = file

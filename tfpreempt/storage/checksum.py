@@ -1,7 +1,7 @@
-"""crc32c of files, in chunks.
+"""Computes crc32c of files, in chunks.
 
-google-crc32c releases the GIL on large buffers and runs at about 13 GB/s here, so
-reading the bytes is what costs; threads pay when there is more than one file.
+google-crc32c releases the GIL on large buffers and runs at about 13 GB/s here. So
+reading the bytes takes most of the time, and threads are useful for more than one file.
 """
 
 from __future__ import annotations
@@ -19,34 +19,39 @@ from tfpreempt.storage.pieces import Source
 if TYPE_CHECKING:
     import numpy as np
 
-_CHUNK_BYTES = 1 << 20  # more is no faster, and each thread holds two
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's, the highest power in the lowest bit
+_CHUNK_BYTES = 1 << 20  # a larger chunk is no faster, and each thread holds two chunks
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's polynomial, the highest power in the lowest bit
 _ONE, _X = 1 << 31, 1 << 30
 
 
 def of_bytes(data: bytes) -> int:
-    """The crc32c of some bytes, as an unsigned 32-bit number."""
+    """Returns the crc32c of the bytes, as an unsigned 32-bit number."""
     return int(google_crc32c.value(data))
 
 
 def extended(crc: int, data: bytes | np.ndarray[Any, Any]) -> int:
-    """The crc32c of some bytes and more bytes, from that of the first."""
+    """Returns the crc32c of earlier bytes followed by `data`.
+
+    Args:
+        crc: crc32c of the earlier bytes.
+        data: the bytes that follow.
+    """
     return int(google_crc32c.extend(crc, data))
 
 
 def joined(first: int, second: int, second_size: int) -> int:
-    """The crc32c of two strings of bytes, one after the other, from those of each.
+    """Returns the crc32c of two joined byte strings, from the checksum of each.
 
-    A CRC is a remainder of polynomials: the first one is multiplied by x for every bit
-    that follows, the second one added. The product is the sum of the products of each
-    four bits.
+    A CRC is a remainder of polynomials: the first checksum is multiplied by x for every
+    bit that follows, and the second checksum is added. The product is the sum of the
+    products of groups of four bits.
 
     Args:
         first: crc32c of the first string.
         second: crc32c of the second string.
-        second_size: its length in bytes.
+        second_size: length of the second string in bytes.
     """
-    if not first:  # as of no bytes: what multiplies it does not matter
+    if not first:  # as for no bytes: every product of 0 is 0
         return second
     for products in _products(second_size):
         second ^= products[first & 15]
@@ -56,7 +61,7 @@ def joined(first: int, second: int, second_size: int) -> int:
 
 @dataclasses.dataclass(slots=True)
 class Sum:
-    """A file that keeps nothing of what is written to it but size and crc32c."""
+    """A file that stores only size and crc32c of the written bytes."""
 
     size: int = 0
     crc32c: int = 0
@@ -67,13 +72,13 @@ class Sum:
         return len(data)
 
     def append(self, crc: int, size: int) -> None:
-        """Adds bytes of which the sum is known."""
+        """Adds bytes whose checksum and size are known."""
         self.crc32c = joined(self.crc32c, crc, size)
         self.size += size
 
 
 def of_source(source: Source, limit: int = sys.maxsize) -> Sum:
-    """Of what is left of an open file, or of so many bytes of it."""
+    """Returns the sum of the rest of an open file, or of at most `limit` bytes."""
     size = crc = 0
     while chunk := source.read(min(_CHUNK_BYTES, limit - size)):
         crc = int(google_crc32c.extend(crc, chunk))
@@ -82,10 +87,10 @@ def of_source(source: Source, limit: int = sys.maxsize) -> Sum:
 
 
 def of_file(path: str) -> tuple[int, int]:
-    """Size in bytes and crc32c of a file.
+    """Returns size in bytes and crc32c of a file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with reading.open_file(path, buffering=0) as file:
         found = of_source(file)
@@ -94,13 +99,14 @@ def of_file(path: str) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1024)
 def _products(size: int) -> list[list[int]]:
-    """For each four bits of a crc32c, from the lowest: their products by `size` bytes.
+    """Returns the products for each four bits of a crc32c, from the lowest bits on.
 
-    Sizes repeat: `joined` is called for each tensor, and a model has tensors of few
-    sizes.
+    The factor is x to the power of the bits in `size` bytes. The results are cached
+    because sizes repeat: `joined` is called for each tensor, and a model has tensors of
+    few sizes.
     """
     product = _power_of_x(8 * size)
-    of_bits = [product]  # of the highest bit, which is 1; the next bit is x
+    of_bits = [product]  # for the highest bit, which is 1; the next bit is x
     while len(of_bits) < 32:
         product = product >> 1 ^ (_POLYNOMIAL if product & 1 else 0)
         of_bits.insert(0, product)
@@ -124,7 +130,7 @@ def _power_of_x(exponent: int) -> int:
 
 
 def _times(first: int, second: int) -> int:
-    """The product of two polynomials modulo that of crc32c."""
+    """Returns the product of two polynomials modulo the polynomial of crc32c."""
     product = 0
     for bit in range(31, -1, -1):
         if first >> bit & 1:

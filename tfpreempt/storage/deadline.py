@@ -1,4 +1,4 @@
-"""How long a call to an object store may take, however many requests it makes."""
+"""Time limit of a call to an object store, whatever the number of its requests."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import TypeVar
 from tfpreempt.core.threads import OutOfTimeError, call_within
 
 _T = TypeVar("_T")
-# What the clients are told: a request's longest silence, and for how long one that
-# fails is sent again. More is for the caller: the mirror tells of a fault and goes on.
+# Settings of the clients: the longest silence of a request, and the longest retrying of
+# a failing request. Longer waits are up to the caller: the mirror reports the failure
+# and continues.
 REQUEST_SECONDS = 60.0
 RETRY_SECONDS = 30.0
 
 
 class Deadline:
-    """The end of one call's time, from now on.
+    """Deadline of one call, which starts now.
 
-    No client can end a request at a given moment: their time-outs begin anew with each
-    packet, or belong to the store. So the caller leaves; its request ends by itself.
+    No client can end a request at a given moment: a client's timeout starts again with
+    each packet, or belongs to the store. So the caller stops waiting, and the request
+    ends by itself.
 
     Args:
-        seconds: for the whole call; None: as long as the requests take.
+        seconds: time limit of the whole call; None: no limit.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -30,10 +32,11 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """What a part of the call returns or raises.
+        """Runs a part of the call; returns its result or raises its error.
 
         Raises:
-            OutOfTimeError: time is up; the part may go on in its thread.
+            OutOfTimeError: the deadline has passed; the part may continue in its
+                thread.
         """
         if self._end is None:
             return act()
@@ -44,10 +47,10 @@ class Deadline:
             raise self._is_over() from error
 
     def left(self, unlimited: float) -> float:
-        """Seconds until then; so many if there is no end.
+        """Returns the seconds left, or `unlimited` without a deadline.
 
         Raises:
-            OutOfTimeError: time is up.
+            OutOfTimeError: the deadline has passed.
         """
         if self._end is None:
             return unlimited

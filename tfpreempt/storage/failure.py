@@ -1,4 +1,4 @@
-"""Translates what the operating system says into what the user can do."""
+"""Translates errors of the operating system into advice for the user."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _DAMAGED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def advice_on(said: str) -> str | None:
-    """The advice on the system's words in an error of TensorFlow; None without any.
+    """Returns advice on the system's words in a TensorFlow error, or None.
 
-    TensorFlow's codes are coarser: RESOURCE_EXHAUSTED is a full disk, a quota, too many
-    open files, or memory.
+    TensorFlow's error codes are coarser: RESOURCE_EXHAUSTED is a full disk, a quota,
+    too many open files, or memory.
     """
     found = [number for number in ADVICE if os.strerror(number) in said]
     longest = max(found, key=lambda number: len(os.strerror(number)), default=None)
@@ -48,7 +48,7 @@ def translated(doing: str, directory: str) -> Iterator[None]:
     """Turns an OSError of the body into a SaveError.
 
     Args:
-        doing: what the body does, such as "commit step 5".
+        doing: action of the body for the message, such as "commit step 5".
         directory: the checkpoint directory, for the message.
 
     Raises:
@@ -65,18 +65,19 @@ def translated(doing: str, directory: str) -> Iterator[None]:
 
 
 def check_directory(directory: object, *, name: str | None = None) -> str:
-    """Makes the checkpoint directory if need be and checks that it can be written.
+    """Makes the checkpoint directory if needed, and checks that it is writable.
 
     Args:
-        directory: what the user gave as checkpoint directory.
-        name: what TensorFlow's files there begin with; None where it writes none.
+        directory: the user's checkpoint directory.
+        name: prefix of TensorFlow's files in the directory; None if there are none.
 
     Returns:
-        Its absolute path.
+        The absolute path of the directory.
 
     Raises:
-        ConfigurationError: it is missing, no valid text, a URL, a file, or not
-            writable; it begins with ~; or TensorFlow would not find a checkpoint there.
+        ConfigurationError: the directory is missing, no valid text, a URL, a file, or
+            not writable; begins with ~; or TensorFlow would not find a checkpoint
+            there.
     """
     if directory is None or directory == "":
         raise errors.ConfigurationError(
@@ -117,7 +118,8 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
         if not is_file:
             if not reading.is_dir(path):
                 make_lasting_dirs(files, path)
-            # Nothing can be done about an error of a disk above, and saves may work.
+            # An error of a directory above is ignored: the user cannot correct the
+            # error here, and saves may work.
             with contextlib.suppress(OSError):
                 sync_names(files, path)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""The file operations a commit is made of, one method each.
+"""File operations of a commit, one method each.
 
-Every change that a commit makes to a disk goes through one of these, so that a test can
-record them, or fail at any one of them (`FaultyFiles` in `tests/fakes/storage.py`).
-Reading needs no such seam, as it changes nothing: see `reading.py`.
+Every change of a commit to a disk uses one of these operations, so that a test can
+record the operations, or fail at any of them (`FaultyFiles` in
+`tests/fakes/storage.py`). Reading changes nothing, so `reading.py` needs no such
+interface.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _CANNOT_BE_SYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
 
 
 class Files(Protocol):
-    """What a commit asks of a file system. All methods raise OSError."""
+    """File system operations that a commit needs. Every method may raise OSError."""
 
     def make_dirs(self, path: str) -> None:
-        """Makes a directory and its parents; one that exists is fine."""
+        """Makes a directory and its parents; an existing directory is no error."""
         ...
 
     def write(self, path: str, data: Iterable[bytes | memoryview]) -> None:
-        """Creates a file of the pieces, in place of a file that has the name.
+        """Creates a file from the pieces; replaces an existing file of the name.
 
         The file is not durable before `sync_file`.
         """
@@ -46,23 +47,23 @@ class Files(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Gives a file or directory another name, atomically."""
+        """Renames a file or directory atomically."""
         ...
 
     def remove(self, path: str) -> None:
-        """Deletes a file; one that is gone already is fine."""
+        """Deletes a file; a missing file is no error."""
         ...
 
     def remove_dir(self, path: str) -> None:
-        """Deletes an empty directory; one that is gone already is fine."""
+        """Deletes an empty directory; a missing directory is no error."""
         ...
 
     def publish(self, path: str, data: bytes) -> None:
         """Writes a small file by which readers find commits; durable, all or nothing.
 
         Args:
-            path: of the marker, or of TensorFlow's `checkpoint` file.
-            data: all of its bytes.
+            path: path of the marker, or of TensorFlow's `checkpoint` file.
+            data: the file's whole content.
         """
         ...
 
@@ -91,8 +92,9 @@ class LocalFiles:
             try:
                 descriptor = contained.open_at(folder, name, flags, path=path)
             except FileExistsError:
-                # A file that has the name may be a link, a pipe or the second name of a
-                # file elsewhere; or another user's, who could change the new content.
+                # An existing file may be a link, a pipe or the second name of a file
+                # elsewhere, or belong to another user, who could change the new
+                # content.
                 os.remove(name, dir_fd=folder)
                 descriptor = contained.open_at(folder, name, flags, path=path)
         with open(path, "wb", buffering=0, opener=lambda *_: descriptor) as file:
@@ -137,17 +139,17 @@ class LocalFiles:
 
 @contextlib.contextmanager
 def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
-    """A new file to write into, in a directory that is made if need be.
+    """Opens a new file for writing; makes the directory if needed.
 
     Args:
-        path: of the file.
-        root: the directory below which no link is followed.
+        path: path of the file.
+        root: directory below which no link is followed.
 
     Yields:
         The file.
 
     Raises:
-        OSError: as the storage says.
+        OSError: an operation of the storage failed.
     """
     LocalFiles(root).make_dirs(os.path.dirname(path))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -159,16 +161,16 @@ def create(path: str, root: str = "") -> Iterator[IO[bytes]]:
 def write_durably(
     files: Files, path: str, data: bytes, temporary: str | None = None
 ) -> None:
-    """Writes a small file so that a reader sees all of it or none of it.
+    """Writes a small file so that a reader sees the whole file or no file.
 
     Args:
         files: the operations to use.
-        path: of the file.
-        data: all of its bytes.
-        temporary: path of the file until it is written; by default `<path>.tmp`.
+        path: path of the file.
+        data: the file's whole content.
+        temporary: path of the file until written completely; by default `<path>.tmp`.
 
     Raises:
-        OSError: as the file system says.
+        OSError: an operation of the file system failed.
     """
     temporary = temporary or path + ".tmp"
     files.write(temporary, [data])
@@ -178,16 +180,17 @@ def write_durably(
 
 
 def make_lasting_dirs(files: Files, path: str) -> None:
-    """Makes a directory and its parents on a disk, and syncs the names that are new.
+    """Makes a directory and its parents on a disk, and syncs the new names.
 
-    What is synced in a directory is lost with it, where its own name is not.
+    Synced files in a directory are lost if the name of the directory itself is not
+    synced.
 
     Args:
         files: the operations to use.
-        path: absolute; a directory that exists is fine.
+        path: absolute path; an existing directory is no error.
 
     Raises:
-        OSError: as the file system says.
+        OSError: an operation of the file system failed.
     """
     new = []
     above = path
@@ -200,17 +203,17 @@ def make_lasting_dirs(files: Files, path: str) -> None:
 
 
 def sync_names(files: Files, path: str) -> None:
-    """Syncs the names of a directory and of all above it in its file system.
+    """Syncs the names of a directory and of its parents in the same file system.
 
-    For a directory that exists: another process, or the user's program, may just have
-    made the directory and its parents.
+    Used for an existing directory: another process, or the user's program, may just
+    have made the directory and its parents.
 
     Args:
         files: the operations to use.
-        path: absolute; a directory that exists.
+        path: absolute path of an existing directory.
 
     Raises:
-        OSError: as the file system says.
+        OSError: an operation of the file system failed.
     """
     device = os.stat(path).st_dev
     while (above := os.path.dirname(path)) != path and os.stat(above).st_dev == device:
@@ -221,11 +224,11 @@ def sync_names(files: Files, path: str) -> None:
 def sync_name(files: Files, path: str) -> None:
     """Returns when the name of a file or directory is on the device.
 
-    What lies in a directory that may not be read is the matter of who may, and some
-    file systems (autofs, squashfs) cannot sync a directory.
+    A parent directory that this user may not read, or that the file system cannot sync
+    (autofs, squashfs), is skipped.
 
     Raises:
-        OSError: as the file system says.
+        OSError: the sync failed for another reason.
     """
     try:
         files.sync_dir(os.path.dirname(path))
@@ -235,10 +238,10 @@ def sync_name(files: Files, path: str) -> None:
 
 
 def remove_if_empty(files: Files, path: str) -> None:
-    """Deletes a directory unless something is in it.
+    """Deletes a directory unless the directory has entries.
 
     Raises:
-        OSError: as the file system says.
+        OSError: an operation of the file system failed.
     """
     try:
         files.remove_dir(path)

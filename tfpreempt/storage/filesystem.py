@@ -1,14 +1,14 @@
 """ObjectStore of files in a file system of fsspec, or of pyarrow by fsspec.
 
-Of such a place nobody knows whether it can create a file only if there is none. So
-`put_if_absent` is best effort here: it looks, and writes. Of two writers that put one
-name at the same moment both may be told that they did, and the last one's bytes stay.
-And it alone knows time-outs, so `timeout` is not looked at. For gs:// and s3:// our own
-stores promise more; a mirror takes no other.
+Such a file system may have no atomic "create only if absent". So `put_if_absent` is
+best effort here: a check, then a write. Two writers of the same name at the same moment
+may both be told of success, and the bytes of the last writer remain. The file system
+has its own timeouts, so `timeout` is ignored. For gs:// and s3:// the stores of
+tfpreempt guarantee more; a mirror accepts only the stores of tfpreempt.
 
-The user hands the file system over. Whether a file is durable when it is closed, and
-whether a move is atomic, is for its library to say. Neither library is a dependency:
-who passes an object of one has it.
+The user passes the file system. Its library determines whether a closed file is
+durable, and whether a move is atomic. Neither library is a dependency: a user with a
+file system object has the library.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PIECE = 4 << 20
 
 
 class FsspecStore:
-    """Objects as files below a directory of a file system of fsspec; links are none.
+    """Objects as files below a directory of a file system of fsspec. Links are ignored.
 
     Args:
-        filesystem: of fsspec.
+        filesystem: file system of fsspec.
         root: the directory; made by the first put.
     """
 
@@ -68,7 +68,7 @@ class FsspecStore:
         if found is None:
             raise ObjectMissingError(f"There is no object {name!r} in {self.uri!r}.")
         if offset >= found.size:
-            return 0  # some refuse to look there
+            return 0  # some file systems refuse such an offset
         doing = f"read {name!r}"
         with self._edge(doing, errors.CheckpointError):
             file = self._fs.open(self._path(name), "rb")
@@ -98,7 +98,7 @@ class FsspecStore:
         path = self._path(name)
         with self._edge(f"look at {name!r}", errors.CheckpointError):
             try:
-                self._fs.invalidate_cache()  # other processes write too
+                self._fs.invalidate_cache()  # other processes write as well
                 info = self._fs.info(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
@@ -118,7 +118,7 @@ class FsspecStore:
             yield
         except errors.TfpreemptError:
             raise
-        except Exception as error:  # each file system has some of its own
+        except Exception as error:  # each file system has its own exception classes
             raise kind(
                 f"Could not {doing} in {self.uri!r}: {type(error).__name__}: {error}. "
                 "Check the path and the permissions of the file system that was "
@@ -151,15 +151,15 @@ class FsspecStore:
                 self._fs.mv(temporary, path)
                 return True
         finally:
-            with contextlib.suppress(Exception):  # it was moved, or never was
+            with contextlib.suppress(Exception):  # the file was moved, or never created
                 self._fs.rm_file(temporary)
 
 
 def as_fsspec(filesystem: Any) -> Any:
-    """A file system of fsspec, or of pyarrow, as one of fsspec; None for all else.
+    """Returns a file system of fsspec or pyarrow as one of fsspec; otherwise None.
 
     Raises:
-        ConfigurationError: it is pyarrow's, and fsspec is not installed.
+        ConfigurationError: the file system is pyarrow's, and fsspec is not installed.
     """
     if all(hasattr(filesystem, name) for name in ("info", "find", "mv", "rm_file")):
         return filesystem
@@ -177,7 +177,7 @@ def as_fsspec(filesystem: Any) -> Any:
 
 def is_local(filesystem: Any) -> bool:
     """Whether paths in a file system of pyarrow or fsspec are paths of this machine."""
-    protocols = getattr(filesystem, "protocol", ())  # fsspec: a name, or several
+    protocols = getattr(filesystem, "protocol", ())  # fsspec: a name, or several names
     return getattr(filesystem, "type_name", "") == "local" or (
         as_fsspec(filesystem) is filesystem
         and "file" in ((protocols,) if isinstance(protocols, str) else protocols)

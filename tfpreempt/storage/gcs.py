@@ -1,9 +1,9 @@
 """ObjectStore in Google Cloud Storage, by its JSON API.
 
-Each request that creates an object asks the service to refuse if an object of that name
-exists (`ifGenerationMatch=0`). A request whose answer got lost is sent again, and is
-then refused because of itself; so each writer attaches a token of its own, and looks,
-on a refusal, whose object is there.
+Each request that creates an object has the condition that no object of the name exists
+(`ifGenerationMatch=0`). After a lost answer the request is sent again, and is then
+refused because the first request succeeded. So each writer attaches a token of its own,
+and after a refusal checks the token of the existing object.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from tfpreempt.storage.gcs_transfer import GcsDownload, GcsUpload
 from tfpreempt.storage.interface import ObjectMissingError, ObjectStat
 from tfpreempt.storage.pieces import Source
 
-_ABSENT = {"ifGenerationMatch": "0"}  # refused where an object of this name exists
+_ABSENT = {"ifGenerationMatch": "0"}  # refused if an object of the name exists
 
 
 class GcsStore(BucketStore):
-    """Like its base class; all threads share one client."""
+    """Store of a bucket in Google Cloud Storage; every thread uses the same client.
+
+    Args:
+        bucket: name of the bucket.
+        prefix: common prefix of the names, without a "/" at the end; "" for no prefix.
+    """
 
     scheme = "gs"
     advice = gcs_client.ADVICE
@@ -97,7 +102,7 @@ class GcsStore(BucketStore):
     def _pages(
         self, deadline: Deadline, *, fields: str, **params: str
     ) -> Iterator[dict[str, Any]]:
-        """The answers to one question, each with a part of a listing."""
+        """Yields the answers to a listing request, each with a part of the listing."""
         params["fields"] = f"{fields},nextPageToken"
         client = self._client
         while True:
@@ -122,13 +127,13 @@ class GcsStore(BucketStore):
     def _written_as(
         self, resource: Mapping[str, Any], deadline: Deadline
     ) -> dict[str, Any] | None:
-        """The object that is in the way, if it is ours, whose answer got lost."""
+        """Returns the existing object if written by an earlier attempt, or None."""
         there = self._resource(resource["name"], deadline)
         token = (there or {}).get("metadata", {}).get(TOKEN)
         return there if token == resource["metadata"][TOKEN] else None
 
     def _resource(self, key: str, deadline: Deadline) -> dict[str, Any] | None:
-        """The service's description of an object; None if there is no object."""
+        """Returns the service's description of an object; None if missing."""
         try:
             return self._client.call("GET", self._client.object_path(key), deadline)
         except NotFoundError:
@@ -136,7 +141,7 @@ class GcsStore(BucketStore):
 
 
 def _new(key: str) -> dict[str, Any]:
-    """The description of a new object, with a token of its writer."""
+    """Returns the description of a new object, with a token of the writer."""
     return {
         "name": key,
         "contentType": CONTENT_TYPE,
@@ -147,6 +152,6 @@ def _new(key: str) -> dict[str, Any]:
 def _stat_of(resource: Mapping[str, Any]) -> ObjectStat:
     crc = resource.get("crc32c")
     return ObjectStat(
-        size=int(resource.get("size", 0)),  # zeros may be left out
+        size=int(resource.get("size", 0)),  # the service may omit zeros
         crc32c=gcs_client.decoded(crc) if crc else None,
     )

@@ -1,8 +1,8 @@
-"""Requests to Google Cloud Storage's JSON API, and the meaning of their errors.
+"""Requests to Google Cloud Storage's JSON API, and the meaning of the errors.
 
-The session of google-auth adds credentials, which come from the environment. Nothing
+The session of google-auth adds credentials, which come from the environment. No code
 here draws from Python's global random generator: requests run beside training, and a
-draw would give the next step other numbers than the uninterrupted run has.
+draw would give the next step other numbers than in an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _T = TypeVar("_T")
 FIRST_PAUSE = 0.2  # seconds before the first retry, on average; doubles
 LONGEST_PAUSE = 10.0
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
-_CONNECTIONS = 32  # more threads than this make connections that are not kept
+_CONNECTIONS = 32  # connections of further threads are not kept
 _TRANSIENT_STATUSES = (408, 429, 500, 502, 503, 504)
-# Errors of a token server that google-auth would retry, whatever their status.
+# Errors of a token server that google-auth would retry for any status.
 _TOKEN_LATER = re.compile(rb"internal_failure|server_error|temporarily_unavailable")
 _ADDRESS = "https://storage.googleapis.com"
 _BUCKET_MISSING = re.compile(r"bucket (?:does not exist|not found)", re.IGNORECASE)
-_WRAPPED = re.compile(r".*\(Caused by (.*)\)", re.DOTALL)  # quotes the whole request
+# matches an error text that quotes the whole request; the group is the cause
+_WRAPPED = re.compile(r".*\(Caused by (.*)\)", re.DOTALL)
 _jitter = random.SystemRandom()
 
 
@@ -50,8 +51,8 @@ class GcsError(Exception):
     """The service answered with an error status.
 
     Args:
-        status: the status.
-        message: what was requested, and the service's explanation.
+        status: the HTTP status.
+        message: description of the request, and the service's explanation.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -84,7 +85,7 @@ class RangeError(GcsError):
 
 
 class TooManyRequestsError(GcsError):
-    """The account makes requests faster than its quota allows."""
+    """The account sends requests faster than its quota allows."""
 
 
 class ServerError(GcsError):
@@ -92,7 +93,7 @@ class ServerError(GcsError):
 
 
 class TokenUnavailableError(auth.GoogleAuthError):
-    """The server that issues credentials failed in a way that may pass by itself."""
+    """The server that issues credentials failed, perhaps temporarily."""
 
 
 _KINDS: dict[int, type[GcsError]] = {
@@ -150,10 +151,10 @@ ADVICE = (
 
 
 class GcsClient:
-    """The requests of one bucket. Any thread.
+    """Sends requests for one bucket. Any thread.
 
-    The first request looks for credentials; a metadata server that is away for a moment
-    must not keep a program with local commits from its start.
+    The first request looks for credentials. So a metadata server that is unavailable
+    for a moment does not prevent the start of a program with local commits.
 
     Args:
         bucket: name of the bucket.
@@ -165,19 +166,19 @@ class GcsClient:
         self._address = _ADDRESS
 
     def object_path(self, key: str) -> str:
-        """The path of an object's resource."""
+        """Returns the path of an object's resource."""
         return f"{self.objects}/{quote(key, safe='')}"
 
     def call(
         self, method: str, path: str, deadline: Deadline, **options: Any
     ) -> dict[str, Any]:
-        """Makes a request, and retries it after a transient failure.
+        """Sends a request, and retries after a transient failure.
 
         Args:
-            method: of HTTP.
-            path: below the service's address.
-            deadline: limits the retries.
-            **options: as `requests.request` takes them.
+            method: HTTP method.
+            path: path below the service's address.
+            deadline: deadline that limits the retries.
+            **options: keyword arguments of `requests.request`.
 
         Returns:
             The answer's JSON object; empty after DELETE.
@@ -185,7 +186,7 @@ class GcsClient:
         Raises:
             GcsError: the service refuses, or fails for too long.
             google.auth.exceptions.GoogleAuthError: there are no valid credentials.
-            Exception: one of `BROKEN`; the connection failed for too long.
+            Exception: an error of `BROKEN`; the connection failed for too long.
         """
 
         def act() -> dict[str, Any]:
@@ -203,13 +204,13 @@ class GcsClient:
         statuses: Sequence[int] = (200, 201, 204),
         **options: Any,
     ) -> requests.Response:
-        """Makes one request, without a retry; raises as `call`.
+        """Sends one request, without a retry; raises the errors of `call`.
 
         Args:
-            method: of HTTP.
-            path: below the service's address, or a URL that the service gave.
-            statuses: all others are errors.
-            **options: as `requests.request` takes them.
+            method: HTTP method.
+            path: path below the service's address, or a URL from the service.
+            statuses: HTTP statuses of success; other statuses are errors.
+            **options: keyword arguments of `requests.request`.
         """
         session = self._session
         url = f"{self._address}{path}" if path.startswith("/") else path
@@ -236,18 +237,18 @@ class GcsClient:
 
 
 class TokenRequest(Request):
-    """Makes google-auth's requests for credentials, each of them once.
+    """Sends google-auth's requests for credentials, without retries.
 
-    google-auth retries some of them, and draws the pauses from Python's global random
-    generator. What it would retry becomes an error that it passes on, so that `Retry`
-    repeats the whole request.
+    google-auth retries some requests, with pauses drawn from Python's global random
+    generator. So a failure that google-auth would retry becomes an error that
+    google-auth passes on, and `Retry` repeats the whole request.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a request.
+        """Sends a request.
 
         Raises:
-            TokenUnavailableError: it failed in a way that may pass by itself.
+            TokenUnavailableError: the request failed, perhaps temporarily.
         """
         try:
             answer = super().__call__(*args, **kwargs)
@@ -261,10 +262,10 @@ class TokenRequest(Request):
 
 
 def find_credentials() -> Any:
-    """The credentials of the environment, or of the machine.
+    """Returns the credentials from the environment or the machine.
 
     Raises:
-        google.auth.exceptions.DefaultCredentialsError: there are none.
+        google.auth.exceptions.DefaultCredentialsError: there are no credentials.
         TokenUnavailableError: this machine's metadata server does not answer.
     """
     try:
@@ -276,13 +277,13 @@ def find_credentials() -> Any:
 
 
 class Retry:
-    """Repeats a request after transient failures, with pauses that grow.
+    """Repeats a request after transient failures, with growing pauses.
 
-    Gives up before the deadline of its caller, who could say that time is up, but not
-    why. No draw is made from Python's global random generator.
+    Gives up before the caller's deadline, because an error at the deadline would not
+    name the cause. The pauses are not drawn from Python's global random generator.
 
     Args:
-        deadline: of the caller.
+        deadline: deadline of the caller.
     """
 
     def __init__(self, deadline: Deadline) -> None:
@@ -290,13 +291,13 @@ class Retry:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the earlier failures; called when a request has made progress."""
+        """Forgets earlier failures; called after a request has made progress."""
         self.seconds = min(0.9 * self._deadline.left(math.inf), RETRY_SECONDS)
         self._gives_up_at = time.monotonic() + self.seconds
         self._longest_pause = 2 * FIRST_PAUSE
 
     def run(self, act: Callable[[], _T]) -> _T:
-        """Returns what `act` returns; raises what it raised last."""
+        """Returns the result of `act`; raises the last error of `act`."""
         while True:
             try:
                 return act()
@@ -313,30 +314,30 @@ def _is_transient(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, GcsError):
         return error.status in _TRANSIENT_STATUSES
-    # A ValueError is of an address, or of an answer, that will be the same next time.
+    # A ValueError is about an address or an answer, and a retry gives the same result.
     is_broken = isinstance(error, BROKEN) and not isinstance(error, ValueError)
     return is_broken or isinstance(error, TokenUnavailableError)
 
 
 def cause(error: Exception) -> Exception:
-    """The fault itself, without the request that `requests` quotes around it."""
+    """Returns the original error, without the request that `requests` quotes."""
     if isinstance(error, BROKEN) and (found := _WRAPPED.match(str(error))):
         return ConnectionError(found[1])
     return error
 
 
 def encoded(crc32c: int) -> str:
-    """A checksum as the service writes it: base64 of four bytes, big end first."""
+    """Returns a checksum in the service's form: base64 of four big-endian bytes."""
     return base64.b64encode(crc32c.to_bytes(4, "big")).decode()
 
 
 def decoded(crc32c: str) -> int:
-    """The inverse of `encoded`."""
+    """Returns the checksum for a text of the service; the inverse of `encoded`."""
     return int.from_bytes(base64.b64decode(crc32c), "big")
 
 
 def _error_of(method: str, url: str, answer: requests.Response) -> GcsError:
-    """The error that an answer of an error status stands for."""
+    """Returns the error for an answer with an error status."""
     status = answer.status_code
     try:
         said = str(answer.json()["error"]["message"])

@@ -1,8 +1,9 @@
-"""An object's bytes on their way to and from Google Cloud Storage, in bounded memory.
+"""Uploads and downloads of Google Cloud Storage, in bounded memory.
 
-A small object goes up in one request. A large file is itself the body of one request of
-a resumable upload; where that breaks off, the service is asked how much it has, and the
-rest follows. A download that breaks off goes on where it broke off.
+A small object is uploaded in one request. A large file is the body of one request of a
+resumable upload. After a broken request the service reports the number of bytes
+received, and the next request sends the rest. A broken download continues at the
+position of the break.
 """
 
 from __future__ import annotations
@@ -30,24 +31,25 @@ from tfpreempt.storage.gcs_client import (
 )
 from tfpreempt.storage.pieces import Source
 
-_SINGLE = 1 << 20  # bytes up to which an object goes up in one request, held twice
+# maximum size in bytes of an upload in one request; memory holds two copies
+_SINGLE = 1 << 20
 _PIECE = 1 << 20
 _RECEIVED = re.compile(r"bytes=0-(\d+)")
 
 
 class GcsUpload:
-    """One object on its way; as a request's body, the bytes missing there.
+    """Upload of one object. Used as a request's body, yields the missing bytes.
 
     Args:
-        client: makes the requests.
+        client: client that sends the requests.
         resource: the object's name and metadata.
         source: a file at its beginning.
-        size: its bytes.
-        deadline: limits the retries.
-        conditions: the service's conditions for it, as query parameters.
+        size: size of the file in bytes.
+        deadline: deadline that limits the retries.
+        conditions: conditions for the service, as query parameters.
 
     Attributes:
-        crc32c: of all bytes of the file that were ever read; each counts once.
+        crc32c: checksum of the file's bytes read so far; a byte read again counts once.
     """
 
     def __init__(
@@ -72,11 +74,11 @@ class GcsUpload:
         self._received = self._farthest = self._summed = 0
 
     def run(self) -> None:
-        """Sends all bytes.
+        """Sends the file.
 
         Raises:
             SaveError: the bytes arrived changed, and were deleted again.
-            Exception: as `GcsClient.call`.
+            Exception: an error of `GcsClient.call`.
         """
         if self._size <= _SINGLE:
             self._send_at_once()
@@ -120,7 +122,7 @@ class GcsUpload:
         """Sends the missing bytes, in one request.
 
         Raises:
-            ConnectionError: not all bytes arrived, which may pass by itself.
+            ConnectionError: some bytes did not arrive, which may be temporary.
         """
         made = None
         if self._url:
@@ -147,7 +149,7 @@ class GcsUpload:
     def _put(
         self, content_range: str, body: GcsUpload | None = None
     ) -> dict[str, Any] | None:
-        """Makes one request; None if the service waits for more."""
+        """Sends one request. Returns the created object; None if bytes are missing."""
         try:
             answer = self._client.request(
                 "PUT",
@@ -190,16 +192,19 @@ class GcsUpload:
 
 
 class GcsDownload:
-    """Some bytes of an object, of the generation that the first answer comes from.
+    """Download of some bytes of an object.
+
+    Every request reads the generation of the first answer.
 
     Args:
-        client: makes the requests.
+        client: client that sends the requests.
         key: the object's name in the bucket.
-        start: the first byte that is wanted.
-        end: the one after the last; None: all that follow.
+        start: index of the first byte.
+        end: index after the last byte; None: up to the end.
 
     Attributes:
-        crc32c: what the service says of the whole object; None while it says nothing.
+        crc32c: the service's checksum of the whole object; None until an answer has a
+            checksum.
     """
 
     def __init__(
@@ -211,24 +216,25 @@ class GcsDownload:
         self._at = start
         self._end = end
         self._generation: str | None = None
-        self._size: int | None = None  # of the object, where an answer is a part
+        self._size: int | None = None  # of the whole object, if the answer is a part
 
     def pieces(self, deadline: Deadline) -> Iterator[bytes]:
-        """All of them, once; goes on where a connection broke off, or an answer ended.
+        """Yields the bytes, once; continues after a broken or a partial answer.
 
         Raises:
-            OutOfTimeError: time is up.
+            OutOfTimeError: the deadline has passed.
             MissingError: there is no such object.
-            CheckpointError: the answer is to another question.
+            CheckpointError: the answer has other bytes than requested.
             GcsError: the service refuses, or fails for too long.
-            Exception: one of `gcs_client.BROKEN`; the connection failed for too long.
+            Exception: an error of `gcs_client.BROKEN`; the connection failed for too
+                long.
         """
         while self._end is None or self._at < self._end:
             asked = self._at
             try:
                 answer, piece = deadline.run(lambda: Retry(deadline).run(self._begin))
             except gcs_client.RangeError:
-                return  # the object ends before it
+                return  # the object ends before `start`
             more = functools.partial(self._read, answer)
             try:
                 while piece:
@@ -236,9 +242,9 @@ class GcsDownload:
                     yield piece
                     piece = deadline.run(more)
             except OutOfTimeError:
-                raise  # the read is under way, and closing would wait for its end
+                raise  # the read still runs, and close() would wait for its end
             except gcs_client.BROKEN:
-                answer.close()  # with something to show for it, so there is no pause
+                answer.close()  # the download has made progress, so no pause is needed
             except BaseException:
                 answer.close()
                 raise
@@ -248,8 +254,9 @@ class GcsDownload:
                     return
 
     def _begin(self) -> tuple[requests.Response, bytes]:
-        """An answer to the question for the rest, and its first piece."""
-        headers = {"Accept-Encoding": "gzip"}  # as it is stored, not unpacked
+        """Requests the remaining bytes. Returns the answer and its first piece."""
+        # requests the stored bytes, not decompressed
+        headers = {"Accept-Encoding": "gzip"}
         if self._at or self._end is not None:
             last = "" if self._end is None else self._end - 1
             headers["Range"] = f"bytes={self._at}-{last}"
@@ -273,18 +280,18 @@ class GcsDownload:
                 f"with {part or 'some bytes'!r}. Look at the server, and at proxies on "
                 "the way."
             )
-        size = part.rpartition("/")[2]  # "*" where the server doesn't know
+        size = part.rpartition("/")[2]  # "*" if the server does not know the size
         self._size = int(size) if is_part and size.isdecimal() else None
         self._generation = answer.headers.get("X-Goog-Generation")
         if found := re.search(r"crc32c=([^,]+)", answer.headers.get("X-Goog-Hash", "")):
             self.crc32c = decoded(found[1])
-        ahead = 0 if is_part else self._at  # it sends all, as it may
+        ahead = 0 if is_part else self._at  # a server may send the whole object
         while ahead and (passed := answer.raw.read(min(ahead, _PIECE))):
             ahead -= len(passed)
         return answer, self._read(answer)
 
     def _read(self, answer: requests.Response) -> bytes:
-        """Never more than is wanted, whatever is sent."""
+        """Reads the next piece, up to `end` even if the service sends more."""
         wanted = _PIECE if self._end is None else min(_PIECE, self._end - self._at)
         piece: bytes = answer.raw.read(wanted)
         return piece

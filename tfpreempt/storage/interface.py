@@ -1,10 +1,10 @@
-"""ObjectStore: the few operations that every place for checkpoints has.
+"""ObjectStore: the operations common to every storage of checkpoints.
 
-`ComposingStore` is for places that have one more: an object of others' bytes.
+`ComposingStore` is for storage with one more operation: an object made from others.
 
-An object's content never changes once it is there; that is what makes a marker, written
-last and only if absent, a commit everywhere. `replace` is the one exception, for what
-no restore rests on: TensorFlow's pointer, and a handle's metadata.
+The content of an existing object never changes. So a marker, written last and only if
+absent, is a commit in every store. `replace` is the only exception, for objects that no
+restore depends on: TensorFlow's pointer, and a handle's metadata.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from tfpreempt import errors
 from tfpreempt.storage import checksum, paths
 from tfpreempt.storage.pieces import Source, Target
 
-MAX_PARTS = 32  # of which a store makes one object
+MAX_PARTS = 32  # maximum number of parts of a composed object
 
 
 class ObjectMissingError(errors.CheckpointError):
-    """There is no object of this name."""
+    """There is no object of the requested name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStat:
-    """What a store knows of an object.
+    """Properties of an object, as known to the store.
 
     Attributes:
-        size: bytes.
-        crc32c: of all its bytes, unsigned 32 bits; None where the place keeps none.
+        size: size in bytes.
+        crc32c: checksum of the object's bytes, unsigned 32 bits; None if the store has
+            none.
     """
 
     size: int
@@ -39,38 +40,38 @@ class ObjectStat:
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """A place for objects. Any thread may call it, many at a time.
+    """Storage of objects. Any number of threads may call the methods at a time.
 
-    All methods raise ConfigurationError for a name that is absolute, empty, or has
-    "..", and SaveError or CheckpointError, with what to do, for what the place reports.
-    What passes by itself (a 503, a cut connection) is tried again within `timeout`:
-    seconds for the whole call, however many requests it makes; None: the store's own
+    Every method raises ConfigurationError for a name that is absolute, empty, or has
+    "..". Errors of the storage become SaveError or CheckpointError, with advice.
+    Transient failures (a 503, a cut connection) are retried within `timeout`: seconds
+    for the whole call, whatever the number of its requests; None: the store's own
     limit.
     """
 
     @property
     def uri(self) -> str:
-        """Where it is, such as "gs://bucket/run"; an absolute path for a local one."""
+        """URI of the store, such as "gs://bucket/run"; an absolute path if local."""
         ...
 
     def put_if_absent(
         self, name: str, source: Source, *, timeout: float | None = None
     ) -> bool:
-        """Creates an object, durable when this returns; all of it or nothing.
+        """Creates an object, completely or not at all; durable after the return.
 
         Args:
-            name: of the object.
-            source: a seekable file at its beginning, read in pieces; what its `read`
-                raises ends the call and is raised.
-            timeout: see above.
+            name: name of the object.
+            source: a seekable file at its beginning, read in pieces; an exception of
+                `read` ends the call and is raised.
+            timeout: time limit, see the class.
 
         Returns:
-            Whether it was created; False if there is one of this name already.
+            Whether the object was created; False if an object of the name exists.
         """
         ...
 
     def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
-        """Creates an object or takes the place of the one that is there."""
+        """Creates an object, or replaces an existing object."""
         ...
 
     def get(
@@ -85,62 +86,68 @@ class ObjectStore(Protocol):
         """Copies an object's bytes into a file.
 
         Args:
-            name: of the object.
-            target: only written to, in pieces, from its position on.
-            offset: first byte that is wanted.
-            length: bytes wanted; None: all that follow.
-            timeout: see above.
+            name: name of the object.
+            target: file to write to, in pieces, from its position on.
+            offset: index of the first byte to copy.
+            length: number of bytes to copy; None: up to the end.
+            timeout: time limit, see the class.
 
         Returns:
-            The number of bytes copied; fewer than asked for where the object ends.
+            The number of bytes copied; less than `length` if the object ends before.
 
         Raises:
-            ObjectMissingError: there is none of this name.
+            ObjectMissingError: there is no object of the name.
         """
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Names that begin with a string, in name order; hostile until checked."""
+        """Yields names with a prefix, in name order. The names are not checked."""
         ...
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        """First parts of all names with a "/", each once, in any order; likewise."""
+        """Yields distinct first parts of names with a "/", in any order, unchecked."""
         ...
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
-        """What is known of an object without reading it; None if there is none."""
+        """Returns an object's properties without reading its bytes; None if missing."""
         ...
 
     def delete(self, name: str, *, timeout: float | None = None) -> None:
-        """Deletes an object; one that is not there is fine."""
+        """Deletes an object; a missing object is no error."""
         ...
 
 
 @runtime_checkable
 class ComposingStore(ObjectStore, Protocol):
-    """An ObjectStore that makes one object of others, whose bytes it has already."""
+    """An ObjectStore that can make an object from the bytes of stored objects."""
 
     def compose(
         self, name: str, parts: Sequence[str], *, timeout: float | None = None
     ) -> bool:
-        """Creates an object of the bytes of others, which stay; all of it or nothing.
+        """Creates an object from the bytes of its parts, completely or not at all.
+
+        The parts are kept.
 
         Args:
-            name: of the object.
-            parts: names of the others, in the order of their bytes; 1 to `MAX_PARTS`.
-            timeout: as of all methods.
+            name: name of the new object.
+            parts: names of the objects to join, in the order of the bytes; 1 to
+                `MAX_PARTS`.
+            timeout: time limit, see `ObjectStore`.
 
         Returns:
-            Whether it was created; False if there is one of this name already.
+            Whether the object was created; False if an object of the name exists.
 
         Raises:
-            ObjectMissingError: one of the others is not there.
+            ObjectMissingError: a part does not exist.
         """
         ...
 
 
 def summed(store: ObjectStore, name: str) -> ObjectStat | None:
-    """As a store's `stat`, with a checksum: all bytes are read where none is kept."""
+    """Returns the `stat` of an object, always with a checksum; None if missing.
+
+    The object's bytes are read if the store has no checksum.
+    """
     found = store.stat(name)
     if found is None or found.crc32c is not None:
         return found
@@ -153,10 +160,10 @@ def summed(store: ObjectStore, name: str) -> ObjectStat | None:
 
 
 def check_name(name: str) -> str:
-    """Returns the name if it is safe.
+    """Returns the name if the name is safe.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: the name is unsafe.
     """
     if reason := paths.why_unsafe(name):
         raise errors.ConfigurationError(

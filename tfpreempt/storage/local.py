@@ -1,8 +1,8 @@
 """ObjectStore in a directory of this machine.
 
-What lies in a directory may have been put there by anybody. So every part of a name is
-opened from the directory above it and must be what it should: a directory, and at the
-end a regular file. A pipe is never waited for, and a link never leads elsewhere.
+Other users may have created entries in the directory. So every part of a name is opened
+relative to the directory above and checked: a directory, and at the end a regular file.
+A pipe is never waited for, and a link is never followed.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ from tfpreempt.storage.interface import (
 )
 from tfpreempt.storage.pieces import Source, Target
 
-TEMPORARY = ".tfpreempt-put-"  # begins the name of a file until it is whole
-# Small enough to be in the processor's cache still when it is summed up; smaller ones
-# cost more, because the sum holds the interpreter's lock.
+TEMPORARY = ".tfpreempt-put-"  # prefix of a file's name until the file is complete
+# Small enough to stay in the processor's cache for the checksum; smaller pieces cost
+# more, because the checksum holds the interpreter's lock.
 _PIECE = 2 << 20
-# A put that wrote nothing for that long was killed. If it was only stopped, it fails
-# when it goes on, and says so.
+# A temporary file not written for so long counts as left by a killed put. If the put
+# was only stopped, it fails with an error when it continues.
 _LEFT_OVER_SECONDS = 3600.0
 
 
 class LocalStore:
-    """Objects as files below a directory, which itself may be a link.
+    """Objects as files below a directory; the directory itself may be a link.
 
-    A link below it is listed, so that it is not lost in silence, and what it points to
-    is never read, written or deleted. Reading makes nothing. A disk has no time-outs.
+    A link below the directory is listed, so that the link is not silently lost, but its
+    target is never read, written or deleted. Reading creates nothing. Timeouts are
+    ignored: a disk has none.
 
     Args:
-        root: a directory that is not there is empty; made by the first put.
+        root: the directory, made by the first put; a missing directory is empty.
         files: the file operations.
-        unreadable: raised for a file that the disk does not give back now. It may in a
-            moment, so that is damage only where an older commit is as good.
+        unreadable: error class for a file that the disk cannot read at present. The
+            file may be readable later, so CheckpointDamagedError is right only if an
+            older commit will do.
 
     Raises:
         ConfigurationError: the root is a file.
@@ -63,7 +65,7 @@ class LocalStore:
         unreadable: type[errors.CheckpointError] = errors.CheckpointError,
     ) -> None:
         self.uri = os.path.abspath(root)
-        is_folder = True  # as far as the disk says
+        is_folder = True  # assumed if stat() fails
         with contextlib.suppress(OSError):
             is_folder = stat.S_ISDIR(os.stat(self.uri).st_mode)
         if not is_folder:
@@ -143,11 +145,14 @@ class LocalStore:
             self._remove_empty(os.path.dirname(path))
 
     def _link(self, temporary: str, path: str) -> bool:
-        """Unlike a rename, this refuses to replace; whether it was done."""
+        """Links the file to its name. Returns False if the name exists.
+
+        Unlike a rename, a link never replaces a file.
+        """
         try:
             try:
                 self._give_name(temporary, path)
-            except FileNotFoundError:  # the folder went with its last object meanwhile
+            except FileNotFoundError:  # the folder was removed with its last object
                 make_lasting_dirs(self._files, os.path.dirname(path))
                 self._give_name(temporary, path)
         except FileExistsError:
@@ -159,16 +164,21 @@ class LocalStore:
             os.link(temporary, name, dst_dir_fd=folder, follow_symlinks=False)
 
     def _remove_empty(self, folder: str) -> None:
-        """Object storage has no empty folders: the store would list them for ever."""
+        """Removes empty folders up to the root.
+
+        Object storage has no empty folders, and the store would list an empty folder
+        for ever.
+        """
         while folder != self.uri and not os.listdir(folder):
             remove_if_empty(self._files, folder)
             folder = os.path.dirname(folder)
 
     @contextlib.contextmanager
     def _written(self, name: str, source: Source) -> Iterator[tuple[str, str]]:
-        """A durable file under another name, and the path that is to be its own.
+        """Yields the path of a durable temporary file, and the object's path.
 
-        What reading the source raises is the caller's; what the disk says is ours.
+        Errors of reading the source are raised unchanged; errors of the disk are
+        translated.
         """
         path, doing = os.path.join(self.uri, check_name(name)), f"put {name!r}"
         if self._is_linked(name):
@@ -196,15 +206,15 @@ class LocalStore:
                 self._files.remove(temporary)
 
     def _sweep(self, now: float) -> None:
-        """Deletes what killed puts left behind, once, at this store's first put.
+        """Deletes temporary files of killed puts, once, at the store's first put.
 
         Args:
-            now: when a file was just made, by the clock of whoever dates them.
+            now: time stamp of a file made just now, by the clock that dates the files.
         """
         if self._is_swept:
             return
         self._is_swept = True
-        with contextlib.suppress(OSError):  # no reason for the put to fail
+        with contextlib.suppress(OSError):  # the put must not fail
             for name in os.listdir(self.uri):
                 path = os.path.join(self.uri, name)
                 is_ours = name.startswith(TEMPORARY)
@@ -212,7 +222,7 @@ class LocalStore:
                     self._files.remove(path)
 
     def _names(self, prefix: str) -> Iterator[str]:
-        """Files and links that begin with it; only folders that can are entered."""
+        """Yields files and links with the prefix; skips folders that cannot match."""
 
         above = prefix.rpartition("/")[0]
         if above and self._is_linked(check_name(above)):
@@ -237,13 +247,13 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[str]:
-        """Translates the errors of a body that reads an object; yields its path.
+        """Translates errors of a body that reads an object; yields the object's path.
 
         Raises:
-            ObjectMissingError: there is no object of this name.
-            CheckpointDamagedError: a link has the name, or is above it; or something
-                has the name that is no regular file.
-            CheckpointError: the disk does not give the object back; see `unreadable`.
+            ObjectMissingError: there is no object of the name.
+            CheckpointDamagedError: the name or a folder above is a link, or the name is
+                no regular file.
+            CheckpointError: the disk cannot read the object; see `unreadable`.
         """
         path = os.path.join(self.uri, check_name(name))
         damaged = errors.CheckpointDamagedError
@@ -251,7 +261,8 @@ class LocalStore:
             yield path
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             text = f"There is no object {name!r} in {self.uri!r}."
-            raise ObjectMissingError(text) from error  # a folder, or an object above it
+            # a folder, or a part of the path is an object
+            raise ObjectMissingError(text) from error
         except contained.LinkError as error:
             raise damaged(
                 f"{name!r} in {self.uri!r} is a link, or behind one; links aren't "

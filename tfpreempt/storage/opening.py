@@ -1,4 +1,4 @@
-"""From a place, as the user names it, to its ObjectStore."""
+"""Opens the ObjectStore at a path or URI given by the user."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def local_path(place: str) -> str | None:
-    """The absolute local path of a path or a file:// URI; None for other URIs.
+    """Returns the absolute path of a local path or file:// URI; None for other URIs.
 
     Raises:
-        ConfigurationError: a file:// URI of another host, or one with a query; a URI
-            that has lost a "/", as pathlib makes them; or one that is none.
+        ConfigurationError: a file:// URI has another host or a query; a URI has lost a
+            "/", as by pathlib; or a URI is malformed.
     """
     paths.check_no_user_info(place)
     match = _SCHEME.match(place)
@@ -60,14 +60,14 @@ def local_path(place: str) -> str | None:
 
 
 def check_apart(mirror: str, checkpoint_dir: str) -> None:
-    """Refuses a local place for copies that shares files with what is copied.
+    """Refuses a local mirror that shares files with the checkpoint directory.
 
     Args:
         mirror: a path or a URI.
-        checkpoint_dir: likewise.
+        checkpoint_dir: a path or a URI.
 
     Raises:
-        ConfigurationError: they are one directory, or one lies in the other.
+        ConfigurationError: both are the same directory, or one contains the other.
     """
     places = [local_path(mirror), local_path(checkpoint_dir)]
     real = [os.path.realpath(place) for place in places if place is not None]
@@ -81,15 +81,15 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
 
 
 def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectStore:
-    """The store at a place. No request is made.
+    """Opens the store at a place. Makes no request.
 
     Args:
         place: a local path, file://, gs://bucket/prefix or s3://bucket/prefix; with a
-            `filesystem`, a path in it.
-        filesystem: one of our stores, or a file system of pyarrow or fsspec.
+            `filesystem`, a path in the file system.
+        filesystem: a store of tfpreempt, or a file system of pyarrow or fsspec.
 
     Raises:
-        ConfigurationError: the place cannot be one; says what can.
+        ConfigurationError: the place is invalid; the message names valid places.
     """
     place = os.fspath(place)
     if not isinstance(place, str) or not place:
@@ -104,7 +104,7 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
         return LocalStore(path)
     scheme, bucket, prefix = split(place)
     if scheme == "gs":
-        from tfpreempt.storage.gcs import GcsStore  # a second to import
+        from tfpreempt.storage.gcs import GcsStore  # the import takes a second
 
         return GcsStore(bucket, prefix)
     try:
@@ -118,10 +118,10 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
 
 
 def split(uri: str) -> tuple[str, str, str]:
-    """Scheme, bucket and prefix of a gs:// or s3:// URI.
+    """Returns scheme, bucket and prefix of a gs:// or s3:// URI.
 
     Raises:
-        ConfigurationError: it is none, or is malformed.
+        ConfigurationError: the URI has another scheme, or is malformed.
     """
     scheme, _, rest = uri.partition("://")
     if scheme not in ("gs", "s3"):
@@ -166,7 +166,11 @@ def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
 
 
 def _checked(prefix: str, place: str) -> str:
-    """The prefix without the "/" at its ends."""
+    """Returns the prefix without the "/" at its ends.
+
+    Raises:
+        ConfigurationError: the prefix is unsafe as a path.
+    """
     trimmed = prefix.strip("/")
     reason = paths.why_unsafe(trimmed) if trimmed else None
     if reason:

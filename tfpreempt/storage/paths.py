@@ -1,4 +1,4 @@
-"""Names of places: what is a URL, which can be used, which names become paths."""
+"""Recognizes URLs, usable paths, and names that are safe as paths."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import re
 from tfpreempt import errors
 from tfpreempt.core.scratch import is_url
 
-# A password may have slashes: then a colon without a port is in the part before them.
+# A password may have slashes: then the text before the first slash has a colon without
+# a port behind the colon.
 _USER_INFO = re.compile(
     r"\A((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)(?:[^/]*@|[^/:@[]*:(?!\d*(?:/|\Z)).*@)"
 )
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """An absolute path; a URL is one."""
+    """Returns the absolute path; a URL is returned without a "/" at its end."""
     text = os.fspath(path)
     return text.rstrip("/") if is_url(text) else os.path.abspath(text)
 
 
 def without_secrets(url: str) -> str:
-    """A URL as messages may quote it: user name, password and query are left out."""
+    """Returns a URL fit for messages: without user name, password and query."""
     shown, mark, _ = _USER_INFO.sub(r"\1***@", url, count=1).partition("?")
     return shown + ("?***" if mark else "")
 
@@ -46,10 +47,10 @@ def check_no_user_info(path: str, name: str = "The URL") -> None:
 
 
 def check_text(path: str) -> None:
-    """Refuses a path that cannot be written down, in a manifest or a message.
+    """Refuses a path that cannot be written to a manifest or a message.
 
     Raises:
-        ConfigurationError: it has a NUL, or bytes that are not UTF-8.
+        ConfigurationError: the path has a NUL, or bytes that are not UTF-8.
     """
     try:
         is_text = b"\0" not in path.encode()
@@ -63,12 +64,14 @@ def check_text(path: str) -> None:
 
 
 def check_restorable(prefix: str) -> None:
-    """Refuses a prefix under which TensorFlow writes and finds nothing again.
+    """Refuses a prefix from which TensorFlow cannot restore.
 
-    It looks for the files by a pattern, and the pattern is the path itself.
+    TensorFlow looks for the files by a glob pattern, and uses the path itself as the
+    pattern.
 
     Raises:
-        ConfigurationError: names the character.
+        ConfigurationError: the prefix has a character of glob patterns, named by the
+            error.
     """
     for character in "[*?\\":
         if character in prefix:
@@ -82,10 +85,11 @@ def check_restorable(prefix: str) -> None:
 
 
 def why_unsafe(name: object) -> str | None:
-    """Why a name from a manifest or a listing must not become a path; None if it may.
+    """Returns why a name must not become a path, or None for a safe name.
 
     Args:
-        name: a relative path with "/" between its parts, from an unknown writer.
+        name: a relative path with "/" between its parts, from a manifest or a listing
+            by an unknown writer.
     """
     if not isinstance(name, str):
         return f"is a {type(name).__name__}, not a string"

@@ -1,4 +1,4 @@
-"""A file's bytes in pieces of one size, however little each read gives."""
+"""Reads a file in pieces of equal size, even if a read returns less."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Source(Protocol):
-    """A file that is read; it may be gone back in."""
+    """A seekable file to read from."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -18,13 +18,13 @@ class Source(Protocol):
 
 
 class Target(Protocol):
-    """A file that is only written to, in order."""
+    """A file to write to, in order."""
 
     def write(self, data: bytes, /) -> int: ...
 
 
 def size_of(source: Source) -> int:
-    """Bytes from the position to the end; the position stays.
+    """Returns the bytes from the position to the end; keeps the position.
 
     Raises:
         OSError: the file is not seekable.
@@ -36,7 +36,7 @@ def size_of(source: Source) -> int:
 
 
 def read(source: Source, size: int) -> bytes:
-    """So many bytes; fewer only at the end of the file."""
+    """Reads `size` bytes; fewer only at the end of the file."""
     first = source.read(size)
     if len(first) == size or not first:
         return first
@@ -49,13 +49,13 @@ def read(source: Source, size: int) -> bytes:
 
 
 def of(source: Source, size: int) -> Iterator[bytes]:
-    """All that is left, so many bytes at a time; an empty file has no piece."""
+    """Yields the rest of the file in pieces of `size` bytes; no piece if empty."""
     while piece := read(source, size):
         yield piece
 
 
 def write(file: io.FileIO, data: bytes | memoryview) -> None:
-    """All of it: a disk that is nearly full, or a signal, may take a part only."""
+    """Writes every byte: a nearly full disk or a signal can cut a write short."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

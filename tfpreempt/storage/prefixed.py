@@ -1,4 +1,4 @@
-"""ObjectStore that is a part of another: all names with one prefix."""
+"""ObjectStore for the names of another store that have a prefix."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tfpreempt.storage.pieces import Source, Target
 
 
 class PrefixedStore:
-    """What lies below a path of another store.
+    """The part of another store below a path.
 
     Args:
-        store: the other.
+        store: the other store.
         prefix: the path, without a "/" at its ends.
 
     Raises:
@@ -50,7 +50,7 @@ class PrefixedStore:
             yield name[len(self._prefix) :]
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
-        """As a store's; it lists all that is below the path, and has no limit."""
+        """See `ObjectStore`. Lists every name below the path, without a time limit."""
         folders = (n.partition("/")[0] for n in self.list() if "/" in n)
         yield from dict.fromkeys(folders)
 

@@ -1,4 +1,4 @@
-"""What is read of a checkpoint directory. Changes go through `files.py`."""
+"""Reads a checkpoint directory. Changes go through `files.py`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def check_shortage(error: OSError, path: str) -> None:
-    """Raises another error if a process or machine is short of files or memory.
+    """Raises CheckpointError if the process or machine is short of files or memory.
 
-    A shortage says nothing of the file. As an OSError it would pass for an absent or
-    corrupt file, and the newest commit for one that can go.
+    A shortage says nothing about the file. An OSError would be taken for a missing or
+    corrupt file, and the newest commit could be deleted.
 
     Args:
-        error: raised when the file was opened or read.
-        path: of the file.
+        error: the error of opening or reading the file.
+        path: path of the file.
 
     Raises:
         CheckpointError: too many files are open, or there is no memory.
@@ -37,10 +37,10 @@ def check_shortage(error: OSError, path: str) -> None:
 
 
 def names(path: str) -> list[str]:
-    """The names in a directory, sorted; none where there is no directory.
+    """Returns the sorted names in a directory; empty if the directory is missing.
 
     Raises:
-        OSError: as the storage says.
+        OSError: an operation of the storage failed.
     """
     try:
         return sorted(os.listdir(path))
@@ -49,45 +49,47 @@ def names(path: str) -> list[str]:
 
 
 def is_there(path: str) -> bool:
-    """Whether there is anything under the name, be it a dangling link.
+    """Whether the path exists, even as a dangling link.
 
-    This and those below say no of what is not there, and of nothing else.
+    This function and the functions below return False only if the path does not exist
+    or is of another kind, never after another error.
 
     Raises:
-        OSError: as the storage says.
+        OSError: an operation of the storage failed.
     """
     return _mode(path, os.lstat) is not None
 
 
 def is_link(path: str) -> bool:
-    """Whether it is a symbolic link."""
+    """Whether the path is a symbolic link."""
     return stat.S_ISLNK(_mode(path, os.lstat) or 0)
 
 
 def is_dir(path: str) -> bool:
-    """Whether it is a directory, or a link to one."""
+    """Whether the path is a directory, or a link to a directory."""
     return stat.S_ISDIR(_mode(path, os.stat) or 0)
 
 
 def is_real_dir(path: str) -> bool:
-    """Whether it is a directory, and no link to one."""
+    """Whether the path is a directory, and not a link to a directory."""
     return stat.S_ISDIR(_mode(path, os.lstat) or 0)
 
 
 def is_file(path: str) -> bool:
-    """Whether it is a file, or a link to one."""
+    """Whether the path is a file, or a link to a file."""
     return stat.S_ISREG(_mode(path, os.stat) or 0)
 
 
 def _mode(path: str, look: Callable[[str], os.stat_result]) -> int | None:
-    """What is under the name; None where nothing is, or can be.
+    """Returns the mode of the path; None if the path does not or cannot exist.
 
-    `os.path.isdir` and its like say no where a disk fails: what it may have in a moment
-    would pass for what is not there, and be left out of a commit, or of a look for one.
+    `os.path.isdir` and similar functions return False if a disk fails. A file on a disk
+    with a transient failure would then count as missing, and be omitted from a commit
+    or a search for commits.
     """
     try:
         return look(path).st_mode
-    except ValueError:  # no name at all
+    except ValueError:  # not a valid name
         return None
     except OSError as error:
         if error.errno not in _NOT_THERE:
@@ -96,14 +98,14 @@ def _mode(path: str, look: Callable[[str], os.stat_result]) -> int | None:
 
 
 def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
-    """Opens a file to read it; the caller closes it.
+    """Opens a file for reading; the caller closes the file.
 
     Args:
-        path: of the file.
-        buffering: as of `open`.
+        path: path of the file.
+        buffering: buffering policy, as in `open`.
 
     Raises:
-        OSError: as the storage says; or it is a pipe or a device.
+        OSError: an operation of the storage failed; or the path is a pipe or a device.
         CheckpointError: too many files are open; see `check_shortage`.
     """
     try:
@@ -113,7 +115,7 @@ def open_file(path: str, *, buffering: int = -1) -> IO[bytes]:
         raise
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        os.close(descriptor)  # to read a pipe or a device may take for ever
+        os.close(descriptor)  # reading a pipe or a device may never end
         raise OSError(errno.EINVAL, "Not a regular file", path)
     # `open` itself refuses a directory, and closes it.
     return open(path, "rb", buffering=buffering, opener=lambda *_: descriptor)
@@ -123,8 +125,9 @@ def read(path: str, most: int) -> bytes:
     """Reads a small file.
 
     Args:
-        path: of the file.
-        most: bytes that it may have: a large sparse file takes no disk, but memory.
+        path: path of the file.
+        most: maximum size in bytes: a large sparse file takes no disk space, but
+            memory.
 
     Raises:
         OSError: see `open_file`; EFBIG: the file has more bytes.
@@ -135,14 +138,14 @@ def read(path: str, most: int) -> bytes:
 
 
 def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """A directory, its directories and its files, then the same of each directory.
+    """Yields path, directories and files of a directory and of every directory below.
 
-    Links are named among the directories or files that they point to, and not
-    followed. A directory that is not there holds nothing. Directories may lie in one
-    another to any depth.
+    A link is listed among the directories or files by its target, and not followed. A
+    missing directory is empty. Directories may be nested to any depth.
 
     Raises:
-        OSError: as the storage says; what could not be listed must not pass for empty.
+        OSError: an operation of the storage failed; an unlisted directory must not
+            count as empty.
     """
     left = [path]
     while left:
@@ -152,8 +155,8 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
                 found = sorted(entries, key=operator.attrgetter("name"))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        # `os.path.isdir` says no of what it may not look at, and a directory would pass
-        # for a file; what a listing itself tells does not depend on that.
+        # `os.path.isdir` returns False without the permission to stat, so a directory
+        # would count as a file. The types in the listing itself need no permission.
         real = [each for each in found if each.is_dir(follow_symlinks=False)]
         linked = [each for each in found if each.is_symlink() and _leads(each)]
         folders = {each.name for each in (*real, *linked)}
@@ -163,14 +166,16 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _leads(link: os.DirEntry[str]) -> bool:
-    """Whether a link is known to lead to a directory; nobody follows it."""
+    """Whether a link is known to point to a directory."""
     with contextlib.suppress(OSError):
         return is_dir(link.path)
     return False
 
 
 def tree(root: str) -> list[str]:
-    """Names of all files below a directory, relative to it, "/" between parts.
+    """Returns the names of every file below a directory, relative to the directory.
+
+    Parts of a name are separated by "/".
 
     Raises:
         OSError: a directory cannot be listed.

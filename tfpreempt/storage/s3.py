@@ -1,14 +1,15 @@
-"""ObjectStore in S3, or in what speaks its protocol, by obstore.
+"""ObjectStore in S3, or in a service with the protocol of S3, by obstore.
 
-An object of up to 8 MiB is created by one request that S3 refuses if there is one of
-that name (`If-None-Match: *`); a token in its metadata tells whether it was refused
-because of itself, after the loss of an answer. A larger one goes up in parts, several
-at a time, for which obstore has no condition: it is looked for first, and two writers
-that put the same large name at the same moment can both succeed. Whoever needs one
+An object of up to 8 MiB is created by one request that S3 refuses if an object of the
+name exists (`If-None-Match: *`). After a lost answer the request is sent again and
+refused because the first request succeeded; a token in the metadata detects such a
+refusal. A larger object is uploaded in parts, several at a time. obstore has no
+condition for parts, so the store checks for an existing object first, and two writers
+of the same large name at the same moment can both succeed. Code that needs a single
 winner puts a small object; commits do.
 
-S3 has no crc32c of what it did not get one for, so writers attach it to the object.
-Endpoint, region and credentials come from the environment.
+S3 has a crc32c only for objects uploaded with one, so writers attach the checksum to
+the object. Endpoint, region and credentials come from the environment.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ from tfpreempt.storage.paths import check_no_user_info
 from tfpreempt.storage.pieces import Source
 
 PIECE = 8 << 20
-_PART = 5 << 20  # the least that S3 takes
-_MOST_PARTS = 9_000  # S3 takes 10,000
+_PART = 5 << 20  # minimum of S3
+_MOST_PARTS = 9_000  # maximum of S3: 10,000
 _STREAMS = 8
-_IN_FLIGHT = _STREAMS * _PART  # bytes of one object; memory holds them
+_IN_FLIGHT = _STREAMS * _PART  # bytes of one object, held in memory
 _READ = 1 << 20
 _ATTEMPTS = 4
 _PAGE = 1000
-_IGNORED = "non-partial response"  # obstore tells it by its words only
+_IGNORED = "non-partial response"  # obstore reports this error only by its text
 _CRC = "tfpreempt-crc32c"
-_METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")  # where a role's keys are had
+# addresses that issue a role's keys
+_METADATA = re.compile(r"169\.254\.(?:169\.254|170\.)")
 _MARKUP = re.compile(r"[:\s]*<(?:\?xml|[A-Za-z!]).*", re.DOTALL)
 _ADVICE = (
     Advice(
@@ -86,7 +88,7 @@ _ADVICE = (
 
 
 def _cause(error: Exception) -> Exception:
-    """What went wrong, without the service's markup."""
+    """Returns the error with the service's error code, without the service's markup."""
     text = str(error)
     code = re.search(r"<Code>(\w+)</Code>", text)
     if not code and ("redential" in text or _METADATA.search(text)):
@@ -97,14 +99,14 @@ def _cause(error: Exception) -> Exception:
 
 
 class S3Store(BucketStore):
-    """As its base.
+    """Store of a bucket in S3.
 
     Args:
         bucket: name of the bucket.
-        prefix: what all names begin with, without the "/" behind it; "" for none.
+        prefix: common prefix of the names, without a "/" at the end; "" for no prefix.
 
     Raises:
-        ConfigurationError: the environment has a setting that cannot work.
+        ConfigurationError: the environment has an invalid setting.
     """
 
     scheme = "s3"
@@ -165,8 +167,8 @@ class S3Store(BucketStore):
         return _Download(self._store, key, start, end)
 
     def _keys(self, prefix: str, deadline: Deadline) -> Iterator[str]:
-        # obstore folds "a//b" and matches whole parts of a path only, so it is asked
-        # for the folder, and told apart here.
+        # obstore turns "a//b" into "a/b", and matches whole parts of a path only. So
+        # obstore lists the folder, and the prefix is compared here.
         folder = prefix.rpartition("/")[0] or None
         for page in obstore.list(self._store, folder, chunk_size=_PAGE):
             for each in page:
@@ -190,7 +192,7 @@ class S3Store(BucketStore):
 
 @dataclasses.dataclass(slots=True)
 class _Download:
-    """Some bytes of an object, of the version that is looked at first."""
+    """Download of some bytes of an object, in the version of the first request."""
 
     store: Client
     key: str
@@ -212,7 +214,7 @@ class _Download:
             yield deadline.run(functools.partial(self._range, *part, version))
 
     def _range(self, start: int, end: int, version: Any) -> bytes:
-        """A range of an object; a connection that breaks in it is made anew."""
+        """Returns a range of an object; retries after a broken connection."""
         options: Any = {"range": (start, end), **version}
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -222,7 +224,7 @@ class _Download:
                     break
                 if not left:
                     raise
-        # A server that sends all, whatever part is asked for.
+        # The server ignores the range and sends the whole object.
         whole = obstore.get(self.store, self.key, options=version).stream(_READ)
         at, found = 0, bytearray()
         while at < end and (piece := memoryview(next(whole, b""))):
@@ -232,10 +234,10 @@ class _Download:
 
 
 class _Streams:
-    """Shares streams between uploads: what one takes in full, others go without.
+    """Distributes streams among uploads; each upload gets at least one.
 
     Args:
-        count: how many there are.
+        count: number of streams.
     """
 
     def __init__(self, count: int) -> None:
@@ -244,7 +246,7 @@ class _Streams:
 
     @contextlib.contextmanager
     def taken(self, wanted: int) -> Iterator[int]:
-        """Those that are free, up to so many; one where none is."""
+        """Reserves up to `wanted` free streams, at least one; yields the number."""
         with self._lock:
             count = max(1, min(wanted, self._free))
             self._free -= count
@@ -256,10 +258,10 @@ class _Streams:
 
 
 def _connect(bucket: str) -> Client:
-    """A client of a bucket.
+    """Returns a client of a bucket.
 
     Raises:
-        ConfigurationError: one of the settings cannot work.
+        ConfigurationError: a setting is invalid.
     """
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
         "AWS_ENDPOINT_URL"
@@ -290,7 +292,7 @@ def _is_about_the_bucket(error: Exception) -> bool:
 
 
 def _head(store: Client, key: str) -> Any:
-    """What S3 knows of an object; None if there is none."""
+    """Returns the properties of an object in S3; None if there is no object."""
     try:
         return obstore.get(store, key, options={"head": True})
     except (FileNotFoundError, said.NotFoundError) as error:
@@ -301,7 +303,7 @@ def _head(store: Client, key: str) -> Any:
 
 def _crc_of(found: Any) -> int | None:
     noted = found.attributes.get(_CRC, "")
-    # Whoever may write there may note anything: what is no checksum is none.
+    # Any writer of the bucket can set the attribute: an invalid checksum is ignored.
     return int(noted, 16) if re.fullmatch("[0-9a-f]{8}", noted) else None
 
 
