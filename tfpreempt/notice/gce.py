@@ -350,7 +350,7 @@ class GcePoller(Poller):
             return answer.text()
 
     def _within_lead(self, name: str, told: Told | None, now: float) -> Told | None:
-        """Returns the notice if due. Else notes when the notice becomes due."""
+        """Returns the notice if due. Else stores the due time and returns None."""
         self._due.pop(name, None)
         lead = self._lead_seconds
         if told is None or told.goes_at is None or lead is None:

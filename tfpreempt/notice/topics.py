@@ -49,8 +49,8 @@ def quick_retry_seconds(failures: int) -> float:
     """Returns the pause after consecutive failures (1 is the first failure).
 
     The first pause is short, because servers are sometimes away for less than a second.
-    Later pauses stay short, because a Spot preemption during an outage leaves 30 s. The
-    pauses are randomized, because every worker sees the same server fail.
+    Later pauses stay short, because a Spot preemption during an outage allows only 30
+    s. The pauses are randomized, because every worker sees the same server fail.
     """
     return retry_seconds(failures, 0.1, 2.0) * _jitter.uniform(0.5, 1.0)
 

@@ -1,10 +1,10 @@
 """ObjectStore of files in a file system of fsspec, or of pyarrow by fsspec.
 
 Such a file system may have no atomic "create only if absent". So `put_if_absent` is
-best effort here: a check, then a write. Two writers of the same name at the same moment
-may both be told of success, and the bytes of the last writer remain. The file system
-has its own timeouts, so `timeout` is ignored. For gs:// and s3:// the stores of
-tfpreempt guarantee more; a mirror accepts only the stores of tfpreempt.
+best effort here: a check, then a write. If two writers put the same name at the same
+moment, both may get True, and the bytes of the last writer remain. The file system has
+its own timeouts, so `timeout` is ignored. For gs:// and s3:// the stores of tfpreempt
+guarantee more; a mirror accepts only the stores of tfpreempt.
 
 The user passes the file system. Its library determines whether a closed file is
 durable, and whether a move is atomic. Neither library is a dependency: a user with a
