@@ -118,7 +118,7 @@ def test_the_unit_and_the_config_fit_each_other() -> None:
     assert type(made) is tfpreempt.GceTpuTerminationConfig
     service = unit(text("tpu", "train.service"))["Service"]
     assert service["RestartForceExitStatus"] == str(made.exit_code)
-    assert f"leaves with {made.exit_code}, within 30 s" in page("tpu")
+    assert f"exits with {made.exit_code}, within 30 s" in page("tpu")
 
 
 @pytest.mark.tensorflow

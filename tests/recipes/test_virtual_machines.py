@@ -282,7 +282,7 @@ def test_amazon_knows_the_group() -> None:
     assert (given["MaxSize"], given["CapacityRebalance"]) == (1, False)
     (hook,) = given["LifecycleHookSpecificationList"]
     assert hook["LifecycleTransition"] == "autoscaling:EC2_INSTANCE_TERMINATING"
-    assert f"leaves {hook['HeartbeatTimeout']} s for it" in page("aws")
+    assert f"a timeout of {hook['HeartbeatTimeout']} s" in page("aws")
     assert flags(group)["cli-input-json"] == "file://group.json"
     assert {*flags(template), *flags(group)} <= AWS
 

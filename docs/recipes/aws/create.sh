@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 share=${1:?which share has the checkpoints? Such as 10.0.0.2:/}
 subnets=${2:?in which subnets? Such as subnet-1,subnet-2}
-wheel=${3:?which package? The URL of a wheel, with #sha256=}
+wheel=${3:?the package is missing: the URL of a wheel, with #sha256=}
 
 user_data=$(./user-data.sh "$share" "$wheel" | base64 -w 0)
 aws ec2 create-launch-template --launch-template-name train \

@@ -1,4 +1,4 @@
-"""Trains on a Spot instance of EC2; started again, it goes on."""
+"""Trains on a Spot instance of EC2; resumes after a restart."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Trains on a Spot VM of Azure; started again, it goes on."""
+"""Trains on a Spot VM of Azure; resumes after a restart."""
 
 import keras
 import numpy as np

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The startup script: runs as root at each boot, the first and those after a preemption.
+# The startup script: runs as root at each boot, also after a preemption.
 set -euo pipefail
 
 attribute() {
@@ -12,7 +12,7 @@ if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   apt-get install --yes nfs-common python3-venv
 fi
 
-# The same number on each machine: the owner of the checkpoints.
+# The same user id on each machine: the owner of the checkpoints.
 id train ||
   useradd --uid 20000 --home-dir /var/lib/train --shell /usr/sbin/nologin train
 
@@ -25,7 +25,7 @@ mountpoint -q /srv/ckpt || mount /srv/ckpt
 
 if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   python3 -m venv /opt/train/venv
-  # Wheels only, which run no code here; pip checks the sum of the one that is named.
+  # Wheels only, which run no code here; pip verifies the checksum of tfpreempt's wheel.
   wheel=$(attribute wheel)
   /opt/train/venv/bin/pip install --only-binary :all: tensorflow "tfpreempt @ $wheel"
 fi

@@ -1,4 +1,4 @@
-"""Trains on a Spot VM of Compute Engine; started again, it goes on."""
+"""Trains on a Spot VM of Compute Engine; resumes after a restart."""
 
 import keras
 import numpy as np

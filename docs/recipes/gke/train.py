@@ -1,4 +1,4 @@
-"""Trains in one pod, or in several with TF_CONFIG; started again, it goes on."""
+"""Trains in a pod, or in several pods with TF_CONFIG; resumes after a restart."""
 
 import os
 
@@ -24,7 +24,7 @@ with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])
     model.compile(optimizer="adam", loss="mse")
 
-# Grace and notice file are in the pod's environment.
+# The grace period and the notice file are in the pod's environment.
 config = tfpreempt.KubernetesTerminationConfig()
 callback = tfpreempt.keras.PreemptionCallback(
     "/srv/ckpt/train", termination_config=config

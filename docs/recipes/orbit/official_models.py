@@ -9,7 +9,7 @@ import tfpreempt
 
 
 def run_experiment(strategy, task, mode, params, model_dir, **more):
-    """As `train_lib.run_experiment`; started again, it goes on where it was."""
+    """Replaces `train_lib.run_experiment`, and resumes after a restart."""
     params.trainer.preemption_on_demand_checkpoint = False  # TensorFlow's handler
     every, params.trainer.checkpoint_interval = params.trainer.checkpoint_interval, 0
     runner = train_lib.OrbitExperimentRunner(

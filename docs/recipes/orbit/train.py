@@ -1,4 +1,4 @@
-"""Trains with `orbit.Controller`; started again, it goes on where it was.
+"""Trains with `orbit.Controller`; resumes after a restart.
 
 Usage: train.py DIRECTORY, on each worker of a cluster (TF_CONFIG) or on one machine.
 """
@@ -17,14 +17,14 @@ BATCH = 32
 
 
 class Trainer(orbit.StandardTrainer):
-    """What a step does."""
+    """The trainer: data, model, and the training step."""
 
     def __init__(self, strategy):
         rng = np.random.default_rng(1)
         x = rng.normal(size=(1000, 8)).astype("float32")
         y = x @ rng.normal(size=(8, 1)).astype("float32")
         dataset = tfpreempt.data.from_arrays((x, y), batch_size=BATCH, seed=1)
-        # In place of strategy.experimental_distribute_dataset: its place can be saved.
+        # Unlike strategy.experimental_distribute_dataset, has a position to save.
         super().__init__(tfpreempt.data.distribute(dataset.repeat(), strategy))
         self.strategy = strategy
         with strategy.scope():
@@ -41,16 +41,16 @@ class Trainer(orbit.StandardTrainer):
             self.loss = tf_keras.metrics.Mean("loss")
 
     def train_loop_begin(self):
-        """Each loop has a loss of its own."""
+        """Resets the loss for each loop."""
         self.loss.reset_state()
 
     def train_step(self, iterator):
-        """Takes the batch in here: it belongs to the step."""
+        """Takes the batch inside the step."""
         self.strategy.run(self.update, args=next(iterator))
         self.global_step.assign_add(1)
 
     def update(self, x, y):
-        """One replica's part."""
+        """Updates the weights on one replica."""
         with tf.GradientTape() as tape:
             errors = (self.model(x, training=True) - y) ** 2
             loss = tf.reduce_sum(errors) / BATCH
@@ -60,17 +60,17 @@ class Trainer(orbit.StandardTrainer):
         self.loss.update_state(errors)
 
     def train_loop_end(self):
-        """What the Controller prints, and its actions get."""
+        """Returns values for the Controller's output and actions."""
         return {"loss": self.loss.result()}
 
 
 def train(trainer, directory, steps, steps_per_loop):
-    """Trains up to a step, from the newest commit in the directory on."""
-    checkpoint = tf.train.Checkpoint(trainer=trainer)  # with its place in the data
+    """Trains up to a step, starting from the newest commit in the directory."""
+    checkpoint = tf.train.Checkpoint(trainer=trainer)  # with its data position
     with tfpreempt.PreemptionCheckpointHandler(
         trainer.strategy.cluster_resolver, checkpoint, directory, save_every=10
     ) as handler:
-        trainer.train = functools.partial(handler.run, trainer.train)  # the one line
+        trainer.train = functools.partial(handler.run, trainer.train)  # <- add this
         controller = orbit.Controller(
             trainer=trainer,
             global_step=trainer.global_step,
@@ -81,7 +81,7 @@ def train(trainer, directory, steps, steps_per_loop):
 
 
 def make_exact():
-    """Equal runs draw equal numbers; Dropout then has generators that are saved."""
+    """Makes runs reproducible, and gives Dropout generators that are saved."""
     tf_keras.backend.experimental.enable_tf_random_generator()
     tf_keras.utils.set_random_seed(1)
     tf.config.experimental.enable_op_determinism()

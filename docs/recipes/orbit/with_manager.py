@@ -1,4 +1,4 @@
-"""For a program whose Controller has a CheckpointManager, and is to keep it."""
+"""Trains with an `orbit.Controller` that keeps its CheckpointManager."""
 
 import functools
 import tempfile
@@ -10,21 +10,21 @@ import tfpreempt
 
 
 def train(trainer, directory, steps, steps_per_loop):
-    """Trains up to a step, from the newest checkpoint in the directory on."""
+    """Trains up to a step, starting from the newest checkpoint in the directory."""
     strategy = trainer.strategy
     is_chief = strategy.extended.should_checkpoint
     manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(trainer=trainer),  # with its place in the data
+        tf.train.Checkpoint(trainer=trainer),  # with its data position
         directory if is_chief else tempfile.mkdtemp(),
         max_to_keep=3,
         step_counter=trainer.global_step,
         checkpoint_interval=2 * steps_per_loop,
     )
-    # Before the Controller: on the chief that restores what all have agreed on here.
+    # Before the Controller, which restores on the chief the checkpoint agreed here.
     with tfpreempt.PreemptionCheckpointHandler(
         strategy.cluster_resolver, manager
     ) as handler:
-        trainer.train = functools.partial(handler.run, trainer.train)  # the one line
+        trainer.train = functools.partial(handler.run, trainer.train)  # <- add this
         controller = orbit.Controller(
             trainer=trainer,
             global_step=trainer.global_step,

@@ -5,5 +5,5 @@
 #SBATCH --open-mode=append
 #SBATCH --output=train.log
 
-# exec: signals in the grace time go to the task; the batch shell would hear them late.
+# exec: the task receives signals at once; Slurm signals the batch shell later.
 exec srun python train.py

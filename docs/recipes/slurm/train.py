@@ -1,4 +1,4 @@
-"""Trains on a partition where jobs are preempted; started again, it goes on."""
+"""Trains on a partition where jobs are preempted; resumes after a restart."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ model = keras.Sequential(
 model.compile(optimizer="adam", loss="mse")
 
 config = tfpreempt.SlurmTerminationConfig(
-    grace_period=0,  # commit and leave at once: the other job waits
+    grace_period=0,  # commit and exit at once: the other job waits
     max_restarts=100,
 )
 print("start", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)

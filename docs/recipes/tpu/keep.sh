@@ -1,10 +1,10 @@
 #!/bin/bash
-# Keeps one queued TPU VM asked for, until interrupted: ./keep.sh 10.0.0.2:/ckpt WHEEL
+# Requests a queued TPU VM, again after each preemption: ./keep.sh 10.0.0.2:/ckpt WHEEL
 set -euo pipefail
 cd "$(dirname "$0")"
 share=${1:?which share has the checkpoints? Such as 10.0.0.2:/ckpt}
-wheel=${2:?which package? Such as https://host/tfpreempt-1.0-py3-none-any.whl#sha256=...}
-# Without the sum, a user who can write to the server could change the package.
+wheel=${2:?the package is missing, such as https://host/tfpreempt-1.0-py3-none-any.whl#sha256=...}
+# The checksum protects against a changed package on the server.
 if ! [[ $wheel =~ ^https://[A-Za-z0-9./_~%+:-]+\.whl#sha256=[0-9a-f]{64}$ ]]; then
   echo "got the package $wheel; expected https://...whl#sha256= and 64 digits" >&2
   exit 2
@@ -16,7 +16,7 @@ while true; do
     --zone="$zone" --format='value(state.state)' 2>/dev/null) || state=NONE
   case $state in
     SUSPENDED | FAILED)
-      # Preempted: its VM is gone, and the request is never served again.
+      # Preempted: the VM is deleted, and the resource never becomes active again.
       gcloud compute tpus queued-resources delete train --zone="$zone" --force --quiet ||
         echo "not deleted; tried again in a minute" >&2
       ;;
@@ -29,7 +29,7 @@ while true; do
         --spot \
         --metadata="ckpt-share=$share,wheel=$wheel" \
         --metadata-from-file=startup-script=startup.sh,train-py=train.py,train-service=train.service ||
-        echo "not asked for; tried again in a minute" >&2
+        echo "the request failed; retrying in a minute" >&2
       ;;
   esac
   sleep 60

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The startup script: runs as root at each boot, the first and those of another VM.
+# The startup script: runs as root at each boot, also on a new VM.
 set -euo pipefail
 
 attribute() {
@@ -12,7 +12,7 @@ if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   apt-get install --yes nfs-common python3-venv
 fi
 
-# The same number on each machine: the owner of the checkpoints.
+# The same user id on each machine: the owner of the checkpoints.
 id train ||
   useradd --uid 20000 --home-dir /var/lib/train --shell /usr/sbin/nologin train
 
@@ -25,8 +25,8 @@ mountpoint -q /srv/ckpt || mount /srv/ckpt
 
 if ! [ -x /opt/train/venv/bin/tfpreempt ]; then
   python3 -m venv /opt/train/venv
-  # Wheels only, which run no code here; pip checks the sum of the one that is named.
-  # The libtpu that this TensorFlow was built for; with the newest its import aborts.
+  # Wheels only, which run no code here; pip verifies the checksum of tfpreempt's wheel.
+  # The libtpu of this TensorFlow; with the newest libtpu the import aborts.
   wheel=$(attribute wheel)
   /opt/train/venv/bin/pip install --only-binary :all: \
     tensorflow-tpu==2.20.0 libtpu==0.0.14 "tfpreempt @ $wheel"

@@ -1,11 +1,11 @@
-"""Trains on the TPU of this VM; started again, also on another VM, it goes on."""
+"""Trains on the TPU of this VM; resumes after a restart, also on another VM."""
 
 import tfpreempt
 
 config = tfpreempt.GceTpuTerminationConfig()
-tfpreempt.protect(config)  # from here on a notice is a preemption
+tfpreempt.protect(config)  # handles notices from here on
 
-import tensorflow as tf  # noqa: E402 - it and the TPU take a while
+import tensorflow as tf  # noqa: E402 - TensorFlow and the TPU take a while
 
 resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
 tf.tpu.experimental.initialize_tpu_system(resolver)
@@ -17,7 +17,7 @@ with strategy.scope():
 
 @tf.function
 def train_step(step):
-    """One step on all cores of the TPU."""
+    """Runs one step on all cores of the TPU."""
 
     def on_core():
         x = tf.random.stateless_normal([16, 8], seed=tf.stack([step, 1]))
@@ -32,7 +32,7 @@ def train_step(step):
 
 
 with tfpreempt.PreemptionCheckpointHandler(
-    None,  # the TPU is this machine's own: one process
+    None,  # one process uses the TPU of this machine
     tf.train.Checkpoint(weights=weights),
     "/srv/ckpt/train",
     config,

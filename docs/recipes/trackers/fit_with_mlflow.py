@@ -1,7 +1,7 @@
-"""`model.fit` that logs to MLflow; started again, it goes on in the same run.
+"""`model.fit` that logs to MLflow; a restart continues the same run.
 
-Usage: tfpreempt run --checkpoint-dir CHECKPOINTS -- python fit_with_mlflow.py, and
-MLFLOW_TRACKING_URI says where to log.
+Usage: tfpreempt run --checkpoint-dir CHECKPOINTS -- python fit_with_mlflow.py, with
+MLFLOW_TRACKING_URI as the server.
 """
 
 import os
@@ -15,29 +15,29 @@ from tfpreempt.states import JsonState
 
 
 def newest_step(run_id):
-    """The newest epoch that the run has a loss of; -1 if none."""
+    """Returns the newest epoch with a loss in the run; -1 without an epoch."""
     history = mlflow.MlflowClient().get_metric_history(run_id, "loss")
     return max((metric.step for metric in history), default=-1)
 
 
 def train(directory, epochs=20, save_freq=100):
-    """Trains up to an epoch, from the newest commit in the directory on."""
+    """Trains up to an epoch, starting from the newest commit in the directory."""
     keras.utils.set_random_seed(7)
     x = np.random.rand(640, 3).astype("float32")
     y = x @ np.float32([[1.0], [2.0], [3.0]])
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse")
 
-    run = JsonState("mlflow")  # what it holds goes with each commit
+    run = JsonState("mlflow")  # saved with each commit
     tfpreempt.load_state(run)
-    with mlflow.start_run(run_id=run.value) as active:  # None: a new one
+    with mlflow.start_run(run_id=run.value) as active:  # None: a new run
         if run.value is None:
             run.value = active.info.run_id
-            tfpreempt.save_state(run, directory)  # from now on each start knows it
+            tfpreempt.save_state(run, directory)  # every restart continues the same run
         logged = newest_step(run.value)
 
         def log(epoch, metrics):
-            if epoch > logged:  # what is trained again has the same numbers
+            if epoch > logged:  # repeated steps are logged already
                 mlflow.log_metrics(metrics, step=epoch)
 
         callback = tfpreempt.keras.PreemptionCallback(directory, save_freq=save_freq)

@@ -1,4 +1,4 @@
-"""Reads the history that W&B keeps on the disk while it is offline."""
+"""Reads the history that W&B writes to the disk in offline mode."""
 
 import struct
 
@@ -8,30 +8,30 @@ HEADER, BLOCK = struct.Struct("<IHB"), 32768
 
 
 def _records(file):
-    """The records of a `.wandb` file, which is a log as LevelDB writes it.
+    """Yields the records of a `.wandb` file, a log in LevelDB's format.
 
-    A process that was killed leaves the last one cut off, which is passed over.
+    An incomplete last record, left by a killed process, is skipped.
     """
-    data, at, record = file.read_bytes(), 7, b""  # behind the mark of W&B
+    data, at, record = file.read_bytes(), 7, b""  # after W&B's file header
     while at + HEADER.size <= len(data):
         if BLOCK - at % BLOCK < HEADER.size:
-            at += BLOCK - at % BLOCK  # too little is left in the block for a header
+            at += BLOCK - at % BLOCK  # the block has no room for a header
             continue
         _checksum, length, kind = HEADER.unpack_from(data, at)
         at += HEADER.size
         record += data[at : at + length]
         at += length
-        if at <= len(data) and kind in (1, 4):  # the whole of a record, or its end
+        if at <= len(data) and kind in (1, 4):  # a full record, or its last part
             yield Record.FromString(record)
             record = b""
 
 
 def steps(folder, run_id):
-    """The steps that were logged to a run, in order of the starts and the logging.
+    """Returns the logged steps of a run, ordered by start and by log call.
 
     Args:
-        folder: a path, which has the `offline-run-*` folders.
-        run_id: of the run.
+        folder: path of the folder with the `offline-run-*` folders.
+        run_id: id of the run.
     """
     return [
         record.history.step.num

@@ -1,6 +1,6 @@
-"""Trains, and logs to MLflow; started again, it goes on in the same run.
+"""Trains, and logs to MLflow; a restart continues the same run.
 
-Usage: with_mlflow.py CHECKPOINTS, and MLFLOW_TRACKING_URI says where to log.
+Usage: with_mlflow.py CHECKPOINTS, with MLFLOW_TRACKING_URI as the server.
 """
 
 import sys
@@ -13,13 +13,13 @@ from tfpreempt.states import JsonState
 
 
 def newest_step(run_id):
-    """The newest step that the run has a loss of; -1 if none."""
+    """Returns the newest step with a loss in the run; -1 without a step."""
     history = mlflow.MlflowClient().get_metric_history(run_id, "loss")
     return max((metric.step for metric in history), default=-1)
 
 
 def train(directory, steps=2000, save_every=100):
-    """Trains up to a step, from the newest commit in the directory on."""
+    """Trains up to a step, starting from the newest commit in the directory."""
     weights = tf.Variable(tf.zeros([3, 1]))
     x = tf.random.stateless_normal([640, 3], seed=[1, 0])
     data = tfpreempt.data.from_arrays(
@@ -35,21 +35,21 @@ def train(directory, steps=2000, save_every=100):
         weights.assign_sub(0.01 * tape.gradient(loss, weights))
         return loss
 
-    run = JsonState("mlflow")  # what it holds goes with each commit
+    run = JsonState("mlflow")  # saved with each commit
     checkpoint = tf.train.Checkpoint(weights=weights, data=batches)
     with (
         tfpreempt.PreemptionCheckpointHandler(
             None, checkpoint, directory, save_every=save_every
         ) as handler,
-        mlflow.start_run(run_id=run.value) as active,  # None: a new one
+        mlflow.start_run(run_id=run.value) as active,  # None: a new run
     ):
         if run.value is None:
             run.value = active.info.run_id
-            handler.save()  # from now on each start knows it
+            handler.save()  # every restart continues the same run
         logged = newest_step(run.value)
         for step in range(handler.total_run_calls, steps):
             loss = handler.run(train_step, batches)
-            if step > logged:  # what is trained again has the same numbers
+            if step > logged:  # repeated steps are logged already
                 mlflow.log_metric("loss", float(loss), step=step)
 
 

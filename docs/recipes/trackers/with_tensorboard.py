@@ -1,4 +1,4 @@
-"""Trains, and writes for TensorBoard; started again, it goes on in the same folder.
+"""Trains, and logs to TensorBoard; a restart continues in the same folder.
 
 Usage: with_tensorboard.py CHECKPOINTS LOGS
 """
@@ -13,7 +13,7 @@ from tfpreempt.states import JsonState
 
 
 def newest_step(folder):
-    """The newest step that the folder has a loss of; -1 if none."""
+    """Returns the newest step with a loss in the folder; -1 without a step."""
     newest = -1
     for file in tf.io.gfile.glob(f"{folder}/events.*"):
         try:
@@ -21,12 +21,12 @@ def newest_step(folder):
                 if any(value.tag == "loss" for value in event.summary.value):
                     newest = max(newest, event.step)
         except tf.errors.DataLossError:
-            pass  # its last event was cut off
+            pass  # the last event is incomplete
     return newest
 
 
 def train(directory, logs, steps=2000, save_every=100):
-    """Trains up to a step, from the newest commit in the directory on."""
+    """Trains up to a step, starting from the newest commit in the directory."""
     weights = tf.Variable(tf.zeros([3, 1]))
     x = tf.random.stateless_normal([640, 3], seed=[1, 0])
     data = tfpreempt.data.from_arrays(
@@ -42,20 +42,20 @@ def train(directory, logs, steps=2000, save_every=100):
         weights.assign_sub(0.01 * tape.gradient(loss, weights))
         return loss
 
-    run = JsonState("tensorboard")  # what it holds goes with each commit
+    run = JsonState("tensorboard")  # saved with each commit
     checkpoint = tf.train.Checkpoint(weights=weights, data=batches)
     with tfpreempt.PreemptionCheckpointHandler(
         None, checkpoint, directory, save_every=save_every
     ) as handler:
         if run.value is None:
             run.value = f"{logs}/{datetime.datetime.now():%Y%m%d-%H%M%S}"
-            handler.save()  # from now on each start knows it
+            handler.save()  # every restart continues the same run
         logged = newest_step(run.value)
-        # Each event is in the file at once: a kill leaves no gap.
+        # max_queue=0 writes each event at once: a kill loses no event.
         with tf.summary.create_file_writer(run.value, max_queue=0).as_default():
             for step in range(handler.total_run_calls, steps):
                 loss = handler.run(train_step, batches)
-                if step > logged:  # what is trained again has the same numbers
+                if step > logged:  # repeated steps are logged already
                     tf.summary.scalar("loss", loss, step=step)
 
 

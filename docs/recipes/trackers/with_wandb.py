@@ -1,4 +1,4 @@
-"""Trains, and logs to W&B; started again, it goes on in the same run.
+"""Trains, and logs to W&B; a restart continues the same run.
 
 Usage: with_wandb.py CHECKPOINTS
 """
@@ -15,19 +15,19 @@ import tfpreempt
 from tfpreempt.states import JsonState
 
 RECENT = 1000
-"""Steps that W&B may not have sent, or have on the disk, when the process is killed."""
+"""Steps that W&B may not have sent or written when the process is killed."""
 
 
 def first_new_step(run):
-    """The step behind the newest one that the run has."""
+    """Returns the step after the newest step in the run."""
     if not run.offline:
-        return run.step  # the server says
+        return run.step  # from the server
     folder = pathlib.Path(run.dir).parents[1]
     return max(offline_runs.steps(folder, run.id), default=-1) + 1
 
 
 def train(directory, steps=2000, save_every=100):
-    """Trains up to a step, from the newest commit in the directory on."""
+    """Trains up to a step, starting from the newest commit in the directory."""
     weights = tf.Variable(tf.zeros([3, 1]))
     x = tf.random.stateless_normal([640, 3], seed=[1, 0])
     data = tfpreempt.data.from_arrays(
@@ -43,7 +43,7 @@ def train(directory, steps=2000, save_every=100):
         weights.assign_sub(0.01 * tape.gradient(loss, weights))
         return loss
 
-    # What these hold goes with each commit.
+    # Saved with each commit.
     run_id, recent = JsonState("wandb"), JsonState("wandb-recent", [])
     checkpoint = tf.train.Checkpoint(weights=weights, data=batches)
     with tfpreempt.PreemptionCheckpointHandler(
@@ -51,7 +51,7 @@ def train(directory, steps=2000, save_every=100):
     ) as handler:
         if run_id.value is None:
             run_id.value = uuid.uuid4().hex[:8]
-            handler.save()  # from now on each start knows it
+            handler.save()  # every restart continues the same run
         with wandb.init(project="tfpreempt", id=run_id.value, resume="allow") as run:
             new = first_new_step(run)
             for step, row in recent.value:
@@ -60,7 +60,7 @@ def train(directory, steps=2000, save_every=100):
             for step in range(handler.total_run_calls, steps):
                 row = {"loss": float(handler.run(train_step, batches))}
                 recent.value = [*recent.value[1 - RECENT :], [step, row]]
-                if step >= new:  # what is trained again has the same numbers
+                if step >= new:  # repeated steps are logged already
                     run.log(row, step=step)
 
 
