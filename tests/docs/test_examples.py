@@ -110,7 +110,7 @@ assert first == next(iter(large)).numpy().tolist() != list(range(50))
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("which", [0, 1], ids=["before", "after"])
 def test_moving_over_changes_one_name(zygote: Zygote, here: Place, which: int) -> None:
-    program, *ways = blocks("migrating/tensorflow-handler.md")
+    *ways, program = blocks("migrating/tensorflow-handler.md")
     shown = "print(handler.total_run_calls, weights.numpy())"
     told = run(zygote, here.path, program, ways[which], shown)
     assert told == "100 [100. 100. 100.]\n"
