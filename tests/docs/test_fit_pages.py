@@ -17,7 +17,7 @@ from tests.multiprocess.harness import Place
 # One program: each page goes on with the model and the data of the first.
 PAGES = (
     "fit/index.md",
-    "fit/what-comes-back.md",
+    "fit/restored-state.md",
     "fit/data.md",
     "fit/callbacks.md",
     "fit/several-fits.md",
