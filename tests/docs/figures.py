@@ -184,7 +184,7 @@ HEADLINES = (
             Value(
                 field="wasted_steps",
                 rows={**_TERM, "way": "backup_and_restore"},
-                name="`BackupAndRestore`",
+                name="BackupAndRestore",
             ),
         ),
     ),
@@ -201,7 +201,7 @@ HEADLINES = (
             Value(
                 field="goodput",
                 rows={**_TERM, "way": "checkpoint_manager"},
-                name="`CheckpointManager`",
+                name="CheckpointManager",
             ),
         ),
     ),
@@ -213,7 +213,7 @@ HEADLINES = (
             Value(
                 field="goodput",
                 rows={**_KILL, "way": "checkpoint_manager"},
-                name="`CheckpointManager`",
+                name="CheckpointManager",
             ),
         ),
     ),

@@ -26,8 +26,8 @@ ROWS = DOCS / "performance"
 HEAD = """\
 # Performance
 
-Eight figures summarize what tfpreempt costs and gains. Each figure links to its
-measurement, and names the targets that the measurement meets.
+Eight figures summarize the cost and the benefit of tfpreempt. Each figure links to its
+measurement, and a note says where the measurement misses targets.
 """
 
 FOOT = """\
@@ -114,7 +114,7 @@ def overview(found: Sequence[tuple[Figure, list[Row]]]) -> str:
     ]
     parts = [
         HEAD,
-        table(["figure", "tfpreempt", "comparison", "targets"], first),
+        table(["figure", "tfpreempt", "comparison"], first),
         "\n## All measurements\n",
         *topics,
         "",
@@ -133,13 +133,13 @@ def headline(each: Headline, figure: Figure, rows: Sequence[Row]) -> list[str]:
         figure: figure of the values.
         rows: rows of the figure.
     """
-    theirs = [f"{value_of(v, rows, each.unit)} {v.name}" for v in each.theirs]
-    held = targets_met(rows)
+    theirs = [f"{v.name}: {value_of(v, rows, each.unit)}" for v in each.theirs]
+    held = targets_met(rows).strip("*").replace(" met", " targets met")
+    note = f"; **[{held}]({link(figure)})**" if missed(rows) else ""
     return [
-        f"[{each.text}]({link(figure)})",
+        f"[{each.text}]({link(figure)}){note}",
         f"**{value_of(each.ours, rows, each.unit)}**",
         ", ".join(theirs),
-        f"[{held}]({link(figure)})" if missed(rows) else held,
     ]
 
 

@@ -42,7 +42,7 @@ PARTS = {
     "useful_seconds": "useful steps",
     "lost_seconds": "lost steps",
     "saves_seconds": "saves",
-    "way_out_seconds": "way out",
+    "way_out_seconds": "exit",
     "start_up_seconds": "start-up",
 }
 

@@ -85,18 +85,22 @@ def line(campaign: Campaign, summary: dict[str, Any]) -> list[str]:
 def section(campaign: Campaign, summary: dict[str, Any]) -> str:
     """Returns the promise, the trials and the fixed faults of a campaign."""
     facts = {name: value for name, value in summary.items() if name not in FIXED}
-    kinds = [
-        f"- {name}: {counted(value) if isinstance(value, dict) else number(value)}"
-        for name, value in facts.items()
-    ]
+    counts = {n: value for n, value in facts.items() if not isinstance(value, dict)}
+    kinds = {n: value for n, value in facts.items() if isinstance(value, dict)}
+    totals = "; ".join(f"{name}: {number(value)}" for name, value in counts.items())
     minutes, code = round(summary["seconds"] / 60), summary["code"]
     commits = ", ".join(f"`{commit}`" for commit in code)
-    first = f"- {number(minutes)} minutes, seed {summary['seed']}, code {commits}"
-    parts = [f"## {campaign.name}\n\n{campaign.promise}\n", "Trials:\n"]
-    parts.append("\n".join([first, *kinds]) + "\n")
+    trials = [
+        f"- {number(minutes)} minutes, seed {summary['seed']}, code {commits}",
+        *([f"- {totals}"] if totals else []),
+        *(f"- {name}: {counted(value)}" for name, value in kinds.items()),
+    ]
+    parts = [f"## {campaign.name}\n\n{campaign.promise}\n"]
     if campaign.fixed:
         parts.append("Faults found and fixed:\n")
         parts.append("\n".join(f"- {each}" for each in campaign.fixed) + "\n")
+    parts.append('<details markdown="1">\n<summary>Trials</summary>\n')
+    parts.append("\n".join(trials) + "\n\n</details>\n")
     return "\n".join(parts)
 
 
