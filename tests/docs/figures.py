@@ -362,10 +362,13 @@ FIGURES = (
         "with its machine reclaimed after a grace period, or by SIGKILL. A "
         "round is one start. A program that ignores SIGTERM continues "
         "training through the grace period, and so trains longer in each "
-        "start.",
+        "start. After SIGKILL the wasted steps depend on the random moment of the "
+        "kill: the samples of the three programs overlap, so these medians do not "
+        'show a difference. The start-up counts in "goodput"; the details have '
+        "the value without start-up.",
         benches=("goodput",),
         label="{strike}, {way}",
-        sides={"goodput": "goodput", "wasted_of_a_life": "wasted steps of a start"},
+        sides={"goodput": "goodput", "wasted_of_a_life": "wasted steps per start"},
         more={
             "goodput_without_start_up": "without start-up",
             "useful_steps": "useful steps",
