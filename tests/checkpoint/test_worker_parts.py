@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -680,6 +681,20 @@ def test_nor_does_one_that_cannot_be_read(tmp_path, caplog, monkeypatch, error):
     assert "no memory to copy it" in caplog.text
     job.check(1)
     assert (tmp_path / "1" / "worker-0001").is_dir()
+
+
+def test_python_collects_no_garbage_while_shares_are_merged(tmp_path, monkeypatch):
+    """Not even the garbage of a program that has imported TensorFlow."""
+    merge, enabled = bundle_writer.merge, []
+
+    def watch(*args):
+        enabled.append(gc.isenabled())
+        return merge(*args)
+
+    monkeypatch.setattr(bundle_writer, "merge", watch)
+    Job(tmp_path).save(1)
+    assert enabled == [False]
+    assert gc.isenabled()
 
 
 def shares_on_disk(directory):

@@ -497,9 +497,10 @@ class _OwnContents(_Tracked):
 
     def complete(self, save: Staged, workers: Collection[int]) -> None:
         assert self.worker_parts is not None
-        parts = [*save.parts, *self.worker_parts.others(save, workers)]
-        prefix = os.path.join(save.staging, layout.PAYLOAD)
-        save.sums = bundle_writer.merge(self.files, prefix, parts)
+        with _without_collection():
+            parts = [*save.parts, *self.worker_parts.others(save, workers)]
+            prefix = os.path.join(save.staging, layout.PAYLOAD)
+            save.sums = bundle_writer.merge(self.files, prefix, parts)
         save.tensors, save.parts, save.is_dealt = (), (), False
 
 
