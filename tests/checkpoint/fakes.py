@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from tfpreempt.checkpoint.directory import retention
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
@@ -156,3 +160,19 @@ def write_part(directory, step, attempt, *args, **kwargs):
 def save(directory, step, workers=(0,), attempt=None, **kwargs):
     part = write_part(directory, step, attempt or f"run-{step}", **kwargs)
     return part.publish("save", workers)
+
+
+def watch_searches(
+    monkeypatch: pytest.MonkeyPatch, on_search: Callable[[], object]
+) -> None:
+    """Calls a function whenever TensorFlow searches a Checkpoint for its objects."""
+    import tensorflow as tf
+
+    kind = type(tf.train.Checkpoint()._saver)
+    find = kind._gather_serialized_tensors
+
+    def search(*args: Any) -> Any:
+        on_search()
+        return find(*args)
+
+    monkeypatch.setattr(kind, "_gather_serialized_tensors", search)

@@ -55,9 +55,7 @@ def everything(monkeypatch):
 def write_small(checkpoint, prefix, *, small_bytes=0):
     """Lets TensorFlow write all but the large tensors, and returns these."""
     large = gather.LargeTensors(small_bytes=small_bytes, worth_bytes=0)
-    with gather.reading(
-        checkpoint, are_others=False, known=gather.ObjectGraph(), graph=None
-    ) as read:
+    with gather.reading(checkpoint, are_others=False, graph=None) as read:
         read.extract = large.extract
         checkpoint.write(prefix)
     return large.found

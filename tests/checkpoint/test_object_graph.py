@@ -11,10 +11,12 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
+from tests.checkpoint.fakes import watch_searches  # noqa: E402
 from tests.checkpoint.test_bundle_writer import Holder, assert_same  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
 from tfpreempt.checkpoint.restore.save import Save  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
+from tfpreempt.checkpoint.tensors.iterator_state import keep_seeds  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
 from tfpreempt.core import seams  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
@@ -31,8 +33,13 @@ class Saves:
     def __init__(self, checkpoint, folder):
         self.checkpoint = checkpoint
         self.folder = folder
-        self.known = gather.ObjectGraph()
         self.searches = 0  # saves in which TensorFlow found all objects anew
+
+    def prepare(self):
+        """Searches ahead of the first save; returns whether there was a search."""
+        found = attach(self.checkpoint)
+        gather.prepare(self.checkpoint, found)
+        return found.graph.search is not None
 
     def save(self):
         """Saves, and compares all bytes with those that TensorFlow writes."""
@@ -48,9 +55,7 @@ class Saves:
         self.checkpoint.write(prefix + "-stock")
         large = gather.LargeTensors(small_bytes=0, worth_bytes=0)
         saver._gather_serialized_tensors = count
-        with gather.reading(
-            self.checkpoint, are_others=False, known=self.known, graph=graph
-        ) as read:
+        with gather.reading(self.checkpoint, are_others=False, graph=graph) as read:
             read.extract = large.extract
             self.checkpoint.write(prefix)
         vars(saver).pop("_gather_serialized_tensors", None)
@@ -124,11 +129,19 @@ def count(checkpoint):
         (name_twice, 2),
     ],
 )
-def test_a_changed_graph_is_found_anew_and_another_is_not(change, searches, tmp_path):
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_changed_graph_is_found_anew_and_another_is_not(
+    change, searches, is_prepared, tmp_path
+):
+    """Whether a save has searched before, or a preparation."""
     checkpoint = make()
     _ = checkpoint.save_counter
     saves = Saves(checkpoint, tmp_path)
-    saves.save()
+    if is_prepared:
+        assert saves.prepare()
+        searches -= 1
+    else:
+        saves.save()
     change(checkpoint)
     saves.save()
     assert saves.searches == searches
@@ -167,10 +180,11 @@ def test_more_variables_than_an_operation_reads(tmp_path, monkeypatch):
     assert saves.searches == 1
 
 
-def test_the_memory_of_a_dropped_object_is_not_kept(tmp_path):
+@pytest.mark.parametrize("search", ["prepare", "save"])
+def test_the_memory_of_a_dropped_object_is_not_kept(search, tmp_path):
     checkpoint = make()
     saves = Saves(checkpoint, tmp_path)
-    saves.save()
+    getattr(saves, search)()
     dropped = weakref.ref(checkpoint.part.kernel)
     checkpoint.part.kernel = dense(1)
     gc.collect()
@@ -191,6 +205,54 @@ def test_an_iterator_and_an_object_that_saves_itself(tmp_path):
     holder.tensors = {"a": tf.constant([3.0]), "d": tf.constant(4)}
     saves.save()
     assert saves.searches == 2
+
+
+class Watched(Holder):
+    """Counts how often its values are asked for."""
+
+    asked = 0
+
+    def _serialize_to_tensors(self):
+        self.asked += 1
+        return super()._serialize_to_tensors()
+
+
+def test_a_preparation_calls_no_code_of_the_program(tmp_path):
+    watched = Watched({"a": tf.constant([1.0, 2.0])})
+    saves = Saves(tf.train.Checkpoint(watched=watched, v=dense(3)), tmp_path)
+    assert not saves.prepare()
+    assert watched.asked == 0
+    saves.save()
+    assert saves.searches == 1
+
+
+@pytest.mark.parametrize("has_seeds", [False, True])
+def test_a_preparation_serializes_no_iterator(has_seeds, tmp_path, monkeypatch):
+    iterator = iter(tf.data.Dataset.range(50).shuffle(9, seed=1).batch(2))
+    if has_seeds:
+        keep_seeds(iterator)
+    serialize = iterator._serialize_to_tensors
+    saves = Saves(tf.train.Checkpoint(data=iterator, v=dense(3)), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(iterator), "_serialize_to_tensors", None)
+        assert saves.prepare()
+    assert iterator._serialize_to_tensors == serialize
+    next(iterator)
+    saves.save()
+    assert saves.searches == 0
+
+
+def test_a_preparation_reads_no_variable_that_needs_all_workers(tmp_path):
+    """TensorFlow's search asks for an attribute, for which it reads the variable."""
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        unreadable = tf.Variable(
+            [1.0, 2.0],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.NONE,
+            trainable=False,
+        )
+    saves = Saves(tf.train.Checkpoint(v=unreadable, w=dense(3)), tmp_path)
+    assert not saves.prepare()
 
 
 def test_an_object_that_has_nothing_to_save_at_first(tmp_path):
@@ -228,18 +290,26 @@ def test_an_object_around_a_variable_saves_what_it_says(attribute, tmp_path):
 def test_small_variables_are_no_part_of_what_workers_deal_out(tmp_path):
     """Another worker finds the same tensors in each save: none that are small."""
     checkpoint = tf.train.Checkpoint(large=dense(100), small=dense(2))
-    known, graph = gather.ObjectGraph(), attach(checkpoint).graph
+    graph = attach(checkpoint).graph
     for number in range(2):
         large = gather.LargeTensors(
             small_bytes=100, worth_bytes=0, replication=lambda: lambda variable: True
         )
-        with gather.reading(
-            checkpoint, are_others=False, known=known, graph=graph
-        ) as read:
+        with gather.reading(checkpoint, are_others=False, graph=graph) as read:
             read.extract = large.extract
             checkpoint.write(str(tmp_path / f"{number}"))
         dealt = [each.name.split("/")[0] for each in large.found if each.is_replicated]
         assert dealt == ["large"]
+
+
+def test_a_preparation_for_variables_that_a_strategy_keeps_equal(tmp_path):
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        mirrored = dense(4, 2)
+    saves = Saves(tf.train.Checkpoint(a=mirrored, c=dense(3)), tmp_path)
+    assert saves.prepare()
+    mirrored.assign_add(tf.ones([4, 2]))
+    saves.save()
+    assert saves.searches == 0
 
 
 def test_variables_of_a_strategy(tmp_path):
@@ -286,6 +356,7 @@ def test_slots_of_an_old_optimizer_that_are_made_later(tmp_path):
     optimizer = tf_keras.optimizers.legacy.Adam()
     variable = dense(3)
     saves = Saves(tf.train.Checkpoint(v=variable, optimizer=optimizer), tmp_path)
+    assert not saves.prepare()  # a save could not use the result
     saves.save()
     optimizer.apply_gradients([(tf.ones([3]), variable)])
     saves.save()
@@ -297,23 +368,24 @@ def test_a_variable_without_a_value(tmp_path):
     make = seams.resource_variable_ops.UninitializedVariable
     variable = make(shape=[2], dtype=tf.float32)
     saves = Saves(tf.train.Checkpoint(v=variable, w=dense(3)), tmp_path)
+    assert not saves.prepare()
     saves.save()
     saves.save()
     variable.assign([1.0, 2.0])
     saves.save()
 
 
-def test_the_second_commit_of_a_directory_makes_no_search(tmp_path, monkeypatch):
+@pytest.fixture
+def searches(monkeypatch):
+    """An item for each search of TensorFlow."""
+    found = []
+    watch_searches(monkeypatch, lambda: found.append(1))
+    return found
+
+
+def test_the_second_commit_of_a_directory_makes_no_search(tmp_path, searches):
     """The first commit makes the checkpoint's counter of saves, and knows it."""
     checkpoint = make()
-    kind, searches = type(checkpoint._saver), []
-    find = kind._gather_serialized_tensors
-
-    def count_search(saver, *args):
-        searches.append(saver)
-        return find(saver, *args)
-
-    monkeypatch.setattr(kind, "_gather_serialized_tensors", count_search)
     directory = opening.open_directory(checkpoint, tmp_path / "run", max_to_keep=None)
     directory.start()
     for step in (1, 2):
@@ -324,3 +396,39 @@ def test_the_second_commit_of_a_directory_makes_no_search(tmp_path, monkeypatch)
         found = tf.train.load_checkpoint(f"{commit.path}/ckpt")
         assert found.get_tensor("save_counter/.ATTRIBUTES/VARIABLE_VALUE") == step
     assert len(searches) == 1
+
+
+def test_two_directories_of_one_checkpoint_share_a_search(tmp_path, searches):
+    """As the commits and the snapshots of a run do."""
+    checkpoint = make()
+    _ = checkpoint.save_counter
+    for number in range(2):
+        folder = tmp_path / f"{number}"
+        directory = opening.open_directory(checkpoint, folder, is_second=number == 1)
+        directory.start()
+        directory.contents.prepare()
+        save = Save(directory, 1, f"test-{number}")
+        save.capture()
+        save.discard()
+    assert len(searches) == 1
+
+
+def test_a_save_fn_needs_no_preparation(tmp_path, searches):
+    """It may save another checkpoint."""
+    directory = opening.open_directory(
+        make(), tmp_path / "run", save_fn=lambda: str(tmp_path / "other")
+    )
+    directory.contents.prepare()
+    assert searches == []
+
+
+def test_a_preparation_that_fails_is_a_warning(tmp_path, monkeypatch, caplog):
+    checkpoint = make()
+    directory = opening.open_directory(checkpoint, tmp_path / "run")
+
+    def fail(*args):
+        raise ValueError("two objects have one key")
+
+    monkeypatch.setattr(checkpoint._saver, "_gather_serialized_tensors", fail)
+    directory.contents.prepare()
+    assert "two objects have one key" in caplog.text

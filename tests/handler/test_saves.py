@@ -14,6 +14,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.checkpoint.fakes import watch_searches
 from tests.handler.program import LIMIT, Program, is_told, wait_until
 from tfpreempt import State, errors
 from tfpreempt.handler import current_session
@@ -36,6 +37,22 @@ def test_arguments_reach_a_managers_save(program: Program) -> None:
         handler.save_checkpoint_if_preempted(checkpoint_number=77)
     assert program.exits == 1
     assert (program.directory / "ckpt-77.index").exists()
+
+
+def test_the_keys_of_the_first_save_are_searched_for_after_the_first_step(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grace of a notice is not spent on the search."""
+    searches: list[int] = []
+    watch_searches(monkeypatch, lambda: searches.append(handler.runs))
+    with program.handler() as handler:
+        for _ in range(3):
+            handler.run(program.step)
+        program.button.press()
+        handler.save_checkpoint_if_preempted()
+        assert handler.latest_checkpoint is not None
+    assert program.exits == 1
+    assert searches == [1]
 
 
 def test_arguments_reach_our_own_save(program: Program) -> None:

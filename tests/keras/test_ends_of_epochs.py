@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
+from tests.checkpoint.fakes import watch_searches  # noqa: E402
 from tests.keras.both_lines import LINES  # noqa: E402
 from tests.keras.small_fit import (  # noqa: E402
     BATCH,
@@ -96,6 +97,24 @@ def test_a_stop_by_the_handler_of_the_signal_ends_no_fit(
         return program(on, on.preemption(save_freq=save_freq), **held_out)
 
     assert on.run(preempted, *cuts) == expected
+
+
+@LINES
+def test_a_process_searches_once_for_the_keys_of_all_saves(
+    on: Machine, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its first step, so that a notice finds the keys."""
+    steps: list[int] = []
+    searches: list[int] = []
+    watch_searches(monkeypatch, lambda: searches.append(len(steps)))
+
+    def preempted() -> None:
+        steps.clear()
+        count = on.callback(on_train_batch_end=lambda batch, logs=None: steps.append(1))
+        on.fit(None, count)
+
+    on.run(preempted, ("begin", 0, 3))
+    assert searches == [1, 1]
 
 
 @LINES

@@ -325,6 +325,7 @@ class Session:
             run.directory.try_states()  # every State exists after a step
             run.record(FirstStep(step=run.step))
             run.record_caches()
+            run.directory.contents.prepare()
             self.timer.begin(self.gate.started)
         elif run.steps_made == 3:
             # Not after the first step: step functions may alternate, as in a GAN.

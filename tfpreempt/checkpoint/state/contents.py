@@ -114,6 +114,13 @@ class Contents:
     def take_part(self) -> None:
         """Does the collective work of a save, without a save; main thread."""
 
+    def prepare(self) -> None:
+        """Searches for the keys of all objects, so that the first save need not.
+
+        Main thread, at the boundary after the first step, when all objects exist. Reads
+        no tensor and needs no other worker. A save finds the changes since then.
+        """
+
     def held_bytes(self) -> int:
         """Returns the approximate size of a save in bytes; reads no tensor."""
         return 0

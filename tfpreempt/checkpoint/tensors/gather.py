@@ -32,11 +32,15 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.partitioning import DenseTensor
 from tfpreempt.checkpoint.tensors.variables import (
+    Attached,
     Graph,
+    PlainVariable,
+    Search,
     device_prefixes,
     distributed,
     is_on_read,
     local_parts,
+    variable_shape,
 )
 from tfpreempt.core import seams
 from tfpreempt.core.threads import map_in_threads
@@ -56,169 +60,172 @@ class Read:
 
     Attributes:
         extract: function of the values by owner and name, and of the values of
-            variables read by an `ObjectGraph`; returns the values for TensorFlow's
+            variables read by `known_values`; returns the values for TensorFlow's
             write. None: TensorFlow writes every value.
     """
 
     extract: Callable[[Any, Sequence[Value]], Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Variable:
-    """A plain variable in the result of a search.
-
-    Attributes:
-        number: number of the object whose value is the variable's value.
-        key: key of the value.
-        variable: the local variable.
-        is_large: whether a read must not copy the value.
-    """
-
-    number: int
-    key: str
-    variable: weakref.ref[Any]
-    is_large: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """The result of a search for objects.
-
-    Attributes:
-        graph: the objects.
-        variables: the plain variables, by device and type.
-        others: number and keys of every other object with values.
-        described: the value with the description of the graph, by key.
-        rest: the saver's result without the values.
-    """
-
-    graph: Graph
-    variables: dict[tuple[str, tf.DType], list[_Variable]]
-    others: list[tuple[int, list[str]]]
-    described: dict[str, tf.Tensor]
-    rest: tuple[Any, ...]
-
-
-class ObjectGraph:
-    """The keys and specifications found by the last save of a checkpoint.
+def known_values(
+    checkpoint: tf.train.Checkpoint, graph: Graph | None
+) -> tuple[list[Value], tuple[Any, ...]] | None:
+    """Returns the values gathered by the checkpoint's saver, without a search for
+    objects.
 
     Main thread. In every save, TensorFlow computes the keys, the specifications and the
-    graph of the objects. A save with an `ObjectGraph` uses the keys and the graph of
-    the last save, and reads only the values, if `attach` has found the same objects
-    again. An object dropped by the program is not kept alive.
+    graph of the objects. If `attach` has found the same objects as before the last
+    search, the keys and the graph of the search are used, and only the values are read.
+
+    Args:
+        checkpoint: checkpoint to save.
+        graph: the objects found by `attach`.
+
+    Returns:
+        The values of plain variables; and the saver's result for the other objects.
+        None if the objects have changed, or no search was made.
     """
-
-    def __init__(self) -> None:
-        self._known: _Known | None = None
-
-    def values(
-        self, checkpoint: tf.train.Checkpoint, graph: Graph | None
-    ) -> tuple[list[Value], tuple[Any, ...]] | None:
-        """Returns the values gathered by the checkpoint's saver, without a search for
-        objects.
-
-        Args:
-            checkpoint: checkpoint to save.
-            graph: the objects found by `attach`.
-
-        Returns:
-            The values of plain variables; and the saver's result for the other objects.
-            None if the objects have changed, or are not known.
-        """
-        # set again below, once the values are found
-        known, self._known = self._known, None
-        is_copied = getattr(checkpoint._saver, "_object_map", None)  # by TensorFlow
-        if is_copied or known is None or known.graph is not graph:
+    if graph is None or getattr(checkpoint._saver, "_object_map", None):
+        return None  # with an object map, TensorFlow saves copies of the objects
+    # set again below, once the values are found
+    search, graph.search = graph.search, None
+    if search is None:
+        return None
+    objects = [each() for each in graph.objects]
+    if (variables := _values(search, objects)) is None:
+        return None
+    tensors = seams.object_identity.ObjectIdentityDictionary()
+    for number, keys in search.others:
+        owner, values = _serialized(objects[number], keys[0])
+        if list(values) != keys:
             return None
-        objects = [each() for each in graph.objects]
-        if (variables := _values(known, objects)) is None:
+        tensors[owner] = values
+    tensors[None] = dict(search.described)
+    graph.search = search
+    return variables, (tensors, *search.rest)
+
+
+def keep(gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
+    """Keeps the result of TensorFlow's search for the next save.
+
+    Args:
+        gathered: the result of the checkpoint's saver.
+        graph: the objects found by `attach`.
+
+    Returns:
+        The values of plain variables, taken out of the result; empty if the result
+        cannot be kept.
+    """
+    if graph is None or (search := _find(gathered, graph)) is None:
+        return []
+    variables = _values(search, [each() for each in graph.objects])
+    if variables is None:
+        return []
+    graph.search = search
+    tensors, keys = gathered[0], {key for _, key, _ in variables}
+    for owner, values in list(tensors.items()):
+        if owner is not None and values and keys.issuperset(values):
+            del tensors[owner]
+    return variables
+
+
+def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
+    """Searches for the keys of all objects ahead of the first save.
+
+    Main thread; reads no value. Does nothing if the search would need all workers (for
+    a variable that is reduced across workers), or would run code of the program (which
+    expects calls in saves only), or if a save could not use the result.
+
+    Args:
+        checkpoint: checkpoint to save later.
+        found: the result of `attach`, which was just called.
+    """
+    graph, iterators = found.graph, list(found.iterators.values())
+    if graph is None or graph.search is not None:
+        return
+    objects = [each() for each in graph.objects]
+    known = set(map(id, iterators))
+    for each in objects:
+        is_known = id(each) in known or _is_variable(each) or not _saves_itself(each)
+        if not is_known or is_on_read(each) or _has_slots(each):
+            return
+    with _without_positions(iterators):
+        gathered = checkpoint._saver._gather_serialized_tensors()
+    graph.search = _find(gathered, graph)
+
+
+@contextlib.contextmanager
+def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
+    """In the body, TensorFlow finds the keys of iterators and serializes no iterator.
+
+    Args:
+        iterators: the dataset iterators of a checkpoint.
+    """
+    name = "_serialize_to_tensors"
+    methods = [vars(each).get(name) for each in iterators]
+    empty = {"_STATE": tf.constant("")}
+    for each in iterators:
+        setattr(each, name, lambda: empty)
+    try:
+        yield
+    finally:
+        for each, method in zip(iterators, methods, strict=True):
+            delattr(each, name)
+            if method is not None:  # set by `keep_seeds`
+                setattr(each, name, method)
+
+
+def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
+    """Returns the result of a search in the form to keep; None for an unsuitable
+    result."""
+    tensors, fed, savers, _ = gathered
+    if fed or savers:
+        return None
+    objects = [each() for each in graph.objects]
+    if any(map(_has_slots, objects)):
+        return None
+    here = device_prefixes()
+    numbers = {id(each): number for number, each in enumerate(objects)}
+    variables: dict[tuple[str, tf.DType], list[PlainVariable]] = {}
+    others: list[tuple[int, list[str]]] = []
+    for owner, values in tensors.items():
+        if owner is None:
+            continue
+        if not values:
+            if _saves_itself(_object(owner)):
+                return None  # the object may have values in the next save
+            continue
+        number = numbers.get(id(_object(owner)))
+        if number is None:
             return None
-        tensors = seams.object_identity.ObjectIdentityDictionary()
-        for number, keys in known.others:
-            owner, values = _serialized(objects[number], keys[0])
-            if list(values) != keys:
-                return None
-            tensors[owner] = values
-        tensors[None] = dict(known.described)
-        self._known = known
-        return variables, (tensors, *known.rest)
-
-    def keep(self, gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
-        """Keeps the result of TensorFlow's search for the next save.
-
-        Args:
-            gathered: the result of the checkpoint's saver.
-            graph: the objects found by `attach`.
-
-        Returns:
-            The values of plain variables, taken out of the result; empty if the result
-            cannot be kept.
-        """
-        self._known = known = self._find(gathered, graph)
-        if known is None or graph is None:
-            return []
-        variables = _values(known, [each() for each in graph.objects])
-        if variables is None:
-            self._known = None
-            return []
-        tensors, keys = gathered[0], {key for _, key, _ in variables}
-        for owner, values in list(tensors.items()):
-            if owner is not None and values and keys.issuperset(values):
-                del tensors[owner]
-        return variables
-
-    def _find(self, gathered: tuple[Any, ...], graph: Graph | None) -> _Known | None:
-        """Returns the result of a search in the form to keep; None for an unsuitable
-        result."""
-        tensors, fed, savers, _ = gathered
-        if graph is None or fed or savers:
+        variable = _plain_variable(objects[number], here)
+        if len(values) != 1 or variable is None:
+            others.append((number, list(values)))
+            continue
+        if not variable.is_initialized():  # TensorFlow's save omits the variable
             return None
-        objects = [each() for each in graph.objects]
-        if any(map(_has_slots, objects)):
-            return None
-        here = device_prefixes()
-        numbers = {id(each): number for number, each in enumerate(objects)}
-        variables: dict[tuple[str, tf.DType], list[_Variable]] = {}
-        others: list[tuple[int, list[str]]] = []
-        for owner, values in tensors.items():
-            if owner is None:
-                continue
-            if not values:
-                if _saves_itself(_object(owner)):
-                    return None  # the object may have values in the next save
-                continue
-            number = numbers.get(id(_object(owner)))
-            if number is None:
-                return None
-            variable = _plain_variable(objects[number], here)
-            if len(values) != 1 or variable is None:
-                others.append((number, list(values)))
-                continue
-            if not variable.is_initialized():  # TensorFlow's save omits the variable
-                return None
-            [key] = values
-            plain = _Variable(
-                number=number,
-                key=key,
-                variable=weakref.ref(variable),
-                is_large=_most(variable) >= _UNCOPIED_BYTES,
-            )
-            kind = variable.device, variable.dtype
-            variables.setdefault(kind, []).append(plain)
-        return _Known(
-            graph=graph,
-            variables=variables,
-            others=others,
-            described=dict(tensors[None]),
-            rest=gathered[1:],
+        [key] = values
+        plain = PlainVariable(
+            number=number,
+            key=key,
+            variable=weakref.ref(variable),
+            is_large=_most(variable) >= _UNCOPIED_BYTES,
         )
+        kind = variable.device, variable.dtype
+        variables.setdefault(kind, []).append(plain)
+    return Search(
+        variables=variables,
+        others=others,
+        described=dict(tensors[None]),
+        rest=gathered[1:],
+    )
 
 
-def _values(known: _Known, objects: Sequence[Any]) -> list[Value] | None:
+def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
     """Returns the values of plain variables; None if an object has another variable
     now."""
     found: list[Value] = []
-    for (device, dtype), variables in known.variables.items():
+    for (device, dtype), variables in search.variables.items():
         if (handles := _handles(variables, objects)) is None:
             return None
         read = read_variables(device, dtype, handles)
@@ -230,7 +237,7 @@ def _values(known: _Known, objects: Sequence[Any]) -> list[Value] | None:
 
 
 def _handles(
-    variables: Sequence[_Variable], objects: Sequence[Any]
+    variables: Sequence[PlainVariable], objects: Sequence[Any]
 ) -> list[tf.Tensor] | None:
     """Returns the handles of plain variables; None if an object has another variable
     now."""
@@ -326,8 +333,19 @@ def _saves_itself(obj: Any) -> bool:
     )
 
 
+def _is_variable(obj: Any) -> bool:
+    """Returns whether an object is a variable that TensorFlow or Keras serializes."""
+    kind = type(obj)
+    methods = kind._serialize_to_tensors, kind._gather_saveables_for_checkpoint
+    return variable_shape(obj) is not None and all(
+        each.__module__.startswith(_THEIRS) for each in methods
+    )
+
+
 def _has_slots(obj: Any) -> bool:
-    return hasattr(type(obj), "_create_or_restore_slot_variable")
+    """Returns whether an object is an optimizer that TensorFlow asks for slots, which
+    may be new in each save."""
+    return hasattr(type(obj), "get_slot_names")
 
 
 def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
@@ -355,7 +373,6 @@ def reading(
     checkpoint: tf.train.Checkpoint,
     *,
     are_others: bool,
-    known: ObjectGraph,
     graph: Graph | None,
 ) -> Iterator[Read]:
     """Patches the checkpoint's saver to evaluate the values of peers directly after a
@@ -367,7 +384,6 @@ def reading(
     Args:
         checkpoint: checkpoint to save.
         are_others: whether there are other workers, which may wait for this worker.
-        known: the keys and specifications of the last save.
         graph: the objects just found by `attach`.
 
     Yields:
@@ -384,11 +400,11 @@ def reading(
     def gather_and_evaluate(object_graph_tensor: Any = None) -> Any:
         calls.append(None)
         try:
-            if (found := known.values(checkpoint, graph)) is not None:
+            if (found := known_values(checkpoint, graph)) is not None:
                 variables, (tensors, *others) = found
             else:
                 tensors, *others = gathered = gather(object_graph_tensor)
-                variables = known.keep(gathered, graph)
+                variables = keep(gathered, graph)
             tensors = _evaluate(tensors)
         except (MemoryError, OSError, RuntimeError) as error:  # not of TensorFlow
             if not are_others:

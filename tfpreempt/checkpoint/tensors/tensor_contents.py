@@ -29,7 +29,6 @@ from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer, gather, r
 from tfpreempt.checkpoint.tensors.data_order import OrderState
 from tfpreempt.checkpoint.tensors.gather import (
     LargeTensors,
-    ObjectGraph,
     Read,
     reading,
 )
@@ -223,8 +222,6 @@ class _Tracked(Contents):
     )
     # The numeric tensors of the commit last passed to `read_ahead`.
     _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
-    # The keys and specifications of the last save.
-    _known: ObjectGraph = dataclasses.field(default_factory=ObjectGraph, init=False)
 
     def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
         self.free_read_ahead()
@@ -253,11 +250,23 @@ class _Tracked(Contents):
         with self._reading(attach(self.checkpoint)):
             pass
 
+    def prepare(self) -> None:
+        try:
+            with _without_collection(), saving():
+                gather.prepare(self.checkpoint, attach(self.checkpoint))
+        except Exception as error:  # noqa: BLE001 - of the program's objects
+            _log.warning(
+                "tfpreempt: TensorFlow cannot list the objects of the Checkpoint: "
+                "%s: %s. As long as that is so no save succeeds, at a preemption "
+                "neither. Correct the objects that the error names.",
+                type(error).__name__,
+                error,
+            )
+
     def _reading(self, found: Attached) -> contextlib.AbstractContextManager[Read]:
         return reading(
             self.checkpoint,
             are_others=self.cluster.world > 1,
-            known=self._known,
             graph=found.graph,
         )
 
@@ -673,6 +682,9 @@ class _SaveFnContents(_Tracked):
             self.checkpoint.sync()
         save.create_staging()  # last: save_fn may need all workers
         save.take_path(path)
+
+    def prepare(self) -> None:
+        """Does nothing: the save_fn may save other objects."""
 
     def needs_peers(self) -> bool:
         return self.cluster.world > 1  # save_fn may do anything

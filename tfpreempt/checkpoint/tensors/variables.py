@@ -124,7 +124,41 @@ def paths(edges: Edges) -> list[str]:
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlainVariable:
+    """A plain variable in the result of a search.
+
+    Attributes:
+        number: number of the object whose value is the variable's value.
+        key: key of the value.
+        variable: the local variable.
+        is_large: whether a read must not copy the value.
+    """
+
+    number: int
+    key: str
+    variable: weakref.ref[Any]
+    is_large: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The result of TensorFlow's search for the keys of all objects.
+
+    Attributes:
+        variables: the plain variables, by device and type.
+        others: number and keys of every other object with values.
+        described: the value with the description of the graph, by key.
+        rest: the saver's result without the values.
+    """
+
+    variables: dict[tuple[str, tf.DType], list[PlainVariable]]
+    others: list[tuple[int, list[str]]]
+    described: dict[str, tf.Tensor]
+    rest: tuple[Any, ...]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Graph:
     """The objects found by a walk; a dropped object is not kept alive.
 
@@ -134,12 +168,15 @@ class Graph:
             None for other objects.
         edges: names and numbers of the children, by object.
         holders: path and number of every object that may hold untracked objects.
+        search: result of TensorFlow's search for these objects; None before a search,
+            or if a later save may have another result.
     """
 
     objects: list[weakref.ref[Any]]
     values: list[weakref.ref[Any] | None]
     edges: Edges
     holders: list[tuple[str, int]]
+    search: Search | None = None
 
     def is_same(self, objects: list[Any], edges: Edges) -> bool:
         """Returns whether a later walk has found the same objects under the same names.
