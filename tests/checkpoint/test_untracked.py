@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import collections
+import gc
+import random
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfpreempt.checkpoint.tensors import variables  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach, walk  # noqa: E402
-from tfpreempt.core import seams  # noqa: E402
+from tfpreempt.core import reach, seams  # noqa: E402
 
 
 class Parts:
@@ -116,6 +120,135 @@ def test_a_later_call_finds_what_a_first_call_finds(change: Any) -> None:
     }
     is_tracked = change in (add_a_layer, add_a_tracked_layer)
     assert (later.graph is before) is not is_tracked
+
+
+class Slotted:
+    """A user's object without a dict of attributes."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+
+def make_holder() -> Any:
+    """An object of the program with containers of all kinds."""
+    holder = Parts(tf.random.Generator.from_seed(1), 2)
+    holder.numbers, holder.names, holder.tags = [1, 2], {"a": {"b": 3}}, {1, 2}
+    holder.slotted, holder.queue = Slotted(1), collections.deque([1])
+    holder.data = [0] * (reach.MANY + 1)
+    module = tf.Module()
+    module.held, module.kernel, module.list = holder, tf.Variable(1.0), [1]
+    return module
+
+
+def edits(module: Any, rng: random.Random) -> list[Callable[[], Any]]:
+    """Changes of a holder; some of them add or remove an untracked object."""
+    held = module.held
+    thing = rng.choice(
+        [
+            tf.random.Generator.from_seed,
+            tf.Variable,
+            lambda number: number,
+            lambda number: [number, tf.Variable(number)],
+            lambda number: {"key": (tf.random.Generator.from_seed(number),)},
+            lambda number: Slotted(number, tf.random.Generator.from_seed(number)),
+        ]
+    )(rng.randint(0, 9))
+    return [
+        lambda: held.parts.append(thing),
+        lambda: held.parts.insert(0, thing),
+        lambda: held.parts.reverse(),
+        lambda: held.parts.clear(),
+        lambda: held.numbers.append(thing),
+        lambda: held.numbers.__setitem__(0, thing),
+        lambda: held.names["a"].update(b=thing),
+        lambda: held.names.update(c=thing),
+        lambda: held.names.pop("c", None),
+        lambda: setattr(held, f"more_{rng.randint(0, 3)}", thing),
+        lambda: vars(held).pop(f"more_{rng.randint(0, 3)}", None),
+        lambda: setattr(held, "slotted", Slotted(thing)),
+        lambda: setattr(held.slotted, "parts", (1, thing)),
+        lambda: held.queue.append(thing),
+        lambda: held.queue.rotate(),
+        lambda: held.data.append(thing),
+        lambda: held.data.__setitem__(7, 1),
+        lambda: held.tags.add(rng.random()),
+        lambda: setattr(module, "held", make_holder().held),
+        lambda: setattr(module, "kernel", tf.Variable(2.0)),
+        lambda: module.list.append(thing if isinstance(thing, int) else 3),
+        lambda: None,
+    ]
+
+
+def test_a_repeated_search_finds_what_a_new_search_finds(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two checkpoints looks into all objects each time."""
+    is_unchanged, answers = reach.Reached.is_unchanged, []
+
+    def recorded(reached: reach.Reached) -> bool:
+        answers.append(is_unchanged(reached))
+        return answers[-1]
+
+    def found(checkpoint: Any) -> Any:
+        search = attach(checkpoint)
+        own = [(path, id(variable)) for path, variable in search.own]
+        return own, [(path, id(each)) for path, each in search.found.items()]
+
+    for number in range(320):
+        if number % 8 == 0:
+            module = make_holder()
+            repeated, new = (tf.train.Checkpoint(m=module) for _ in range(2))
+        for _ in range(rng.choice([1, 1, 3])):
+            edit = rng.choice(edits(module, rng))
+            edit()
+        with monkeypatch.context() as patch:
+            patch.setattr(reach.Reached, "is_unchanged", recorded)
+            first = found(repeated)
+        with monkeypatch.context() as patch:
+            patch.setattr(reach.Reached, "is_unchanged", lambda _: False)
+            assert first == found(new), number
+    assert {True, False} == set(answers)
+
+
+def test_a_metric_that_makes_variables_later_is_found() -> None:
+    keras = pytest.importorskip("keras")
+    module = tf.Module()
+    module.held = Parts(keras.metrics.F1Score())
+    checkpoint = tf.train.Checkpoint(m=module)
+    before = [path for path, _ in attach(checkpoint).own]
+    module.held.parts[0].update_state(tf.ones((2, 3)), tf.ones((2, 3)))
+    after = [path for path, _ in attach(checkpoint).own]
+    assert len(after) > len(before)
+    assert after == [path for path, _ in attach(tf.train.Checkpoint(m=module)).own]
+
+
+def test_a_generator_that_gets_another_state_is_found() -> None:
+    module = tf.Module()
+    module.held = Parts(tf.random.Generator.from_seed(1))
+    checkpoint = tf.train.Checkpoint(m=module)
+    attach(checkpoint)
+    module.held.parts[0].reset_from_seed(2)
+    module.held.parts[0]._state_var = state = tf.Variable([1, 2, 3], dtype=tf.int64)
+    assert [each is state for _, each in attach(checkpoint).own] == [True]
+
+
+def test_a_search_keeps_no_object_that_the_program_drops() -> None:
+    module = tf.Module()
+    module.block = tf.Module()
+    module.block.kernel, module.block.more = tf.Variable(1.0), [tf.Variable(2.0)]
+    module.block.plain = Parts({"a": module.block.kernel})
+    checkpoint = tf.train.Checkpoint(m=module)
+    attach(checkpoint)
+    attach(checkpoint)
+    dropped = [
+        weakref.ref(each)
+        for each in (module.block, module.block.kernel, module.block.more[0])
+    ]
+    del module.block
+    gc.collect()
+    assert [each() for each in dropped] == [None, None, None]
 
 
 def test_a_variable_of_keras_that_becomes_distributed_is_found() -> None:

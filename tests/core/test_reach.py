@@ -287,6 +287,38 @@ def test_a_change_of_what_a_walk_has_found_is_seen(
     assert not reached.is_unchanged()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.numbers.append(Model()),
+        lambda m: m.numbers.__setitem__(0, Model()),
+        lambda m: m.names.update(a=Model()),
+        lambda m: m.pair[1].append(Model()),
+        lambda m: m.data.append(Model()),
+        lambda m: setattr(m, "numbers", (1, 2)),
+    ],
+)
+def test_a_change_of_a_container_that_a_walk_skips_is_seen(change: Any) -> None:
+    model, reached = Model(numbers=[1], names={"a": 1}, pair=(1, [2])), reach.Reached()
+    model.data = [0] * (reach.MANY + 1)
+
+    def skips(value: Any) -> bool:
+        """A container with a container is looked into."""
+        if isinstance(value, list | dict | tuple):
+            items = value.values() if isinstance(value, dict) else value
+            return all(type(each) is int for each in items)
+        return type(value) is int
+
+    def is_model(kind: type) -> bool:
+        return kind is Model
+
+    list(reach.walk({"m": model}, is_model, skips=skips, reached=reached))
+    model.data.append(0)
+    assert reached.is_unchanged()
+    change(model)
+    assert not reached.is_unchanged()
+
+
 class Tags(set[int]):
     """A set with attributes."""
 
@@ -319,6 +351,15 @@ def test_an_object_that_the_program_drops_is_freed() -> None:
     list(reach.walk({"model": model}, reach.is_of_program, reached=reached))
     array = weakref.ref(model.array)
     model.array = None
+    assert array() is None
+    assert not reached.is_unchanged()
+
+
+def test_the_containers_of_an_object_that_the_program_drops_are_freed() -> None:
+    model, reached = Model(part=Model(names={"a": np.zeros(2)})), reach.Reached()
+    list(reach.walk({"model": model}, reach.is_of_program, reached=reached))
+    array = weakref.ref(model.part.names["a"])
+    del model.part
     assert array() is None
     assert not reached.is_unchanged()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import dis
 import functools
 import inspect
@@ -18,7 +19,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +33,8 @@ GROWING = (list, dict, set, collections.deque)
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
 _SETS = (set, frozenset)
-_LIGHT = frozenset({bool, int, float, str, bytes, type(None), tuple, list, dict})
-"""Classes that have no weak references, or whose objects take no memory of note."""
+_UNHELD = "TrackableReference"
+"""A class of TensorFlow whose objects would keep dropped variables alive."""
 _STORE_ATTR = dis.opmap["STORE_ATTR"]
 FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow"})
 """Packages that are libraries in any folder: their sources may be on PYTHONPATH."""
@@ -61,6 +62,10 @@ class Place(NamedTuple):
     key: Any = None
 
 
+Contents = Callable[[list[Any]], Iterable[Collection[Any]]]
+"""Returns the parts of objects; an index is no part."""
+
+
 class Reached:
     """The objects, containers and sets found by a walk, with their parts.
 
@@ -69,54 +74,133 @@ class Reached:
     """
 
     def __init__(self) -> None:
-        self._found: list[tuple[Any, type, Callable[[Any], list[Any]], list[Any]]] = []
+        self._is_whole = False  # the walk has ended, and no object was dropped since
+        self._groups: dict[Contents, _Group] = {}
+        self._held: dict[int, Any] = {}  # while an object is held its id is its own
 
-    def add(self, value: Any, parts: Callable[[Any], list[Any]]) -> None:
-        """Adds an object, a container or a set.
+    def add(self, values: list[Any], contents: Contents) -> None:
+        """Adds objects, containers or sets.
 
         Args:
-            value: the object.
-            parts: function that returns the parts of the object.
+            values: the objects.
+            contents: function that returns the parts of such objects.
         """
-        held = list(map(_weakly, parts(value)))
-        self._found.append((_weakly(value), type(value), parts, held))
+        if (group := self._groups.get(contents)) is None:
+            group = self._groups[contents] = _Group()
+        all_parts = list(map(list, contents(values)))
+        flat = list(itertools.chain.from_iterable(all_parts))
+        ids = list(map(id, flat))
+        self._held.update(zip(ids, flat, strict=True))
+        group.values += values
+        group.sizes += map(len, all_parts)
+        group.ids += ids
+
+    def hold_weakly(self) -> None:
+        """Keeps weak references in place of the objects, at the end of the walk."""
+        me = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            """Forgets all: another object may have the id of a dropped object."""
+            if (reached := me()) is not None:
+                reached._is_whole, reached._groups, reached._held = False, {}, {}
+
+        def weak(value: Any) -> Any:
+            kind: type = type(value)
+            return _Weak(value, forget) if kind.__weakrefoffset__ else value
+
+        held = {
+            number: weak(value)
+            for number, value in self._held.items()
+            if type(value).__name__ != _UNHELD
+        }
+        for group in self._groups.values():
+            group.kinds = list(map(type, group.values))
+            group.values = [
+                held[id(value)] if id(value) in held else weak(value)
+                for value in group.values
+            ]
+        self._is_whole = True
+        self._held = held  # an object that was made for the walk is dropped here
 
     def is_unchanged(self) -> bool:
         """Returns whether a walk now would find the same objects at the same paths.
 
         The contents of arrays, and of objects not entered by the walk, may differ.
         """
-        for held, kind, parts, before in self._found:
-            value = held() if type(held) is _Weak else held
-            if type(value) is not kind:
-                return False
-            now = parts(value)
-            if len(now) != len(before):
-                return False
-            for old, new in zip(before, now, strict=True):
-                if type(old) is _Weak:
-                    old = old()
-                    if old is None:
-                        return False
-                if old is not new:
-                    return False
-        return True
+        # Loops of C, as there are thousands of objects.
+        with contextlib.suppress(RuntimeError):  # another thread changes a container
+            return self._is_whole and all(
+                group.is_same(contents) for contents, group in self._groups.items()
+            )
+        return False
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class _Group:
+    """The objects of `Reached` whose parts are found in the same way.
+
+    Attributes:
+        values: the objects, or weak references to them.
+        kinds: their classes.
+        sizes: the numbers of their parts.
+        ids: the ids of all their parts.
+    """
+
+    values: list[Any] = dataclasses.field(default_factory=list)
+    kinds: list[type] = dataclasses.field(default_factory=list)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    ids: list[int] = dataclasses.field(default_factory=list)
+
+    def is_same(self, contents: Contents) -> bool:
+        """Returns whether the objects have the same classes and parts now."""
+        values = [each() if type(each) is _Weak else each for each in self.values]
+        if list(map(type, values)) != self.kinds:
+            return False
+        parts = list(contents(values))
+        return (
+            list(map(len, parts)) == self.sizes
+            and list(map(id, itertools.chain.from_iterable(parts))) == self.ids
+        )
+
+
+def _contents_of(value: Any) -> Contents:
+    if isinstance(value, dict):
+        return _of_dicts
+    if is_container(value):
+        return _of_lists
+    kind: type = type(value)
+    has_slots = _slots_of(kind) or not hasattr(value, "__dict__")
+    return _of_slotted if has_slots else _of_objects
+
+
+def _of_lists(values: list[Any]) -> Iterable[Collection[Any]]:
+    return values
+
+
+def _of_dicts(values: Iterable[Any]) -> Iterable[Collection[Any]]:
+    """Returns the keys, and then the values, of each dict."""
+    pairs = ((each, each.values()) for each in values)
+    return itertools.chain.from_iterable(pairs)
+
+
+def _of_objects(values: list[Any]) -> Iterable[Collection[Any]]:
+    """Returns the names, and then the values, of the attributes of each object."""
+    return _of_dicts(map(vars, values))
+
+
+def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
+    return _of_dicts(map(_attributes, values))
+
+
+def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
+    """Returns whether each container is data, as a substitute for its parts."""
+    return [[is_data(each)] for each in values]
 
 
 class _Weak(weakref.ref[Any]):
     """A weak reference of `Reached`."""
 
     __slots__ = ()
-
-
-def _weakly(value: Any) -> Any:
-    """Returns a weak reference to an object; the object itself if impossible."""
-    if type(value) in _LIGHT:
-        return value
-    try:
-        return _Weak(value)
-    except TypeError:
-        return value
 
 
 def walk(
@@ -142,7 +226,8 @@ def walk(
             called for roots.
         also: function that returns further positions for an object; called once per
             object.
-        reached: collector of the found objects. Not for walks with `skips` or `also`.
+        reached: collector of the found objects, and of ignored containers. Not for
+            walks with `also`.
     """
     todo = collections.deque(Place(path=p, value=v) for p, v in roots.items())
     entered: dict[int, Any] = {}
@@ -155,13 +240,15 @@ def walk(
         entered[id(value)] = value
         todo.extend(also(value))
         is_inside = is_container(value)
-        if reached is not None and isinstance(value, _SETS):
-            reached.add(value, list)
+        if reached and isinstance(value, _SETS):
+            reached.add([value], _of_lists)
         if not is_inside and not enters(type(value)):
             continue
         is_whole = is_inside and is_data(value)
-        if reached is not None:
-            reached.add(value, _is_data_alone if is_whole else _parts)
+        # A tuple has the same parts as long as its owner has the same tuple.
+        if reached and type(value) is not tuple:
+            reached.add([value], _of_data if is_whole else _contents_of(value))
+        skipped: dict[Contents, list[Any]] = {}
         items = [] if is_whole else _items(value)
         if not is_inside:
             items.sort(key=_is_private)
@@ -170,6 +257,15 @@ def walk(
                 suffix = _suffix(key, number) if is_inside else f".{key}"
                 path = f"{place.path}{suffix}"
                 todo.append(Place(path=path, value=inner, owner=value, key=key))
+            elif reached and is_container(inner) and type(inner) is not tuple:
+                is_whole = len(inner) > MANY and is_data(inner)
+                contents = _of_data if is_whole else _contents_of(inner)
+                skipped.setdefault(contents, []).append(inner)
+        if reached:
+            for contents, values in skipped.items():
+                reached.add(values, contents)
+    if reached:
+        reached.hold_weakly()
 
 
 def is_of_program(kind: type) -> bool:
@@ -305,22 +401,12 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if is_container(value):
         return list(enumerate(list(value)))
-    return list({**getattr(value, "__dict__", {}), **_slots(value)}.items())
+    return list(_attributes(value).items())
 
 
-def _parts(value: Any) -> list[Any]:
-    """Returns the items of a container or an object, values and keys.
-
-    The index in a list is no part.
-    """
-    if is_container(value) and not isinstance(value, dict):
-        return list(value)
-    return list(itertools.chain.from_iterable(_items(value)))
-
-
-def _is_data_alone(value: Any) -> list[Any]:
-    """Returns whether a container is data, as a substitute for its parts."""
-    return [is_data(value)]
+def _attributes(value: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, without calls of properties."""
+    return {**getattr(value, "__dict__", {}), **_slots(value)}
 
 
 def _suffix(key: Any, number: int) -> str:

@@ -209,7 +209,7 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
             number=number,
             key=key,
             variable=weakref.ref(variable),
-            is_large=_most(variable) >= _UNCOPIED_BYTES,
+            is_large=is_large(variable),
         )
         kind = variable.device, variable.dtype
         variables.setdefault(kind, []).append(plain)
@@ -222,11 +222,13 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
 
 
 def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
-    """Returns the values of plain variables; None if an object has another variable
-    now."""
+    """Returns the values of plain variables; None if a variable no longer exists.
+
+    `attach` has checked that each object has the same variable as before.
+    """
     found: list[Value] = []
     for (device, dtype), variables in search.variables.items():
-        if (handles := _handles(variables, objects)) is None:
+        if (handles := _handles(variables)) is None:
             return None
         read = read_variables(device, dtype, handles)
         found += [
@@ -236,22 +238,21 @@ def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
     return found
 
 
-def _handles(
-    variables: Sequence[PlainVariable], objects: Sequence[Any]
-) -> list[tf.Tensor] | None:
-    """Returns the handles of plain variables; None if an object has another variable
-    now."""
+def _handles(variables: Sequence[PlainVariable]) -> list[tf.Tensor] | None:
+    """Returns the handles of plain variables; None if a variable no longer exists."""
     handles = []
     for each in variables:
-        obj, variable = objects[each.number], each.variable()
-        if variable is None or not (
-            obj is variable or any(part is variable for part in local_parts(obj)[:1])
-        ):
+        if (variable := each.variable()) is None:
             return None
         handles.append(variable.handle)
         if each.is_large:
             tf.raw_ops.DisableCopyOnRead(resource=handles[-1])
     return handles
+
+
+def is_large(variable: Any) -> bool:
+    """Returns whether a read must not copy a variable; see `_UNCOPIED_BYTES`."""
+    return _most(variable) >= _UNCOPIED_BYTES
 
 
 def read_variables(

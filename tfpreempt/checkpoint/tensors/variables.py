@@ -55,17 +55,18 @@ def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
     edges: Edges = []
     for each in objects:
         children = []
-        for name, child in _children(view, each):
+        for reference in _children(view, each):
+            child = reference.ref
             number = numbers.setdefault(id(child), len(objects))
             if number == len(objects):
                 objects.append(child)
-            children.append((name, number))
+            children.append((reference.name, number))
         edges.append(children)
     return objects, edges
 
 
-def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
-    """Returns the names and children of an object, as `view.list_children` does.
+def _children(view: Any, obj: Any) -> Iterable[Any]:
+    """Returns references to the children of an object, as `view.list_children` does.
 
     Variables, and layers and optimizers of Keras 3, have TensorFlow's own list of
     children. The list is read directly, as the call takes ten times as long.
@@ -77,7 +78,7 @@ def _children(view: Any, obj: Any) -> Iterable[tuple[str, Any]]:
         or "_trackable_children" in own
         or not _has_list_of_children(kind, kind._trackable_children)
     ):
-        found: Iterable[tuple[str, Any]] = view.list_children(obj)
+        found: Iterable[Any] = view.list_children(obj)
     else:
         found = own.get(_LIST, ())
     return found
@@ -200,7 +201,8 @@ def _inner(obj: Any) -> Any:
     value when asked for a missing attribute.
     """
     inner = getattr(obj, "__dict__", {}).get("_value")
-    return inner if isinstance(inner, tf.Variable) else None
+    kinds = tf.Variable, seams.distribute_values.DistributedVariable
+    return inner if isinstance(inner, kinds) else None
 
 
 def distributed(obj: Any) -> Any | None:
@@ -339,6 +341,8 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
             weakly, because an iterator that the program replaced has threads.
         graph: the objects found by the last `attach`; kept by the next call if it finds
             the same objects. None if an object does not support weak references.
+        reached: the holders entered by the last search for untracked objects; None if
+            the search found a new object.
     """
 
     def __init__(self) -> None:
@@ -349,6 +353,7 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
             weakref.WeakValueDictionary()
         )
         self.graph: Graph | None = None
+        self.reached: reach.Reached | None = None
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return dict(self.found)
@@ -367,8 +372,11 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     graph = found.graph
     if graph is not None and not graph.is_same(objects, edges):
         found.graph = graph = None
+        found.reached = None
     holders = _holders(objects, edges) if graph is None else graph.holders
-    if _attach_untracked(found, objects, holders):
+    if (found.reached is None or not found.reached.is_unchanged()) and (
+        _attach_untracked(found, objects, holders)
+    ):
         objects, edges = _walk(checkpoint)
         found.graph = graph = None
         holders = _holders(objects, edges)
@@ -445,15 +453,15 @@ def _attach_untracked(
         items = list(value.values() if isinstance(value, dict) else value)
         return all(map(leads_nowhere, items))
 
-    for place in reach.walk(roots, _may_hold, skips=skips):
+    reached = reach.Reached()
+    for place in reach.walk(roots, _may_hold, skips=skips, reached=reached):
         path, value = place.path, place.value
         kind: type = type(value)
         if id(value) in tracked or path.endswith(_SETTINGS):
             continue
         if _is_own(kind):
-            has_many = hasattr(kind, "variables")
-            variables = list(value.variables) if has_many else [value.state]
-            for number, variable in enumerate(variables):
+            reached.add([value], _parts_of_own)
+            for number, variable in enumerate(_variables_of_own(value)):
                 own.setdefault(id(variable), (f"{path}[{number}]", variable))
         elif _may_be_tracked(kind):
             new.append((path, value))
@@ -466,7 +474,21 @@ def _attach_untracked(
         for path, variable in own.values()
         if id(variable) not in tracked and local_parts(variable)
     ]
+    attached.reached = None if new else reached
     return bool(new)
+
+
+def _variables_of_own(own: Any) -> list[Any]:
+    """The variables of a metric or a generator, which may make more of them later."""
+    return list(own.variables) if hasattr(type(own), "variables") else [own.state]
+
+
+def _parts_of_own(values: list[Any]) -> list[list[Any]]:
+    """The variables of metrics and generators, and those that the variables wrap."""
+    return [
+        [part for each in _variables_of_own(own) for part in (each, *local_parts(each))]
+        for own in values
+    ]
 
 
 def _name(

@@ -228,13 +228,16 @@ class Attributes:
     def capture(self) -> Encoded:
         """The values that have changed; those that cannot be saved are named, once."""
         rows: list[tuple[str, Any, Encoded, str]] = []  # owner, key, value, kind
+        values_of_traces = [
+            (_KINDS[name], trace.values) for name, trace in self.traces.items()
+        ]
         for key, value in self._look().items():
             digest = value.encoded.digest
-            then = {
-                _KINDS[name]: trace.values[key].encoded
-                for name, trace in self.traces.items()
-                if key in trace.values and trace.values[key].encoded.digest != digest
-            }
+            then: dict[str, Encoded] = {}
+            for kind, traced in values_of_traces:
+                was = traced.get(key)
+                if was is not None and was.encoded.digest != digest:
+                    then[kind] = was.encoded
             is_as_started = digest == self._at_start.get(key)
             if key in self._traced or (is_as_started and not then):
                 continue
@@ -462,7 +465,10 @@ class Attributes:
             reached = reach.Reached()
             self._looked = looked = self._look_through(reached)
             self._changing = [
-                key for key, each in looked.items() if _may_change(each.place.value)
+                key
+                for key, each in looked.items()
+                if reach.is_data(each.place.value)
+                or any(map(_may_change, _leaves(each.place.value)))
             ]
             self._reached = reached
         return self._looked

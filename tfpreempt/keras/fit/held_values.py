@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.checkpoint.tensors.gather import read_variables
+from tfpreempt.checkpoint.tensors.gather import is_large, read_variables
 from tfpreempt.checkpoint.tensors.variables import Attached, local_parts, reached
 
 
@@ -52,7 +52,8 @@ class HeldValues:
         kinds: dict[Any, list[int]] = collections.defaultdict(list)
         for number, part in enumerate(self._parts):
             kinds[part.device, part.dtype].append(number)
-            tf.raw_ops.DisableCopyOnRead(resource=part.handle)
+            if is_large(part):
+                tf.raw_ops.DisableCopyOnRead(resource=part.handle)
         values: dict[int, tf.Tensor] = {}
         for (device, dtype), numbers in kinds.items():
             handles = [self._parts[number].handle for number in numbers]
