@@ -370,7 +370,7 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     found = attached(checkpoint)
     objects, edges = _walk(checkpoint)
     graph = found.graph
-    if graph is not None and not graph.is_same(objects, edges):
+    if graph is None or not graph.is_same(objects, edges):
         found.graph = graph = None
         found.reached = None
     holders = _holders(objects, edges) if graph is None else graph.holders
