@@ -263,7 +263,7 @@ def _ours(
             state.checkpoint,
             directory,
             TerminationConfig(signals=()),
-            save_every=every,
+            save_freq=every,
             async_save=is_async,
         )
         first, marker = (directory / f"{n * every}" / "COMMITTED" for n in (1, 2))

@@ -8,7 +8,7 @@ SIGKILL without notice. Chief and other worker are struck in turn. Then everythi
 started again, as platforms do.
 
 Without a notice only those are tried that save now and then (tfpreempt's handler with
-`save_every`): whoever saves on notices alone begins anew, which needs no trial.
+`save_freq`): whoever saves on notices alone begins anew, which needs no trial.
 
 The supervisor is the bench's own, and a plain one: no way runs under tfpreempt's. It
 starts both workers at once. One that leaves by itself gives the other what is left of

@@ -92,7 +92,7 @@ def with_tfpreempt(
         strategy.cluster_resolver,
         checkpoint_of(work),
         directory,
-        save_every=save_steps,
+        save_freq=save_steps,
     )
     loop(strategy, work, log, handler.run, save_steps)
 

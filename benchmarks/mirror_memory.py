@@ -23,8 +23,8 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.mirror import download, upload
-from tfpreempt.storage.interface import ObjectStore
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.open_store import open_store
 
 BAR = 64.0  # MiB
 SMALL = 64 << 10
@@ -114,7 +114,7 @@ def _upload(store: ObjectStore, source: Entry, root: Path) -> None:
 
 def _download(store: ObjectStore, source: Entry, root: Path) -> None:
     folder = catalog.folder_name(source.step or 0, source.token)
-    found = catalog.read(catalog.unread(store, folder))
+    found = catalog.read(catalog.unread_entry(store, folder))
     download.download(found, str(root / "target" / folder))
 
 

@@ -35,9 +35,9 @@ from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest, to_json
 from tfpreempt.checkpoint.mirror import download, upload
 from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.open_store import open_store
 
 BAR = 0.8  # of the speed
 LARGE_BAR = 0.9
@@ -112,7 +112,7 @@ def make_commit(base: Path, count: int, size: int, *, step: int = 1) -> Entry:
     data = to_json(manifest)
     (base / layout.MANIFEST).write_bytes(data)
     (base / layout.MARKER).write_bytes(catalog.marker_bytes(data, step))
-    return catalog.read(catalog.unread(LocalStore(str(base))))
+    return catalog.read(catalog.unread_entry(LocalStore(str(base))))
 
 
 class Moves:
@@ -161,7 +161,7 @@ class Moves:
         upload.Upload(self._store, self._source, threads=THREADS).run()
 
     def _download(self) -> None:
-        found = catalog.read(catalog.unread(self._store, self._folder))
+        found = catalog.read(catalog.unread_entry(self._store, self._folder))
         download.download(found, str(self._target), threads=THREADS)
 
     def _post(self) -> None:

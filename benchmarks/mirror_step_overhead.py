@@ -63,7 +63,7 @@ def rows(rounds: int = 5) -> Iterator[dict[str, Any]]:
             3,
         ),
         mebibytes=found["mebibytes"],
-        save_every=EVERY,
+        save_freq=EVERY,
     )
 
 
@@ -120,10 +120,8 @@ def turn(
         None,
         checkpoint,
         str(directory),
-        save_every=EVERY,
-        remote_checkpoint_dir=f"gs://bucket/{directory.name}"
-        if side == "with"
-        else None,
+        save_freq=EVERY,
+        mirror_dir=f"gs://bucket/{directory.name}" if side == "with" else None,
     )
     counted = []
     with handler:

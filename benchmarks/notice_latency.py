@@ -36,7 +36,7 @@ from tfpreempt.notice.file import FileSource
 from tfpreempt.notice.gce import GceWatch
 from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.notice.watcher import NoticeSourceConfig, Watcher
 
 HANG_BAR = 0.250
 EXTRA = 0.1
@@ -179,7 +179,7 @@ def meet(world: World, case: Case, count: int, rng: random.Random) -> list[float
     world.calm(case.place)
     flags = [Flag() for _ in range(count)]
     watchers = [
-        Watcher([WatchedSource(case.make())], 0, flag.receive) for flag in flags
+        Watcher([NoticeSourceConfig(case.make())], 0, flag.receive) for flag in flags
     ]
     spread = 0.0 if case.interval is None else case.interval
     began = time.monotonic()

@@ -24,7 +24,7 @@ from tfpreempt.notice.file import FileSource
 from tfpreempt.notice.gce import GceWatch
 from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.notice.watcher import NoticeSourceConfig, Watcher
 
 ROOT = Path(__file__).parents[1]
 WARM_SECONDS = 3.0
@@ -131,7 +131,7 @@ def listen(
         RuntimeError: it was not quiet.
     """
     notices: list[Notice] = []
-    watched = [WatchedSource(source) for source in sources(urls, path, places)]
+    watched = [NoticeSourceConfig(source) for source in sources(urls, path, places)]
     watcher = Watcher(watched, 0, notices.append)
     watcher.start()
     time.sleep(WARM_SECONDS)

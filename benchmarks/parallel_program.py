@@ -19,10 +19,10 @@ import tensorflow as tf
 
 import tfpreempt
 from benchmarks import states
-from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
+from tfpreempt.checkpoint.tensors.replica_parallel import ReplicaParallelWriter
 
 
-def _never(parts: WorkerParts, tensors: object) -> bool:
+def _never(parts: ReplicaParallelWriter, tensors: object) -> bool:
     """The chief writes all."""
     return False
 
@@ -43,14 +43,14 @@ def main(directory: str, state: str, mebibytes: int, rounds: int, report: Path) 
         strategy.run(on_replica)
 
     found: dict[str, list[float]] = {"all": [], "chief": []}
-    is_worth_it = WorkerParts.is_worth_it
+    is_worth_it = ReplicaParallelWriter.is_worth_it
     with tfpreempt.PreemptionCheckpointHandler(
         resolver, checkpoint, directory, max_to_keep=1
     ) as handler:
         for number in range(rounds + 1):
             for side, seconds in found.items():
                 is_dealt = side == "all"
-                WorkerParts.is_worth_it = is_worth_it if is_dealt else _never  # type: ignore[method-assign]
+                ReplicaParallelWriter.is_worth_it = is_worth_it if is_dealt else _never  # type: ignore[method-assign]
                 handler.run(meet)
                 began = time.perf_counter()
                 handler.save()

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.cli.doctor.storage import mount_of
+from tfpreempt.cli.doctor.storage_check import mount_of
 
 FEW = 100
 PACKAGES = ("tfpreempt", "tensorflow", "keras", "tf_keras", "numpy")

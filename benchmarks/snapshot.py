@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.row import alone, compare
 from tests.journals import read_journal
-from tfpreempt.core.memory import VARIABLES, LentMemory
+from tfpreempt.core.snapshot_memory import VARIABLES, SnapshotMemory
 
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 180.0
@@ -92,7 +92,7 @@ def train(mebibytes: int, seconds: float) -> list[tuple[float, float]]:
     from tfpreempt.handler.snapshots import Snapshots
 
     root = Path(tempfile.mkdtemp(prefix="tfpreempt-bench-", dir="/dev/shm"))
-    memory = LentMemory(directory=str(root / "memory"), bytes=1 << 50)
+    memory = SnapshotMemory(directory=str(root / "memory"), bytes=1 << 50)
     os.mkdir(memory.directory)
     counter = tf.Variable(0.0)
     state = [tf.Variable(tf.zeros([mebibytes << 15])) for _ in range(8)]
@@ -159,7 +159,7 @@ def shares(
 
 
 @contextlib.contextmanager
-def told(memory: LentMemory | None) -> Iterator[None]:
+def told(memory: SnapshotMemory | None) -> Iterator[None]:
     """This process has that memory in the body, or none."""
     before = {name: os.environ.pop(name, None) for name in VARIABLES}
     os.environ.update(memory.to_environment() if memory else {})

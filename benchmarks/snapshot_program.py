@@ -28,7 +28,7 @@ with tfpreempt.PreemptionCheckpointHandler(
     None,
     tf.train.Checkpoint(state=state, counter=counter),
     os.environ["TFPREEMPT_CHECKPOINT_DIR"],
-    save_every=datetime.timedelta(seconds=commit_seconds),
+    save_freq=datetime.timedelta(seconds=commit_seconds),
 ) as handler:
     print(f"begins, restart {tfpreempt.num_restarts()}", flush=True)
     while True:

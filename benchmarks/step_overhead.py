@@ -1,7 +1,7 @@
 """What a handler adds to each step: `handler.run(noop)` over a bare `noop()`.
 
-A second row has what `handler.check()` costs, which stands at each batch of an
-evaluation; TensorFlow's handler has none, so it is held against a `run` of that.
+A second row has what `handler.check_preemption()` costs, which stands at each batch of
+an evaluation; TensorFlow's handler has none, so it is held against a `run` of that.
 
 Both handlers live in this process and are measured in turn, many short rounds each, so
 that a slow moment of the machine hits all three loops. The median of the differences is
@@ -57,14 +57,14 @@ def rows(rounds: int = 61) -> Iterator[dict[str, Any]]:
             ours.run(noop)
             theirs.run(noop)
         calls = count_calls(lambda: ours.run(noop))
-        calls_in_check = count_calls(ours.check) - 1  # besides itself
+        calls_in_check = count_calls(ours.check_preemption) - 1  # besides itself
         bare, added_ours, added_theirs, checks = [], [], [], []
         for _ in range(rounds):
             base = loop_bare()
             bare.append(base)
             added_ours.append(loop(ours.run) - base)
             added_theirs.append(loop(theirs.run) - base)
-            checks.append(loop_checks(ours.check))
+            checks.append(loop_checks(ours.check_preemption))
         ours.close()
 
     for call, added, functions_called in (

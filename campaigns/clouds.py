@@ -288,7 +288,7 @@ def small() -> Iterator[None]:
 
     from tests.fakes.gcs import _service
     from tfpreempt.checkpoint.mirror import download_target, mirror, upload
-    from tfpreempt.checkpoint.mirror import status as mirror_status
+    from tfpreempt.checkpoint.mirror import mirror_status as mirror_status
     from tfpreempt.storage import gcs_client, gcs_transfer, s3
 
     def client(bucket: str, **more: Any) -> Any:

@@ -240,7 +240,7 @@ class Program:
                 exit_fn=int, save_fn=save_fn, signals=(), sources=[Button]
             ),
             max_to_keep=None,
-            remote_checkpoint_dir=bucket,
+            mirror_dir=bucket,
         )
 
 
@@ -275,7 +275,7 @@ class Worker(Program):
         from tfpreempt.handler import restore_agreement
 
         cluster = Cluster(worker=self.index, jobs=(("worker", WORLD),))
-        start = restore_agreement.Start(
+        start = restore_agreement.RestoreAgreement(
             checkpoint=self.checkpoint,
             directory=directory / DISK,
             cluster=cluster,
@@ -287,12 +287,12 @@ class Worker(Program):
 
     def restore(self, agreed: Any) -> int:
         """The step that it has restored."""
-        from tfpreempt.checkpoint.restore.reshard import read_own
+        from tfpreempt.checkpoint.restore.reshard import load_worker_state
 
         if agreed.candidate is not None:
             agreed.directory.restore(agreed.candidate)
             opened = agreed.directory
-            read_own(agreed.candidate, opened.random_state, opened.cluster)
+            load_worker_state(agreed.candidate, opened.random_state, opened.cluster)
         step = self.step(has_state=True)
         meant = random.Random(f"{self.held(step)}")
         if step and random.getstate() != meant.getstate():
@@ -394,12 +394,12 @@ class SnapshotForm(Form):
             lease.release_all()  # the process is killed: no close() clears the memory
 
     def start(self, directory: Path) -> int:
-        from tfpreempt.core.memory import LentMemory
+        from tfpreempt.core.snapshot_memory import SnapshotMemory
         from tfpreempt.handler.snapshots import directory_for
 
         memory = directory / MEMORY
         named = directory_for(
-            LentMemory(directory=str(memory), bytes=0), str(directory / DISK), 0
+            SnapshotMemory(directory=str(memory), bytes=0), str(directory / DISK), 0
         )
         for each in memory.iterdir():  # it was copied with its checkpoint directory
             each.rename(named)
@@ -407,9 +407,9 @@ class SnapshotForm(Form):
             return super().start(directory)
 
     def _lent(self, directory: Path) -> contextlib.AbstractContextManager[Any]:
-        from tfpreempt.core.memory import LentMemory
+        from tfpreempt.core.snapshot_memory import SnapshotMemory
 
-        lent = LentMemory(directory=str(directory / MEMORY), bytes=1 << 30)
+        lent = SnapshotMemory(directory=str(directory / MEMORY), bytes=1 << 30)
         return mock.patch.dict(os.environ, lent.to_environment())
 
 
@@ -456,13 +456,13 @@ class StatesForm(Form):
     def _alone(self, directory: Path) -> Iterator[list[Any]]:
         from tfpreempt.checkpoint.lease import lease
         from tfpreempt.handler import current_session
-        from tfpreempt.states import JsonState, registered
+        from tfpreempt.states import JsonState, api
 
         states = [JsonState(name, 0) for name in ("state", "other")]
         named = {"TFPREEMPT_CHECKPOINT_DIR": str(directory / DISK)}
         with (
             current_session.new_process(),
-            mock.patch.object(registered, "_alone", {}),
+            mock.patch.object(api, "_alone", {}),
             mock.patch.dict(os.environ, named),
         ):
             try:
@@ -511,9 +511,9 @@ class WorkersForm(Form):
 
     def _agree(self, workers: list[Worker], directory: Path) -> list[Any]:
         """What all go on from; or what all were refused with."""
-        from tfpreempt.coordination.memory import MemoryStore
+        from tfpreempt.coordination.in_memory_store import InMemoryStore
 
-        keys = MemoryStore()
+        keys = InMemoryStore()
         with ThreadPoolExecutor(WORLD) as pool:
             started = [pool.submit(each.agree, directory, keys) for each in workers]
         refusals = [each.exception() for each in started]

@@ -24,7 +24,7 @@ from tests.multiprocess.harness import (
 )
 from tests.multiprocess.storm import have_ended, send
 from tfpreempt.checkpoint.restore.restore import newest_verified
-from tfpreempt.core.deadline import after_travel
+from tfpreempt.core.deadline import remaining_after_delay
 
 ENOUGH = 1.5
 """Times a step and a raw write that a grace must be."""
@@ -77,7 +77,7 @@ def notice(here: Place, rng: random.Random) -> Facts:
     # Of two, a save that training waits for is within the step that one may be ahead.
     writes = 2 if is_sync and world > 1 else 1
     raw = writes * raw_write(here, mebibytes)
-    left = grace if world == 1 else after_travel(grace)
+    left = grace if world == 1 else remaining_after_delay(grace)
     step = max(0.01, left / rng.uniform(low, high) - raw)
     options = [f"--pause={step:.3f}", f"--mebibytes={mebibytes}", f"--grace={grace}"]
     options += ["--save-every=2", "--sync-saves"] if is_sync else ["--save-every=1"]

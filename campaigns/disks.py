@@ -29,18 +29,18 @@ from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
 from tfpreempt.checkpoint.restore.handle import Checkpoint
-from tfpreempt.checkpoint.state.contents import Contents, Staged
+from tfpreempt.checkpoint.state.contents import Contents, StagedSave
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.core.clock import Clock
-from tfpreempt.storage import failure
+from tfpreempt.storage import os_errors
 
 ACTIONS = 8
 TODO = [
-    *failure.ADVICE.values(),
+    *os_errors.ADVICE.values(),
     "Raise the limit",
     "Mount it again",
     "Check the disk",
@@ -63,17 +63,17 @@ def is_empty(path: str) -> bool:
 class Own(OwnContents):
     """The data files are written after the capture, as large tensors are."""
 
-    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
+    def capture(self, save: StagedSave, *_: Any, **__: Any) -> None:
         save.create_staging()
         self._put(save, names("ckpt")[:1])
 
-    def write(self, save: Staged) -> None:
+    def write(self, save: StagedSave) -> None:
         self._put(save, names("ckpt")[1:])
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
         """What there is to see is seen in the files."""
 
-    def _put(self, save: Staged, files: list[str]) -> None:
+    def _put(self, save: StagedSave, files: list[str]) -> None:
         for name in files:
             data = said_in(save.attempt, name)
             pathlib.Path(save.staging, name).write_bytes(data)
@@ -82,7 +82,7 @@ class Own(OwnContents):
 class Flat(FlatContents):
     """As a CheckpointManager that keeps one."""
 
-    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
+    def capture(self, save: StagedSave, *_: Any, **__: Any) -> None:
         prefix = os.path.join(self.directory, f"ckpt-{save.step}")
         save.create_staging(prefix)
         for name in reversed(names("ckpt")):
@@ -100,7 +100,7 @@ class Flat(FlatContents):
 class Function(FlatContents):
     """As a save_fn: whole before tfpreempt hears of it, and deleted by nobody."""
 
-    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
+    def capture(self, save: StagedSave, *_: Any, **__: Any) -> None:
         stem = save.attempt.replace("run", "ckpt")
         for name in reversed(names("ckpt")):
             path = pathlib.Path(self.directory, name.replace("ckpt", stem))
@@ -209,7 +209,7 @@ class Run:
                 staged = write_part(saver, self._step, attempt)
                 commit = staged.publish("save", [0])
             else:
-                captured = capture_part(saver, self._step, attempt, Permit())
+                captured = capture_part(saver, self._step, attempt, CancellationToken())
                 with concurrent.futures.ThreadPoolExecutor(1) as thread:
                     thread.submit(captured.write).result()
                     commit = thread.submit(captured.publish, "periodic", [0]).result()
@@ -273,7 +273,7 @@ class Run:
     def _check_lasts(self, path: str) -> None:
         """All that makes a commit was synced, and no sync of it failed."""
         with self._disk.sound():
-            entry = catalog.at(path)
+            entry = catalog.read_at(path)
             controls = map(entry.control, (layout.MANIFEST, layout.MARKER))
             for name in (*map(entry.object, _files(entry)), *controls):
                 file = os.path.join(self._directory, name)

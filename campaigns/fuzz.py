@@ -40,30 +40,30 @@ from tfpreempt.checkpoint.directory import (
 )
 from tfpreempt.checkpoint.directory.manifest import from_json, to_json
 from tfpreempt.checkpoint.lease import lease_record
-from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror.download import download
 from tfpreempt.checkpoint.mirror.download_target import PROGRESS
 from tfpreempt.checkpoint.restore.verification import faults
 from tfpreempt.checkpoint.state import bundle, encoding, state_file
-from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.checkpoint.state.partitioning import DenseTensor
-from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
+from tfpreempt.checkpoint.tensors.replica_parallel import ReplicaParallelWriter
 from tfpreempt.cli import main as command
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.coordination import keys, rendezvous
-from tfpreempt.coordination.events import (
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.coordination.protocol_types import (
     CommitKind,
-    Count,
-    Decided,
+    DecidedStep,
     Key,
     NoticeKind,
+    StepCount,
     Tombstone,
 )
-from tfpreempt.coordination.memory import MemoryStore
 from tfpreempt.core import restarts
 from tfpreempt.core.cluster import Cluster, cluster_from_environment
 from tfpreempt.notice import aws, azure, gce
-from tfpreempt.notice.metadata import Answer
+from tfpreempt.notice.metadata_session import Answer
 from tfpreempt.states import (
     ArrayDictState,
     JsonState,
@@ -72,7 +72,7 @@ from tfpreempt.states import (
     StepCounter,
 )
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.storage.opening import local_path, split
+from tfpreempt.storage.open_store import local_path, split
 
 EACH = 200  # inputs of a trial
 SLOWEST = 2.0  # seconds of work for an input of a few KiB
@@ -92,10 +92,10 @@ def commit(manifest: bytes, marker: bytes, place: Path) -> None:
     """A commit in a store; of a manifest that its marker vouches for."""
     control = {layout.MANIFEST: manifest, layout.MARKER: marker}
     store = store_of({f"7/{name}": data for name, data in (control | FILES).items()})
-    entry = catalog.read(catalog.unread(store, "7"))
+    entry = catalog.read(catalog.unread_entry(store, "7"))
     if entry.is_committed:
         faults(entry, every_byte=True)
-        with contextlib.suppress(errors.CheckpointDamagedError):
+        with contextlib.suppress(errors.CheckpointCorruptedError):
             download(entry, str(place / "copy"))
 
 
@@ -103,7 +103,7 @@ def vouched(manifest: bytes, place: Path) -> None:
     """Whoever changed the manifest has changed the marker too."""
     try:
         sequence = from_json(manifest, "it").sequence
-    except errors.CheckpointDamagedError:
+    except errors.CheckpointCorruptedError:
         sequence = 1
     commit(manifest, catalog.marker_bytes(manifest, sequence), place)
 
@@ -115,7 +115,7 @@ def go_on(data: bytes, place: Path) -> None:
     written(data, copy / PROGRESS)
     for name, each in FILES.items():
         written(each[: len(each) // 2], copy / name)
-    download(catalog.read(catalog.unread(store, "7")), str(copy))
+    download(catalog.read(catalog.unread_entry(store, "7")), str(copy))
     assert all((copy / name).read_bytes() == each for name, each in FILES.items())
 
 
@@ -136,13 +136,13 @@ def read_intent(data: bytes, place: Path) -> None:
     written(b"index", place / "ckpt-1.index")
     written(data, place / f"ckpt-1{layout.INTENT_SUFFIX}")
     flat_commit.is_half_written(prefix)
-    flat_commit.settle(LocalFiles(), str(place))
+    flat_commit.resolve_intents(LocalFiles(), str(place))
     flat_commit.is_half_written(prefix)
 
 
 def read_noted(data: bytes, place: Path) -> None:
     store = store_of({f"7/{layout.METADATA}": data})
-    user_metadata.read(catalog.unread(store, "7"))
+    user_metadata.read(catalog.unread_entry(store, "7"))
 
 
 def read_holder(data: bytes, place: Path) -> None:
@@ -165,14 +165,14 @@ def take_lease(data: bytes, place: Path) -> None:
             f"7/{layout.MANIFEST}": MANIFEST,
         }
     )
-    lease = StorePlace(store)
-    lease.look()
+    lease = ObjectStoreLease(store)
+    lease.read_owner()
     lease.take(HERE)
 
 
 def load(make: Callable[..., Any], data: bytes, place: Path) -> None:
     state = make("state", registry=None)
-    state.check_saved(io.BytesIO(data))
+    state.validate(io.BytesIO(data))
     state.load(io.BytesIO(data))
 
 
@@ -208,9 +208,9 @@ def parts_of(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def share_in(place: Path, worker: int) -> tuple[WorkerParts, Staged]:
+def share_in(place: Path, worker: int) -> tuple[ReplicaParallelWriter, StagedSave]:
     """A save of which two workers write a share each."""
-    save = Staged(
+    save = StagedSave(
         step=3,
         attempt="a-1",
         staging=str(place / "a-1"),
@@ -218,7 +218,7 @@ def share_in(place: Path, worker: int) -> tuple[WorkerParts, Staged]:
         tensors=TENSORS,
         is_dealt=True,
     )
-    return WorkerParts(worker=worker, world=2, files=LocalFiles()), save
+    return ReplicaParallelWriter(worker=worker, num_workers=2, files=LocalFiles()), save
 
 
 def read_share(data: bytes, place: Path) -> None:
@@ -291,7 +291,7 @@ def follow(data: bytes, place: Path) -> None:
     """Keys of a start, as worker 1 finds them; then as worker 0 does."""
     texts = [*data.decode("utf-8", "replace").split("\0", 2), "", ""]
     for worker in (0, 1):
-        store = MemoryStore()
+        store = InMemoryStore()
         if worker:
             store.insert("start/plan", texts[0])
             store.insert("start/ready", texts[1])
@@ -337,8 +337,8 @@ INDEX = {
 KEYS = {
     Key.NOTICE: [NoticeKind.TRAIN_ON, NoticeKind.PERIODIC],
     Key.COMMIT: [CommitKind.EXIT],
-    Key.COUNT: [Count(7, True), Tombstone()],
-    Key.DECISION: [Decided(9), Decided(None)],
+    Key.COUNT: [StepCount(7, True), Tombstone()],
+    Key.DECISION: [DecidedStep(9), DecidedStep(None)],
     Key.DONE: [True, Tombstone()],
 }
 EXTRA = {"worker": 1, "remaining": 20.5, "age": 0.5, "save_seconds": 1.5, "reason": "x"}
@@ -393,7 +393,7 @@ TARGETS = (
         read=read_pointer,
         seeds=[
             checkpoint_state.to_bytes(
-                checkpoint_state.Pointer(
+                checkpoint_state.CheckpointStateFile(
                     latest="3/ckpt",
                     paths=("2/ckpt", "ä\n/ckpt"),
                     timestamps=(1.5, 2.5),

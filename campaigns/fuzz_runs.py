@@ -24,11 +24,11 @@ from tests.checkpoint.remote_commits import put_commit
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.lease import lease_record
-from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.checkpoint.restore.verification import faults
 from tfpreempt.checkpoint.state.encoding import write_parts
-from tfpreempt.cli.doctor.slurm import ask_slurm
+from tfpreempt.cli.doctor.slurm_settings import ask_slurm
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.report import view
 from tfpreempt.cli.report.run_report import build_report
@@ -36,13 +36,13 @@ from tfpreempt.cli.status import metrics, text
 from tfpreempt.cli.status.read_status import read_status
 from tfpreempt.core.events import Commit, Decision, Exit, Notice, Outcome, Restored
 from tfpreempt.core.journal import Journal, JsonLines
-from tfpreempt.core.memory import VARIABLES, lent_memory
-from tfpreempt.handler.status_file import Doing, Now, now_path
-from tfpreempt.keras.callbacks import state as of_callbacks
-from tfpreempt.keras.fit import progress
-from tfpreempt.keras.record import Encoded, Record
+from tfpreempt.core.snapshot_memory import VARIABLES, from_environment
+from tfpreempt.handler.status_file import WorkerActivity, WorkerStatus, status_path
+from tfpreempt.keras.callbacks import callback_state as of_callbacks
+from tfpreempt.keras.fit import fit_progress
+from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
-from tfpreempt.storage.interface import ObjectStat
+from tfpreempt.storage.object_store import ObjectStat
 from tfpreempt.testing.clock import FakeClock
 
 WALL = 1_700_000_000.0
@@ -103,19 +103,19 @@ def of_a_run() -> dict[str, bytes]:
 
 RUN = of_a_run()
 JOURNALS = [b"".join(RUN.values()), *RUN.values()]
-NOW = Now(
+NOW = WorkerStatus(
     at=WALL,
     worker=0,
-    world=2,
+    num_workers=2,
     host="host",
     pid=100,
-    doing=Doing.TRAINING,
+    doing=WorkerActivity.TRAINING,
     step=7,
     steps_per_second=2.5,
     stepped_at=WALL,
     noticed_at=WALL,
     deadline=WALL + 30.0,
-    upload=MirrorStatus(uri="gs://b/r", newest=7, uploading=7, total_bytes=900),
+    upload=MirrorStatus(uri="gs://b/r", latest_step=7, uploading=7, total_bytes=900),
 )
 
 
@@ -169,7 +169,7 @@ def report(data: bytes, place: Path) -> None:
 def read_word(data: bytes, place: Path) -> None:
     """What a worker says, with the sum that belongs to it."""
     told_in(place, RUN)
-    written(b"%08x %s\n" % (zlib.crc32(data), data), now_path(place, 0))
+    written(b"%08x %s\n" % (zlib.crc32(data), data), status_path(place, 0))
     look(place, draws=is_drawn(data))
 
 
@@ -226,7 +226,7 @@ def logger(place: Path) -> Any:
 
 
 MADE_OF = {"keras": "keras", "steps": 5, "slots": 7, "weights": 4, "values": "1 2"}
-PLACE = progress.Progress(
+PLACE = fit_progress.Progress(
     fit=1,
     phase="validation",
     epoch=2,
@@ -241,22 +241,22 @@ PLACE = progress.Progress(
 def record_of_a_fit() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         taken = {
-            "progress": Encoded.of(dataclasses.asdict(PLACE)),
+            "progress": EncodedValue.of(dataclasses.asdict(PLACE)),
             "callbacks": of_callbacks.capture(callbacks()),
             "files": of_callbacks.capture_files([logger(Path(directory))]),
         }
-    record, buffer = Record("fuzz", lambda: taken), io.BytesIO()
+    record, buffer = FitRecord("fuzz", lambda: taken), io.BytesIO()
     record.unregister()
     record.save(buffer)
     return buffer.getvalue()
 
 
 def read_fit(data: bytes, place: Path) -> None:
-    found = Record.read(io.BytesIO(data))
+    found = FitRecord.read(io.BytesIO(data))
     if "progress" in found:
-        saved = progress.read(found["progress"])
-        progress.check_same(saved, MADE_OF, "/x")
-        progress.check_values(saved, MADE_OF, "/x")
+        saved = fit_progress.read(found["progress"])
+        fit_progress.check_same(saved, MADE_OF, "/x")
+        fit_progress.check_values(saved, MADE_OF, "/x")
     if "callbacks" in found:
         of_callbacks.restore(callbacks(), found["callbacks"])
     if "files" in found:
@@ -335,8 +335,8 @@ def read_listing(data: bytes, place: Path) -> None:
         if entry.is_committed:
             faults(entry, every_byte=True)
     list(catalog.commits(store, lambda problem: None))
-    lease = StorePlace(store)
-    lease.look()
+    lease = ObjectStoreLease(store)
+    lease.read_owner()
     lease.take(HERE)
 
 
@@ -346,8 +346,8 @@ def read_listing(data: bytes, place: Path) -> None:
 def read_lent(data: bytes, place: Path) -> None:
     texts = [environment(each) for each in (*data.split(b"\0", 2), b"")]
     told = dict(zip(VARIABLES, (str(place), *texts), strict=False))
-    if (lent := lent_memory(told)) is not None:
-        assert lent_memory(lent.to_environment()) == lent
+    if (lent := from_environment(told)) is not None:
+        assert from_environment(lent.to_environment()) == lent
 
 
 def read_slurm(data: bytes, place: Path) -> None:

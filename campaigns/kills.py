@@ -34,7 +34,7 @@ from tests.multiprocess.harness import (
     wait_until,
 )
 from tests.multiprocess.storm import have_ended, send
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.core.snapshot_memory import SnapshotMemory
 
 MOST = 4
 """Kills of one run, before it is left alone."""
@@ -78,9 +78,9 @@ class Job:
         """
         memory = here.path / "memory"
         memory.mkdir(exist_ok=True)
-        lent = LentMemory(directory=str(memory), bytes=ROOM, workers=self.world)
+        lent = SnapshotMemory(directory=str(memory), bytes=ROOM, workers=self.world)
         env |= lent.to_environment()
-        env["TFPREEMPT_REMOTE_CHECKPOINT_DIR"] = f"{here.path}/mirror"
+        env["TFPREEMPT_MIRROR_DIR"] = f"{here.path}/mirror"
         env["TMPDIR"] = str(here.path)  # TensorFlow cannot clear up when it is killed
         if self.is_supervised:
             file, *more = self.program

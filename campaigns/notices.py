@@ -305,16 +305,16 @@ CAMPAIGN = Campaign(
         "period of 30 s the process may continue training after the commit of that "
         "step. Only a signal during or after the last step allows a normal end. At "
         "the end all values are bit for bit those of an uninterrupted run. Without "
-        "`protect()` the signal itself may end a process that has no handler yet, "
-        "or that has finished training."
+        "`handle_early_notices()` the signal itself may end a process that has no "
+        "handler yet, or that has finished training."
     ),
     trials=260,
     short=3,
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "Under `protect()` a signal during the shutdown of the interpreter changed "
-        "the exit code (`handler/test_protected_processes.py`).",
+        "Under `handle_early_notices()` a signal during the shutdown of the "
+        "interpreter changed the exit code (`handler/test_protected_processes.py`).",
         "A process of a pool that got an external SIGTERM in addition to the "
         "SIGTERM of its pool blocked the end of the program for ever. So did a "
         "process that died of the signal while holding the lock of the pool's queue "

@@ -24,13 +24,13 @@ from campaigns.damage import flip, garble, truncate
 from campaigns.kills import step_of
 from tests.multiprocess.harness import Place, Zygote, place, wait_until
 from tests.multiprocess.supervised import Run, run
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.core.snapshot_memory import SnapshotMemory
 
 WORLD = 2
 TRAIN = ("--steps=1000000000", "--soak", "--shares", "--save-every=20")
 TRAIN += ("--pause=0.03", "--strategy=mwms")
 OPTIONS = ("--hang-timeout", "4")
-OPTIONS += ("--failure-grace", "1", "--max-failures", "1000000")
+OPTIONS += ("--kill-after", "1", "--max-failures", "1000000")
 MEMORY = 64 << 20
 MOMENT = 4.0
 """Seconds at most until the next disturbance."""
@@ -214,7 +214,7 @@ class Soak:
         self._stormy = Pair(logs, digests)
         memory = calm_place.path / "memory"
         memory.mkdir()
-        lent = LentMemory(directory=str(memory), bytes=MEMORY, workers=WORLD)
+        lent = SnapshotMemory(directory=str(memory), bytes=MEMORY, workers=WORLD)
         self._alive = calm_place.start(
             "train.py", *TRAIN, world=WORLD, env=lent.to_environment()
         )

@@ -25,10 +25,10 @@ from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror import import_commit
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Fault
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.open_store import open_store
 
 ACTIONS = 10
 PLACE = "bucket/run"
@@ -74,7 +74,7 @@ class RandomContents(OwnContents):
         super().__init__()
         self._rng = rng
 
-    def capture(self, save: Staged, *_: Any, **__: Any) -> None:
+    def capture(self, save: StagedSave, *_: Any, **__: Any) -> None:
         save.create_staging()
         for name in names("ckpt"):
             size = self._rng.choice([0, 20, 900, 4000, 15_000, 40_000])
@@ -197,7 +197,7 @@ class Machine:
                 found = opened.newest(lost.append)
                 assert found is not None
             if found is None and lost:
-                raise errors.CheckpointDamagedError(lost[0])
+                raise errors.CheckpointCorruptedError(lost[0])
         except errors.CheckpointError:
             mirror.close()
             raise
@@ -225,7 +225,7 @@ class Machine:
         staged = write_part(self._opened, self._step, attempt)
         made = staged.publish("save", [0])
         assert made is not None
-        self.newest = catalog.at(made.path)
+        self.newest = catalog.read_at(made.path)
         self._world.committed[folder_of(self.newest)] = files_below(made.path)
 
     @property
@@ -315,7 +315,7 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
                 return
             assert here.link.failed > before, f"refused without trouble: {refused}"
             assert not here.has_commit, f"refused with a commit here: {refused}"
-            is_damage = isinstance(refused, errors.CheckpointDamagedError)
+            is_damage = isinstance(refused, errors.CheckpointCorruptedError)
             assert is_damage or "; make it reachable, or " in str(refused), refused
             facts["starts refused"] += 1
 
@@ -342,7 +342,7 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
                     if silent:
                         here.link.up()
                     here.leave()
-                    facts["faults of copies"] += here.mirror.status.faults
+                    facts["faults of copies"] += here.mirror.status.error_count
                     here = machine()
                 case 3:
                     facts["deaths"] += 1

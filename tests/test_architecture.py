@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.without_tensorflow import WITHOUT_TENSORFLOW
-from tfpreempt.core import frameworks, seams
+from tfpreempt.core import frameworks, private_api
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tfpreempt"
@@ -66,7 +66,7 @@ EAGER_CONTEXT = {
     "checkpoint/tensors/variables.py": "this machine, as devices are named",
     "checkpoint/tensors/program_values.py": "the global seed is private",
 }
-# Private names outside of `seams.py` that are not TensorFlow's or Keras'.
+# Private names outside of `private_api.py` that are not TensorFlow's or Keras'.
 OTHER_PRIVATE = {
     "_current_exceptions": "sys",
     "_current_frames": "sys",
@@ -76,11 +76,13 @@ OTHER_PRIVATE = {
     "_strip_protocol": "fsspec",
 }
 # Tables of what a version may lack: such a name is passed over there.
-LENIENT = {"keras/callbacks/known.py": "what callbacks of Keras remember, by class"}
+LENIENT = {
+    "keras/callbacks/builtin_callbacks.py": "what callbacks of Keras remember, by class"
+}
 # Who sleeps: everybody else waits for an event, with a deadline.
 SLEEPERS = {
-    "cli/run/guard.py": "a process of its own that awaits the end of others' children",
-    "notice/readers.py": "runs in a forked child, whose clock nobody moves",
+    "cli/run/orphan_reaper.py": "a process of its own that waits for orphaned children",
+    "notice/forked_children.py": "runs in a forked child, whose clock nobody moves",
     "storage/gcs_client.py": "the pause before a retry; a deadline is the caller's",
 }
 # Who changes files without `core/contained.py` and `storage/files.py`, and why: a link
@@ -93,27 +95,27 @@ CHANGE_FILES = {
     "checkpoint/state/unfinished_caches.py": "a tf.data cache that the user named",
     "cli/demo/command.py": "the demo's directory, which the user named",
     "cli/demo/worker.py": "the demo's own new directory",
-    "cli/doctor/storage.py": "a new file of a random name, and empty directories",
-    "cli/notify/command.py": "a new file that the user named",
+    "cli/doctor/storage_check.py": "a new file of a random name, and empty directories",
+    "cli/simulate/command.py": "a new file that the user named",
     "cli/report/command.py": "a page that the user named",
     "cli/run/console.py": "/dev/null and the standard output",
-    "cli/run/guard.py": "gets its descriptors of core/contained.py",
+    "cli/run/orphan_reaper.py": "gets its descriptors of core/contained.py",
     "cli/run/logs.py": "gets its descriptors of core/contained.py",
-    "cli/run/memory.py": "a directory of this user, closed to others",
+    "cli/run/snapshot_space.py": "a directory of this user, closed to others",
     "core/contained.py": "the root, which is the user's choice",
     "core/journal.py": "makes the directory of a journal, and writes nothing there",
-    "core/life.py": "a file in memory, by its descriptor in /proc",
+    "core/heartbeat.py": "a file in memory, by its descriptor in /proc",
     "handler/exit.py": "/dev/null",
     "handler/snapshots.py": "a directory of this user, closed to others",
-    "keras/callbacks/files.py": "a log that the user named, as Keras opens it",
+    "keras/callbacks/callback_files.py": "a log that the user named, as Keras opens it",
     "notice/file.py": "reads a file that the user named; a pipe is not waited for",
-    "storage/filesystem.py": "objects of fsspec, which have no links",
-    "storage/reading.py": "reads, and waits for no pipe",
+    "storage/fsspec_store.py": "objects of fsspec, which have no links",
+    "storage/file_reading.py": "reads, and waits for no pipe",
 }
 # Who makes `LocalFiles` without a directory below which no link is followed.
 ROOTLESS = {
     "checkpoint/directory/file_locks.py": "makes a directory that the user named",
-    "cli/doctor/storage.py": "syncs a directory that the user named",
+    "cli/doctor/storage_check.py": "syncs a directory that the user named",
     "cli/run/command.py": "makes the checkpoint directory, which the user named",
 }
 CHANGES = {
@@ -134,11 +136,11 @@ VISITORS = {
 }
 # The decision is made without I/O, clock or TensorFlow: these import one another only.
 PURE = {
-    "coordination/agreement.py": {
+    "coordination/state_machine.py": {
         "tfpreempt.core.events",
-        "tfpreempt.coordination.events",
+        "tfpreempt.coordination.protocol_types",
     },
-    "coordination/events.py": {"tfpreempt.core.events"},
+    "coordination/protocol_types.py": {"tfpreempt.core.events"},
 }
 PURE_STDLIB = {
     *("__future__", "collections", "dataclasses", "enum", "typing"),
@@ -299,7 +301,9 @@ def test_only_listed_files_import_tensorflow() -> None:
     """Not in a function either, and not by a private name, which imports its module."""
     frameworks_of = {"tensorflow", "keras", "tf_keras"}
     users = {e.file for e in imports() if e.module.split(".")[0] in frameworks_of}
-    users |= {file for file, module, _ in taken_by_name() if module in seams.MODULES}
+    users |= {
+        file for file, module, _ in taken_by_name() if module in private_api.MODULES
+    }
     assert [file for file in sorted(users) if not needs_tensorflow(file)] == []
     of_users = {e.file for e in imports() if target_of(e) in users}
     assert TENSORFLOW.keys() <= users | of_users, "delete the entries without a use"
@@ -322,10 +326,10 @@ def test_the_core_imports_what_needs_tensorflow_as_adapters_only() -> None:
 
 
 def taken_by_name() -> Iterator[tuple[str, str, str]]:
-    """File, module and name where a file takes `seams.module.name`."""
+    """File, module and name where a file takes `private_api.module.name`."""
     for file, node in nodes():
         match node:
-            case ast.Attribute(ast.Attribute(ast.Name("seams"), module), name):
+            case ast.Attribute(ast.Attribute(ast.Name("private_api"), module), name):
                 yield file, module, name
 
 
@@ -343,7 +347,7 @@ def test_only_the_seams_import_what_is_private_in_tensorflow_and_keras() -> None
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and node.value.startswith(below)
-        and file != "core/seams.py"
+        and file != "core/private_api.py"
     ]
     assert found == []
 
@@ -351,7 +355,7 @@ def test_only_the_seams_import_what_is_private_in_tensorflow_and_keras() -> None
 def listed_names() -> dict[str, set[str]]:
     """What the seams list of each module: the parts of its names."""
     listed: dict[str, set[str]] = {}
-    for feature in seams.FEATURES.values():
+    for feature in private_api.FEATURES.values():
         for module, names in feature.names.items():
             parts = re.split(r"[ .:,]", names)
             listed.setdefault(module, set()).update(parts)
@@ -360,13 +364,13 @@ def listed_names() -> dict[str, set[str]]:
 
 def test_what_is_taken_of_a_private_module_is_listed_with_it() -> None:
     listed = listed_names()
-    assert listed.keys() == seams.MODULES.keys()
-    taken = [each for each in taken_by_name() if each[1] in seams.MODULES]
+    assert listed.keys() == private_api.MODULES.keys()
+    taken = [each for each in taken_by_name() if each[1] in private_api.MODULES]
     assert [each for each in taken if each[2] not in listed[each[1]]] == []
 
 
 def test_private_attributes_of_others_are_listed() -> None:
-    listed = set(seams.RENAMED.values()).union(*listed_names().values())
+    listed = set(private_api.RENAMED.values()).union(*listed_names().values())
     own = {name for _, node in nodes() for name in defined_by(node)}
     unlisted = [
         f"tfpreempt/{file}:{node.lineno}: {ast.unparse(node)}"
@@ -457,7 +461,7 @@ def test_only_listed_files_follow_links_everywhere() -> None:
         file
         for file, node in nodes()
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in {"LocalFiles", "LocalDisk"}
+        and ast.unparse(node.func) in {"LocalFiles", "LocalLeaseFileSystem"}
         and not (node.args or node.keywords)
     }
     assert found == ROOTLESS.keys()
@@ -493,7 +497,7 @@ def test_no_file_without_a_subject() -> None:
 
 
 # In `keras/`, and yet without Keras: the table of a fit's phases, and what it leads to.
-PURE_KERAS = ("keras/__init__.py", "keras/fit/phases.py", "keras/fit/plan.py")
+PURE_KERAS = ("keras/__init__.py", "keras/fit/phases.py", "keras/fit/resume_plan.py")
 
 
 @pytest.mark.slow  # starts a process

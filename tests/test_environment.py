@@ -63,7 +63,7 @@ TWO = {"worker": ["a:1", "b:1"]}
 def test_workers_of_the_environment(config, worker, world):
     environment = {} if config is None else {"TF_CONFIG": json.dumps(config)}
     cluster = cluster_from_environment(environment)
-    assert (cluster.worker, cluster.world) == (worker, world)
+    assert (cluster.worker, cluster.num_workers) == (worker, world)
 
 
 @pytest.mark.parametrize(

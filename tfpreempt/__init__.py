@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfpreempt.checkpoint.state.state import State
     from tfpreempt.core.restarts import num_restarts
     from tfpreempt.errors import TfpreemptError
-    from tfpreempt.handler.current_session import Protection, protect
+    from tfpreempt.handler.current_session import handle_early_notices
     from tfpreempt.handler.handler import PreemptionCheckpointHandler
     from tfpreempt.handler.single_client import PreemptionWatcher, connect_to_cluster
     from tfpreempt.platforms.aws import AwsSpotTerminationConfig
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
     from tfpreempt.platforms.slurm import SlurmTerminationConfig
-    from tfpreempt.states.registered import load_state, save_all_states, save_state
+    from tfpreempt.states.api import load_state, save_all_states, save_state
 
 __version__ = "0.1.0"
 
@@ -63,7 +63,6 @@ __all__ = [
     "Platform",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
-    "Protection",
     "SlurmTerminationConfig",
     "State",
     "TerminationConfig",
@@ -73,10 +72,10 @@ __all__ = [
     "data",
     "detect_platform",
     "errors",
+    "handle_early_notices",
     "keras",
     "load_state",
     "num_restarts",
-    "protect",
     "save_all_states",
     "save_state",
     "states",
@@ -100,13 +99,12 @@ _HOMES = {
     "KubernetesTerminationConfig": "tfpreempt.platforms.kubernetes",
     "Platform": "tfpreempt.platforms.detect",
     "detect_platform": "tfpreempt.platforms.detect",
-    "protect": "tfpreempt.handler.current_session",
-    "Protection": "tfpreempt.handler.current_session",
+    "handle_early_notices": "tfpreempt.handler.current_session",
     "PreemptionCheckpointHandler": "tfpreempt.handler.handler",
     "State": "tfpreempt.checkpoint.state.state",
-    "save_all_states": "tfpreempt.states.registered",
-    "save_state": "tfpreempt.states.registered",
-    "load_state": "tfpreempt.states.registered",
+    "save_all_states": "tfpreempt.states.api",
+    "save_state": "tfpreempt.states.api",
+    "load_state": "tfpreempt.states.api",
     "num_restarts": "tfpreempt.core.restarts",
     "Checkpoint": "tfpreempt.checkpoint.restore.handle",
     "TfpreemptError": "tfpreempt.errors",
@@ -119,7 +117,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Loads a public name on first use and keeps it."""
-    loading = importlib.import_module("tfpreempt.core.loading")
+    loading = importlib.import_module("tfpreempt.core.lazy_import")
     value: object = loading.loader(__name__, _HOMES)(name)
     return value
 

@@ -54,7 +54,7 @@ class CoordinationError(TfpreemptError, RuntimeError):
     """The workers could not agree."""
 
 
-class StoreGoneError(CoordinationError):
+class CoordinationServiceUnavailableError(CoordinationError):
     """The key-value store is unreachable, because its host process has ended."""
 
 
@@ -62,11 +62,11 @@ class KeyExistsError(CoordinationError):
     """The key was inserted before; the value of an insert-once key never changes."""
 
 
-class WaitTimeoutError(CoordinationError, TimeoutError):
+class PeerTimeoutError(CoordinationError, TimeoutError):
     """A wait for another worker reached its deadline."""
 
 
-class WorkersDisagreeError(CoordinationError):
+class WorkerMismatchError(CoordinationError):
     """Workers of the same incarnation differ in a value that must be equal."""
 
 
@@ -96,7 +96,7 @@ class CollectiveReadError(SaveError):
     """
 
 
-class DirectoryInUseError(CheckpointError):
+class DirectoryLockedError(CheckpointError):
     """The lease of the checkpoint directory is held by another running program."""
 
     is_permanent = True
@@ -108,7 +108,7 @@ class LeaseLostError(SaveError):
     is_permanent = True
 
 
-class CheckpointDamagedError(CheckpointError):
+class CheckpointCorruptedError(CheckpointError):
     """A file of a committed checkpoint is missing, truncated or changed (checksum)."""
 
 
@@ -116,7 +116,7 @@ class CheckpointMismatchError(CheckpointError, ValueError):
     """The checkpoint belongs to another model, or to training data in another order."""
 
 
-class DirectoryNotSharedError(CheckpointError):
+class StorageNotSharedError(CheckpointError):
     """The checkpoint directory is not the same storage for every worker."""
 
 

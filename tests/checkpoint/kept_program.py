@@ -67,7 +67,7 @@ def train(
         tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({})),
         saved,
         directory,
-        remote_checkpoint_dir=remote,
+        mirror_dir=remote,
     )
 
     def step() -> None:

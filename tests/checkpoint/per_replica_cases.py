@@ -167,10 +167,10 @@ def test_as_many_replicas_of_other_workers_have_the_same_values(strategy):
     files = [saved(PerReplicaState(attach(tf.train.Checkpoint(v=one)))) for one in ones]
     two = on_read(strategy, tf.float32)
     state = PerReplicaState(attach(tf.train.Checkpoint(v=two)))
-    state.fold([io.BytesIO(file) for file in files], 0, 1)
+    state.reshard([io.BytesIO(file) for file in files], 0, 1)
     assert values(two) == [value for one in ones for value in values(one)]
     again = [lonely(tf.float32, SUM) for _ in range(2)]
     for number, one in enumerate(again):
         state_of_one = PerReplicaState(attach(tf.train.Checkpoint(v=one)))
-        state_of_one.fold([io.BytesIO(saved(state))], number, 2)
+        state_of_one.reshard([io.BytesIO(saved(state))], number, 2)
     assert [values(one) for one in again] == [values(one) for one in ones]

@@ -46,7 +46,7 @@ def put_commit(store, contents=FILES, *, manifest=None, at=None):
     named = {**contents, layout.MANIFEST: data, layout.MARKER: marker}
     for name, content in named.items():
         store.put_if_absent(os.path.join(folder, name), io.BytesIO(content))
-    return catalog.read(catalog.unread(store, folder))
+    return catalog.read(catalog.unread_entry(store, folder))
 
 
 def put_hostile(store, entries):

@@ -19,7 +19,7 @@ from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_writer, reader  # noqa: E402
 from tfpreempt.checkpoint.tensors.reader import assigning_directly  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import local_parts, walk  # noqa: E402
-from tfpreempt.core import seams  # noqa: E402
+from tfpreempt.core import private_api  # noqa: E402
 
 PLAIN = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
@@ -156,14 +156,14 @@ def values(checkpoint):
 def by_tensorflow(monkeypatch):
     """The objects that TensorFlow restores by its own steps."""
     found = []
-    convert = seams.saveable_object_util.SaveableCompatibilityConverter
+    convert = private_api.saveable_object_util.SaveableCompatibilityConverter
 
     def count(obj, saveables):
         found.append(obj)
         return convert(obj, saveables)
 
     monkeypatch.setattr(
-        seams.saveable_object_util, "SaveableCompatibilityConverter", count
+        private_api.saveable_object_util, "SaveableCompatibilityConverter", count
     )
     return found
 
@@ -286,7 +286,7 @@ def test_slots_of_an_old_optimizer_are_not_assigned_ahead_of_a_damaged_tensor(
         return tracked(a=first, w=weights, optimizer=optimizer, z=deep)
 
     prefix = make(1.0, True).write(str(tmp_path / "ckpt"))
-    inner = seams.io_ops.restore_v2
+    inner = private_api.io_ops.restore_v2
 
     def fail_on_last(*args, **kwargs):
         names = kwargs["tensor_names"] if "tensor_names" in kwargs else args[1]
@@ -294,9 +294,9 @@ def test_slots_of_an_old_optimizer_are_not_assigned_ahead_of_a_damaged_tensor(
             raise tf.errors.DataLossError(None, None, "a bad sector")
         return inner(*args, **kwargs)
 
-    monkeypatch.setattr(seams.io_ops, "restore_v2", fail_on_last)
+    monkeypatch.setattr(private_api.io_ops, "restore_v2", fail_on_last)
     restored = make(2.0, False)
-    with pytest.raises(errors.CheckpointDamagedError, match="a bad sector"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="a bad sector"):
         reader.restore(restored, prefix, None, True)
     assert float(restored.a) == 2.0
     assert restored.w.numpy().tolist() == [2.0] * 10
@@ -307,15 +307,15 @@ def test_nothing_is_assigned_if_another_object_cannot_be_read(tmp_path, monkeypa
     plain, sharded = tf.Variable([1.0]), in_shards(1)
     prefix = tracked(a=plain, b=sharded).write(str(tmp_path / "ckpt"))
     plain.assign([2.0])
-    inner = seams.io_ops.restore_v2
+    inner = private_api.io_ops.restore_v2
 
     def fail_on_slices(path, names, slices, *args, **kwargs):
         if any(slices):
             raise tf.errors.DataLossError(None, None, "a bad sector")
         return inner(path, names, slices, *args, **kwargs)
 
-    monkeypatch.setattr(seams.io_ops, "restore_v2", fail_on_slices)
-    with pytest.raises(errors.CheckpointDamagedError, match="a bad sector"):
+    monkeypatch.setattr(private_api.io_ops, "restore_v2", fail_on_slices)
+    with pytest.raises(errors.CheckpointCorruptedError, match="a bad sector"):
         reader.restore(tracked(a=plain, b=sharded), prefix, None, True)
     assert plain.numpy().tolist() == [2.0]
 

@@ -26,11 +26,11 @@ from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import flat_commit
-from tfpreempt.checkpoint.lease.directory_lease import LocalDisk
+from tfpreempt.checkpoint.lease.directory_lease import LocalLeaseFileSystem
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.checkpoint.state.state import StateRegistry, read_state
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 
@@ -82,7 +82,7 @@ def test_a_link_that_leads_nobody_knows_where_is_in_no_listings_way(
     (tmp_path / "elsewhere").symlink_to("/somewhere")
     (tmp_path / "object").touch()
     failing(tmp_path / "elsewhere", "stat")
-    assert reading.tree(str(tmp_path)) == ["elsewhere", "object"]
+    assert file_reading.tree(str(tmp_path)) == ["elsewhere", "object"]
 
 
 def test_an_index_that_cannot_be_looked_at_hides_no_commit(
@@ -115,7 +115,7 @@ def test_nor_is_it_said_to_be_gone_already(tmp_path: Path, failing: Failing) -> 
     saver = open_directory(tmp_path, OwnContents())
     save(saver, 1)
     (tmp_path / "1" / "COMMITTED").write_bytes(b"what nobody can read")
-    with pytest.raises(errors.CheckpointDamagedError, match="nothing was deleted"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="nothing was deleted"):
         saver.delete(Checkpoint(str(tmp_path / "1")))
     failing(tmp_path, "listdir")
     with pytest.raises(errors.SaveError, match="use another disk"):
@@ -150,7 +150,7 @@ def test_no_data_file_is_left_out_of_a_flat_commit(
         flat_commit.payload_files(str(tmp_path / "ckpt-1"))
 
 
-class Forgetful(LocalDisk):
+class Forgetful(LocalLeaseFileSystem):
     """NFS: the file is gone, it says, and is there again."""
 
     def __init__(self) -> None:

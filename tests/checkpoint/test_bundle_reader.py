@@ -34,8 +34,8 @@ from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer  # noqa: E402
 from tfpreempt.checkpoint.tensors.bundle_reader import reading_in_threads  # noqa: E402
 from tfpreempt.checkpoint.tensors.bundle_writer import data_file  # noqa: E402
-from tfpreempt.core import seams  # noqa: E402
-from tfpreempt.storage import reading  # noqa: E402
+from tfpreempt.core import private_api  # noqa: E402
+from tfpreempt.storage import file_reading  # noqa: E402
 
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 WHOLE = (tf.int8, tf.int16, tf.int32, tf.int64)
@@ -47,13 +47,13 @@ READ_BY_THREADS = {*FLOATS, *WHOLE, *NATURAL, tf.complex64, tf.complex128}
 def asked(monkeypatch):
     """The keys that TensorFlow was asked for; all that is dense is ours to read."""
     names = []
-    inner = seams.io_ops.restore_v2
+    inner = private_api.io_ops.restore_v2
 
     def restore_v2(prefix, tensor_names, *args, **kwargs):
         names.extend(tensor_names)
         return inner(prefix, tensor_names, *args, **kwargs)
 
-    monkeypatch.setattr(seams.io_ops, "restore_v2", restore_v2)
+    monkeypatch.setattr(private_api.io_ops, "restore_v2", restore_v2)
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "THREADS", 2)
@@ -209,7 +209,9 @@ def test_a_restore_of_another_threads_is_read_as_ever(tmp_path, asked):
     tf.train.Checkpoint(v=tf.Variable([1.0])).write(prefix)
     key = "v/.ATTRIBUTES/VARIABLE_VALUE"
     with reading_in_threads(prefix), ThreadPoolExecutor() as threads:
-        ask = threads.submit(seams.io_ops.restore_v2, prefix, [key], [""], [tf.float32])
+        ask = threads.submit(
+            private_api.io_ops.restore_v2, prefix, [key], [""], [tf.float32]
+        )
         assert ask.result()[0].numpy().tolist() == [1.0]
     assert asked == [key]
 
@@ -266,7 +268,7 @@ def written(tmp_path, asked):
 
 
 def assert_nothing_is_assigned(checkpoint, prefix, match):
-    with pytest.raises(errors.CheckpointDamagedError, match=match):
+    with pytest.raises(errors.CheckpointCorruptedError, match=match):
         restore(checkpoint, prefix)
     for variable in checkpoint.variables:
         assert set(variable.numpy()) == {-1.0}
@@ -335,14 +337,14 @@ def run(tmp_path, asked):
 @pytest.fixture
 def opened(monkeypatch):
     """The data files that were opened, in the order of the reads."""
-    paths, inner = [], reading.open_file
+    paths, inner = [], file_reading.open_file
 
     def open_file(path, **kwargs):
         if ".data-" in path:
             paths.append(os.path.basename(path))
         return inner(path, **kwargs)
 
-    monkeypatch.setattr(reading, "open_file", open_file)
+    monkeypatch.setattr(file_reading, "open_file", open_file)
     return paths
 
 
@@ -418,7 +420,7 @@ def test_tensors_that_were_read_are_freed(run, monkeypatch, end):
     elif end == "damage":
         damage(os.path.join(newest.path, "MANIFEST.json"))
         damage(os.path.join(newest.path, "ckpt.data-00000-of-00003"))
-        with pytest.raises(errors.CheckpointDamagedError):
+        with pytest.raises(errors.CheckpointCorruptedError):
             run.directory.check(newest)
     else:
         run.directory.contents.free_read_ahead()

@@ -23,15 +23,15 @@ from tests.fakes.storage import (  # noqa: E402
     damage,
 )
 from tfpreempt import errors  # noqa: E402
-from tfpreempt.checkpoint.directory.commit import Permit  # noqa: E402
+from tfpreempt.checkpoint.directory.commit import CancellationToken  # noqa: E402
 from tfpreempt.checkpoint.state import bundle  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
-from tfpreempt.core import seams  # noqa: E402
+from tfpreempt.core import private_api  # noqa: E402
 from tfpreempt.storage import checksum  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
 
 
-class Holder(seams.trackable_base.Trackable):
+class Holder(private_api.trackable_base.Trackable):
     """Saves tensors as they are, whatever their kind."""
 
     def __init__(self, tensors):
@@ -166,7 +166,7 @@ def test_thousands_of_small_variables(tmp_path):
 def test_what_is_not_dense_is_left_to_tensorflow(tmp_path):
     """Strings, variants, slices, variables without a value, and what is quantized."""
     sliced = {"whole": {"4 0,2": tf.constant([1, 2]), "4 2,2": tf.constant([3, 4])}}
-    without_value = seams.saveable_object.SaveSpec(
+    without_value = private_api.saveable_object.SaveSpec(
         lambda: None, "", "name", tf.float32, tf.zeros([]).device
     )
     checkpoint = tf.train.Checkpoint(
@@ -187,7 +187,7 @@ def test_what_is_not_dense_is_left_to_tensorflow(tmp_path):
 
 def test_what_lies_on_another_machine_is_left_to_tensorflow(tmp_path, monkeypatch):
     """A machine's name may begin as another's does: `.../task:1` and `.../task:10`."""
-    context = seams.eager_context.Context
+    context = private_api.eager_context.Context
     for here in ("/job:worker/replica:0/task:0", "/job:localhost/replica:0/task:"):
         monkeypatch.setattr(context, "host_address_space", lambda self, here=here: here)
         checkpoint = tf.train.Checkpoint(plain=tf.Variable([1.0, 2.0]))
@@ -298,7 +298,7 @@ def entries_of(path):
     found = {}
     for key, value in bundle.entries(path.read_bytes()):
         if key:
-            entry = seams.tensor_bundle.BundleEntryProto.FromString(value)
+            entry = private_api.tensor_bundle.BundleEntryProto.FromString(value)
             entry.shard_id = entry.offset = 0
             found[key] = str(entry)
     return found
@@ -387,7 +387,7 @@ def test_what_is_captured_for_an_asynchronous_save_is_never_torn(tmp_path, every
     job.checkpoint.other = tf.Variable(tf.fill([1 << 23], 3.0))  # copied in pieces
     job.weight.assign([7.0, 7.5])
     shared = np.asarray(job.checkpoint.other.read_value())
-    captured = capture_part(job.saver, 7, "run-7", Permit())
+    captured = capture_part(job.saver, 7, "run-7", CancellationToken())
     assert captured.tensors
     assert job.saver.newest() is None
     job.weight.assign([0.0, 0.0])
@@ -452,7 +452,7 @@ def test_copies_use_the_memory_of_copies_of_the_same_size(at_once, monkeypatch):
 def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
     job = Job(tmp_path)
     job.weight.assign([5.0, 5.5])
-    captured = capture_part(job.saver, 5, "run-5", Permit())
+    captured = capture_part(job.saver, 5, "run-5", CancellationToken())
 
     def finish():
         captured.write()
@@ -466,7 +466,7 @@ def test_what_is_captured_is_written_by_another_thread(tmp_path, everything):
 
 def test_what_is_captured_and_given_up_leaves_nothing(tmp_path, everything):
     job = Job(tmp_path)
-    capture_part(job.saver, 5, "run-5", Permit()).discard()
+    capture_part(job.saver, 5, "run-5", CancellationToken()).discard()
     assert os.listdir(tmp_path) == [".tfpreempt-directory"]
 
 

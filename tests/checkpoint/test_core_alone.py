@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfpreempt.checkpoint.state.random_state import RandomState
+from tfpreempt.checkpoint.state.random_state import GlobalRngState
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core import frameworks
 from tfpreempt.states import JsonState
@@ -29,13 +29,13 @@ def _no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def saved() -> dict[str, Any]:
     file = io.BytesIO()
-    RandomState().save(file)
+    GlobalRngState().save(file)
     record: dict[str, Any] = json.loads(file.getvalue())
     return record
 
 
 def load(record: dict[str, Any]) -> None:
-    RandomState().load(io.BytesIO(json.dumps(record).encode()))
+    GlobalRngState().load(io.BytesIO(json.dumps(record).encode()))
 
 
 def draw() -> list[float]:

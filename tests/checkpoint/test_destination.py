@@ -36,7 +36,9 @@ def test_hostile_manifests_are_refused_before_anything_is_written(
 ):
     put_hostile(store, entries)
     with pytest.raises(errors.CheckpointError, match=says):
-        download.download(catalog.read(catalog.unread(store)), str(tmp_path / "out"))
+        download.download(
+            catalog.read(catalog.unread_entry(store)), str(tmp_path / "out")
+        )
     assert os.listdir(tmp_path) == []
 
 
@@ -53,8 +55,8 @@ UNREADABLE = {
 @pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
 def test_hostile_manifests_are_damage(store, entries):
     put_hostile(store, entries)
-    found = catalog.read(catalog.unread(store))
-    assert found.condition is catalog.Condition.DAMAGED
+    found = catalog.read(catalog.unread_entry(store))
+    assert found.condition is catalog.CommitStatus.DAMAGED
     assert found.manifest is None
 
 

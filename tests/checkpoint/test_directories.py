@@ -15,35 +15,35 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.lease.directory_lease import is_leased_by
 from tfpreempt.checkpoint.mirror.store_selection import choose_places
-from tfpreempt.storage import failure
+from tfpreempt.storage import os_errors
 from tfpreempt.storage.files import LocalFiles
 
 
 @pytest.mark.parametrize("given_directory", [None, ""])
 def test_no_directory(given_directory):
     with pytest.raises(errors.ConfigurationError, match="needs a directory"):
-        failure.check_directory(given_directory)
+        os_errors.check_directory(given_directory)
 
 
 def test_a_directory_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.ConfigurationError, match="is a file"):
-        failure.check_directory(tmp_path / "file")
+        os_errors.check_directory(tmp_path / "file")
     with pytest.raises(errors.ConfigurationError, match="part of the path is a file"):
-        failure.check_directory(tmp_path / "file" / "below")
+        os_errors.check_directory(tmp_path / "file" / "below")
     with pytest.raises(errors.ConfigurationError, match="must be a path"):
-        failure.check_directory(3)
+        os_errors.check_directory(3)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     # Root may write anywhere, so the answer of access(2) is put in its place.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(errors.ConfigurationError, match="not writable"):
-        failure.check_directory(tmp_path)
+        os_errors.check_directory(tmp_path)
 
 
 def test_a_directory_is_made(tmp_path):
-    path = failure.check_directory(tmp_path / "a" / "b")
+    path = os_errors.check_directory(tmp_path / "a" / "b")
     assert os.path.isdir(path)
     assert os.path.isabs(path)
 
@@ -56,7 +56,7 @@ def test_the_name_of_a_directory_lasts(tmp_path, synced, made_before):
     """
     names = [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     names[made_before].mkdir(parents=True, exist_ok=True)
-    failure.check_directory(tmp_path / "a" / "b")
+    os_errors.check_directory(tmp_path / "a" / "b")
     assert set(synced) >= set(names[:2])
     assert {each.stat().st_dev for each in synced} == {tmp_path.stat().st_dev}
 
@@ -102,7 +102,7 @@ DAMAGED = [pathlib.Path("gs://bucket/run"), "gs:/bucket/run", "/work/gs://bucket
 def test_a_damaged_url_is_no_local_directory(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(errors.ConfigurationError, match="pathlib") as got:
-        failure.check_directory(url)
+        os_errors.check_directory(url)
     assert repr(str(url)) in str(got.value)
     assert os.listdir(tmp_path) == []
 
@@ -121,18 +121,18 @@ def test_a_url_that_cannot_be_a_directory(url, says):
     with pytest.raises(errors.ConfigurationError, match=re.escape(says)):
         choose_places(None, url)
     with pytest.raises(errors.ConfigurationError, match="is a URL"):
-        failure.check_directory(url)
+        os_errors.check_directory(url)
 
 
 def test_bytes_are_no_path():
     with pytest.raises(errors.ConfigurationError, match=r"str or os\.PathLike"):
-        failure.check_directory(b"/tmp/run")
+        os_errors.check_directory(b"/tmp/run")
 
 
 @pytest.mark.parametrize("name", ["x\udcffy", "x\0y"])
 def test_a_path_that_is_no_valid_text(tmp_path, name):
     with pytest.raises(errors.ConfigurationError, match="no valid text"):
-        failure.check_directory(str(tmp_path / name))
+        os_errors.check_directory(str(tmp_path / name))
     assert os.listdir(tmp_path) == []
 
 
@@ -140,12 +140,12 @@ def test_a_path_that_is_no_valid_text(tmp_path, name):
 def test_a_path_where_tensorflow_would_find_nothing_again(tmp_path, character):
     directory = str(tmp_path / f"a{character}b")
     with pytest.raises(errors.ConfigurationError, match="part of a pattern") as caught:
-        failure.check_directory(directory, name=layout.PAYLOAD)
+        os_errors.check_directory(directory, name=layout.PAYLOAD)
     assert repr(character) in str(caught.value)
     assert os.listdir(tmp_path) == []
-    assert failure.check_directory(directory) == directory  # for States alone
+    assert os_errors.check_directory(directory) == directory  # for States alone
     with pytest.raises(errors.ConfigurationError, match="part of a pattern"):
-        failure.check_directory(tmp_path, name=f"ckpt{character}")
+        os_errors.check_directory(tmp_path, name=f"ckpt{character}")
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_a_path_where_tensorflow_would_find_nothing_again(tmp_path, character):
 def test_what_is_used_up_is_told_apart(number, says):
     """TensorFlow calls all of these RESOURCE_EXHAUSTED; its words are the system's."""
     said = os.strerror(number)
-    assert says in failure.advice_on(f"/run/5/ckpt; {said} [Op:SaveV2]")
+    assert says in os_errors.advice_on(f"/run/5/ckpt; {said} [Op:SaveV2]")
     with (
         pytest.raises(errors.SaveError, match=says),
-        failure.translated("save", "/run"),
+        os_errors.translated("save", "/run"),
     ):
         raise OSError(number, said)
-    assert failure.advice_on("OOM when allocating tensor") is None
+    assert os_errors.advice_on("OOM when allocating tensor") is None
 
 
 def test_a_home_directory_that_no_shell_has_written_out_is_refused(
@@ -175,9 +175,9 @@ def test_a_home_directory_that_no_shell_has_written_out_is_refused(
     """It would lie here, under that very name, one `rm -rf ~` away from the other."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(errors.ConfigurationError, match="expanduser"):
-        failure.check_directory("~/run")
+        os_errors.check_directory("~/run")
     assert list(tmp_path.iterdir()) == []
-    assert failure.check_directory("./~") == str(tmp_path / "~")
+    assert os_errors.check_directory("./~") == str(tmp_path / "~")
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -193,7 +193,7 @@ def test_a_file_system_that_cannot_sync_directories_above_is_no_matter(
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
 
     monkeypatch.setattr(LocalFiles, "sync_dir", refuse)
-    assert failure.check_directory(str(directory)) == str(directory)
+    assert os_errors.check_directory(str(directory)) == str(directory)
 
 
 def test_nor_is_a_sick_one_above_a_directory_that_was_there(tmp_path, monkeypatch):
@@ -201,6 +201,6 @@ def test_nor_is_a_sick_one_above_a_directory_that_was_there(tmp_path, monkeypatc
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     monkeypatch.setattr(LocalFiles, "sync_dir", fail)
-    assert failure.check_directory(str(tmp_path)) == str(tmp_path)
+    assert os_errors.check_directory(str(tmp_path)) == str(tmp_path)
     with pytest.raises(errors.ConfigurationError, match="use another disk"):
-        failure.check_directory(str(tmp_path / "new"))
+        os_errors.check_directory(str(tmp_path / "new"))

@@ -117,7 +117,9 @@ def test_a_bad_answer_is_asked_for_once_more(tmp_path, name, lie):
 @pytest.mark.parametrize("name", ["big", "small"])
 def test_a_damaged_object_is_named(tmp_path, name, lie):
     store = Lying(f"/{name}", 1000, lie)
-    with pytest.raises(errors.CheckpointDamagedError, match=f"{name} .* the manifest"):
+    with pytest.raises(
+        errors.CheckpointCorruptedError, match=f"{name} .* the manifest"
+    ):
         download.download(put_commit(store, LARGE), str(tmp_path))
     assert not (tmp_path / layout.MANIFEST).exists()
 
@@ -126,14 +128,14 @@ def test_a_damaged_object_is_named(tmp_path, name, lie):
 def test_a_missing_object_is_named(store, tmp_path, name):
     commit = put_commit(store, LARGE)
     store.delete(f"{commit.name}/{name}")
-    with pytest.raises(errors.CheckpointDamagedError, match=f"{name} is missing"):
+    with pytest.raises(errors.CheckpointCorruptedError, match=f"{name} is missing"):
         download.download(commit, str(tmp_path))
 
 
 def test_an_object_of_another_size_is_refused_before_it_is_fetched(store, tmp_path):
     commit = put_commit(store, LARGE)
     store.replace(f"{commit.name}/big", b"x" * 50_000)
-    with pytest.raises(errors.CheckpointDamagedError, match="big has 50000 bytes"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="big has 50000 bytes"):
         download.download(commit, str(tmp_path), threads=1)
     assert f"{commit.name}/big" not in gets(store)
 

@@ -113,7 +113,7 @@ def test_a_dtype_that_is_none_is_damage(dtype):
     """NumPy reads what has a comma as Python, and raises Python's errors."""
     damaged = {"array": "", "dtype": dtype, "shape": [0]}
     with (
-        pytest.raises(errors.CheckpointDamagedError, match="the State"),
+        pytest.raises(errors.CheckpointCorruptedError, match="the State"),
         readable("the State"),
     ):
         decode(damaged)
@@ -126,7 +126,7 @@ def test_parts(parts, cut):
     write_parts(file, {"n": len(parts)}, parts)
     data = file.getvalue()
     assert read_parts(io.BytesIO(data)) == ({"n": len(parts)}, parts)
-    with pytest.raises(errors.CheckpointDamagedError):
+    with pytest.raises(errors.CheckpointCorruptedError):
         read_parts(io.BytesIO(data[: cut % len(data)]))
 
 

@@ -20,7 +20,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.mirror import import_commit, upload
 from tfpreempt.checkpoint.restore import restore
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.open_store import open_store
 from tfpreempt.testing.clock import FakeClock
 
 
@@ -101,7 +101,7 @@ def test_a_copy_that_cannot_be_read_now_is_not_passed_over(
     broken(tmp_path / "mirror" / copy / name, number)
     with pytest.raises(errors.CheckpointError, match=os.strerror(number)) as caught:
         start(tmp_path / "b", store)
-    assert not isinstance(caught.value, errors.CheckpointDamagedError)
+    assert not isinstance(caught.value, errors.CheckpointCorruptedError)
     if name != "ckpt.index":
         with pytest.raises(errors.CheckpointError, match=os.strerror(number)):
             import_commit.find(store, entry.token)

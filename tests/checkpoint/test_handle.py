@@ -22,7 +22,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import cache, catalog, file_locks, layout, retention
 from tfpreempt.checkpoint.mirror import download_target, resolve
 from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
 
@@ -305,7 +305,7 @@ def test_a_commit_with_metadata_is_deleted_whole(own, large_bytes, monkeypatch):
     monkeypatch.setattr(retention, "_LARGE_BYTES", large_bytes)
     own.set_metadata({"a": 1})
     pathlib.Path(own.path, ".tfpreempt-put-0123").touch()  # its writer was killed
-    retention.delete(LocalFiles(), catalog.at(own.path))
+    retention.delete(LocalFiles(), catalog.read_at(own.path))
     assert not os.path.exists(own.path)
 
 
@@ -314,8 +314,8 @@ def test_a_commit_is_deleted_where_no_thread_can_start(own, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(retention, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(OwnedThread, "start", refuse)
-    retention.delete(LocalFiles(), catalog.at(own.path))
+    monkeypatch.setattr(ManagedThread, "start", refuse)
+    retention.delete(LocalFiles(), catalog.read_at(own.path))
     assert not os.path.exists(own.path)
 
 
@@ -327,11 +327,11 @@ def test_a_large_file_that_cannot_be_removed_stays_with_its_manifest(own, monkey
             super().remove(path)
 
     monkeypatch.setattr(retention, "_LARGE_BYTES", 0)
-    entry = catalog.at(own.path)
+    entry = catalog.read_at(own.path)
     with pytest.raises(OSError, match="Input/output"):
         retention.delete(Stubborn(), entry)
-    assert retention.is_uncommitted(catalog.at(own.path))
-    retention.delete(LocalFiles(), catalog.at(own.path))
+    assert retention.is_uncommitted(catalog.read_at(own.path))
+    retention.delete(LocalFiles(), catalog.read_at(own.path))
     assert not os.path.exists(own.path)
 
 
@@ -344,7 +344,7 @@ def test_metadata_that_json_cannot_hold(own, bad):
 @pytest.mark.parametrize("bad", [b"", b"[]", b"\xff", b"{}" + b" " * (5 << 20)])
 def test_damaged_metadata(remote, store, bad):
     store.replace(f"{remote.path}/{layout.METADATA}", bad)
-    with pytest.raises(errors.CheckpointDamagedError, match="no JSON object"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="no JSON object"):
         remote.get_metadata()
 
 
@@ -364,7 +364,7 @@ def test_damage_is_found_before_anything_is_restored(kind, request, store, tmp_p
     else:
         store.replace(f"{handle.path}/ckpt.index", b"indeX")
     for use in (handle.restore, lambda _: handle.to_directory(tmp_path / "copy")):
-        with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
+        with pytest.raises(errors.CheckpointCorruptedError, match=r"ckpt\.index"):
             use(Lazy())
     assert not (tmp_path / "copy" / layout.MARKER).exists()
 
@@ -473,7 +473,7 @@ LISTINGS = {
 
 @pytest.mark.parametrize(("names", "says"), LISTINGS.values(), ids=LISTINGS)
 def test_hostile_listings_are_refused_before_anything_is_written(tmp_path, names, says):
-    with pytest.raises(errors.CheckpointDamagedError, match=says):
+    with pytest.raises(errors.CheckpointCorruptedError, match=says):
         Checkpoint("", Hostile(names)).to_directory(tmp_path / "copy")
     assert os.listdir(tmp_path) == []
 

@@ -107,5 +107,5 @@ def test_a_parent_that_is_none_is_corrupt(tmp_path: Any, parent: object) -> None
     del record["parent"]  # as an earlier version wrote it
     assert from_json(json.dumps(record).encode(), "x").parent is None
     record["parent"] = parent
-    with pytest.raises(errors.CheckpointDamagedError, match="parent"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="parent"):
         from_json(json.dumps(record).encode(), "x")

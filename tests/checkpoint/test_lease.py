@@ -24,14 +24,14 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.lease.directory_lease import (
     PACE,
+    DirectoryLease,
     FencedFiles,
-    LeaseDirectory,
-    LocalDisk,
+    LocalLeaseFileSystem,
 )
 from tfpreempt.checkpoint.lease.lease import Lease, release_all
 from tfpreempt.checkpoint.lease.lease_record import (
-    Found,
-    Holder,
+    LeaseOwner,
+    ObservedLease,
     from_json,
     this_process,
 )
@@ -39,8 +39,8 @@ from tfpreempt.checkpoint.lease.lease_timeouts import (
     GRACE,
     LONGEST_GRACE,
     MARGIN,
-    Patience,
-    Renewal,
+    LeaseWait,
+    RenewalIntervals,
 )
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.core import contained
@@ -58,13 +58,13 @@ class Other:
 
     def __init__(self, directory, **more):
         self.holder = dataclasses.replace(ELSEWHERE, token="theirs", **more)
-        self.place = LeaseDirectory(str(directory))
+        self.place = DirectoryLease(str(directory))
         self.beats = 0
         assert self.place.take(self.holder)
 
     def beat(self):
         self.beats += 1
-        self.place.beat("theirs", self.beats)
+        self.place.renew("theirs", self.beats)
 
     def leave(self):
         self.place.end("theirs")
@@ -92,7 +92,7 @@ def acquired(directory, pause=None, **more):
 
 
 def is_free(directory):
-    return LeaseDirectory(str(directory)).look() is None
+    return DirectoryLease(str(directory)).read_owner() is None
 
 
 # --- the quiet path ------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_living_holder_is_named_when_its_time_to_leave_is_over(
     other = Other(tmp_path, grace_seconds=grace)
     before = sorted(tmp_path.rglob("*"))
     pause = Waiting(lambda waited: other.beat())
-    with pytest.raises(errors.DirectoryInUseError) as caught:
+    with pytest.raises(errors.DirectoryLockedError) as caught:
         acquired(tmp_path, pause)
     assert limit <= pause.waited < limit + 1
     for part in (str(tmp_path), "process 4711 on node-7", "since 20", "end it"):
@@ -308,22 +308,22 @@ def test_a_pause_of_who_waits_is_no_silence_of_the_holder(tmp_path):
     other = Other(tmp_path, grace_seconds=0.0)
     beats = iter(range(1000))
     pause = Waiting(lambda waited: next(beats) % 20 or other.beat(), takes=100.0)
-    with pytest.raises(errors.DirectoryInUseError):
+    with pytest.raises(errors.DirectoryLockedError):
         acquired(tmp_path, pause)
 
 
 def test_a_clock_that_stands_still_ends_the_wait_too(tmp_path):
     other = Other(tmp_path)
-    with pytest.raises(errors.DirectoryInUseError):
+    with pytest.raises(errors.DirectoryLockedError):
         acquired(tmp_path, Waiting(lambda waited: other.beat(), takes=0.0))
 
 
 def test_looks_that_take_long_count_as_long_as_they_take():
     """A slow store would be waited for many times its expiry, or the limit."""
-    patience = Patience(HERE, Renewal(renewal=15.0, expiry=60.0, poll=1.0))
-    other = Found(token="theirs", holder=ELSEWHERE, beat=b"1")
+    patience = LeaseWait(HERE, RenewalIntervals(renewal=15.0, expiry=60.0, poll=1.0))
+    other = ObservedLease(token="theirs", holder=ELSEWHERE, beat=b"1")
     looks = 0
-    while patience.why_over(other) is None:
+    while patience.expiry_reason(other) is None:
         looks += 1
         patience.passed(4.0)  # a pause of 1 s, and a look of 3 s
     assert looks == patience.waited / 4 == 15
@@ -337,7 +337,7 @@ def test_a_pause_is_measured_from_look_to_look(tmp_path, monkeypatch):
         if len(passed) == 2:
             other.leave()
 
-    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease.Patience.passed", note)
+    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease.LeaseWait.passed", note)
     monkeypatch.setattr(
         "tfpreempt.checkpoint.lease.lease.time.monotonic", clock.__next__
     )
@@ -372,7 +372,7 @@ def test_a_hostile_record_is_nobody(data):
 
 def test_a_record_is_read_as_it_was_written():
     assert from_json(HERE.to_json(), HERE.token) == HERE
-    assert isinstance(HERE, Holder)
+    assert isinstance(HERE, LeaseOwner)
 
 
 def test_what_a_start_left_that_was_killed_goes(tmp_path):
@@ -392,13 +392,13 @@ def test_what_else_lies_where_leases_do_is_no_lease(tmp_path):
     lease.check()
     lease.release()
     with pytest.raises(
-        errors.DirectoryInUseError, match="no lease lies where leases do"
+        errors.DirectoryLockedError, match="no lease lies where leases do"
     ):
         acquired(tmp_path)
     assert (tmp_path / layout.LEASE / "zzz").exists()
 
 
-class Stale(LocalDisk):
+class Stale(LocalLeaseFileSystem):
     """A client of NFS: another one has removed what this one looks at."""
 
     def names(self, path):
@@ -415,7 +415,7 @@ def test_what_another_client_of_nfs_removed_meanwhile_is_gone(tmp_path):
     lease.check()
 
 
-class Forgetful(LocalDisk):
+class Forgetful(LocalLeaseFileSystem):
     """A client of NFS that once does not find what a lease consists of."""
 
     def __init__(self, code):
@@ -439,7 +439,7 @@ def test_a_lease_that_is_not_found_for_a_moment_is_released(tmp_path, code):
     assert not (tmp_path / layout.LEASE).exists()
 
 
-class Foreign(LocalDisk):
+class Foreign(LocalLeaseFileSystem):
     """What another user wrote."""
 
     def remove(self, path):
@@ -452,7 +452,7 @@ def test_a_dead_holder_of_another_user_is_named(tmp_path):
         acquired(tmp_path, disk=Foreign())
 
 
-class Hanging(LocalDisk):
+class Hanging(LocalLeaseFileSystem):
     """A server that does not answer any more."""
 
     def __init__(self):
@@ -492,8 +492,8 @@ def test_an_interpreter_that_ends_and_starts_no_thread_lets_go_too(
 
 
 def steal(directory):
-    place = LeaseDirectory(str(directory))
-    place.end(place.look().token)
+    place = DirectoryLease(str(directory))
+    place.end(place.read_owner().token)
     assert place.take(dataclasses.replace(ELSEWHERE, token="thief"))
 
 
@@ -529,7 +529,7 @@ def test_who_lost_it_commits_nothing_whatever_was_staged(tmp_path):
         save(saver, 3)  # not even staged
     assert sorted(tmp_path.rglob("*")) == before
     lease.release()
-    assert LeaseDirectory(str(tmp_path)).has("thief")
+    assert DirectoryLease(str(tmp_path)).has("thief")
 
 
 def test_who_lost_it_deletes_no_commit(tmp_path):
@@ -560,7 +560,7 @@ def test_who_lost_it_amid_a_deletion_removes_no_file_of_the_next_run(tmp_path):
     )
     save(saver, 1)
     save(saver, 2)  # else TensorFlow's state file goes before the marker
-    manifest = catalog.at(str(tmp_path / "1")).manifest
+    manifest = catalog.read_at(str(tmp_path / "1")).manifest
     first = Checkpoint(str(tmp_path / "1"))
     files.is_frozen = True  # once it has removed the marker
     with pytest.raises(errors.LeaseLostError):
@@ -666,8 +666,8 @@ def test_who_wakes_after_a_takeover_writes_into_nobody_elses_file(tmp_path, name
                 self.frozen.publish(str(tmp_path / name), b"of who was frozen")
 
     frozen = acquired(tmp_path)
-    place = LeaseDirectory(str(tmp_path))
-    place.end(place.look().token)
+    place = DirectoryLease(str(tmp_path))
+    place.end(place.read_owner().token)
     files = Amid()
     files.frozen = FencedFiles(LocalFiles(), frozen)
     FencedFiles(files, acquired(tmp_path)).publish(str(tmp_path / name), b"new")
@@ -757,14 +757,14 @@ def test_a_directory_that_is_away_for_a_while_is_no_loss(tmp_path):
 
 
 def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
-    quick = Renewal(renewal=0.01, expiry=EXPIRY, poll=POLL)
+    quick = RenewalIntervals(renewal=0.01, expiry=EXPIRY, poll=POLL)
     monkeypatch.setattr("tfpreempt.checkpoint.lease.directory_lease.PACE", quick)
     lease, heard = acquired(tmp_path), []
     lost = threading.Event()
     lease.on_loss(lambda reason: (heard.append(reason), lost.set()))
-    place = LeaseDirectory(str(tmp_path))
-    first = place.look()
-    wait_until(lambda: place.look().beat not in (b"", first.beat), "a beat")
+    place = DirectoryLease(str(tmp_path))
+    first = place.read_owner()
+    wait_until(lambda: place.read_owner().beat not in (b"", first.beat), "a beat")
     steal(tmp_path)
     assert lost.wait(20)
     assert "is held by process 4711 on node-7" in heard[0]
@@ -774,7 +774,7 @@ def test_letting_go_amid_a_look_of_another_thread_is_no_loss(tmp_path, monkeypat
     lease, heard = acquired(tmp_path), []
     lease.on_loss(heard.append)
     with monkeypatch.context() as patch:
-        patch.setattr(LeaseDirectory, "has", lambda place, token: lease.release())
+        patch.setattr(DirectoryLease, "has", lambda place, token: lease.release())
         lease.check()
     lease.check()
     assert (heard, lease.token is None) == ([], False)
@@ -791,13 +791,13 @@ def test_a_loss_before_anybody_listens_is_told(tmp_path):
 
 def test_a_loss_while_the_start_still_tidies_is_told(tmp_path, monkeypatch):
     """On a slow disk that takes long, and the thread renews meanwhile."""
-    quick = Renewal(renewal=0.01, expiry=EXPIRY, poll=POLL)
+    quick = RenewalIntervals(renewal=0.01, expiry=EXPIRY, poll=POLL)
     monkeypatch.setattr("tfpreempt.checkpoint.lease.directory_lease.PACE", quick)
     lease, heard = Lease(pause=Waiting()), []
     lost = threading.Event()
     lease.on_loss(lambda reason: (heard.append(reason), lost.set()))
 
-    class Slow(LeaseDirectory):
+    class Slow(DirectoryLease):
         def sweep(self):
             steal(tmp_path)
             lost.wait(5)

@@ -13,11 +13,11 @@ from tests.checkpoint import lease_world
 from tests.checkpoint.lease_world import Disk, Process, World
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.lease.directory_lease import (
+    DirectoryLease,
     FencedFiles,
-    Found,
-    LeaseDirectory,
+    ObservedLease,
 )
-from tfpreempt.checkpoint.lease.lease import attempt
+from tfpreempt.checkpoint.lease.lease import try_acquire
 from tfpreempt.checkpoint.lease.lease_record import this_process
 
 HERE = this_process(30.0)
@@ -36,7 +36,7 @@ def silence():
 class Way:
     """The lease as its files see it."""
 
-    place: LeaseDirectory
+    place: DirectoryLease
     token: str
 
     def check(self):
@@ -44,14 +44,14 @@ class Way:
 
     @contextlib.contextmanager
     def moving(self):
-        yield self.place.way(self.token)
+        yield self.place.fenced_path(self.token)
 
 
 def program(
     disk: Disk,
     name: str,
     does: str,
-    kind: type[LeaseDirectory] = LeaseDirectory,
+    kind: type[DirectoryLease] = DirectoryLease,
     fenced: type[FencedFiles] = FencedFiles,
 ) -> str:
     """A process, by what it does one after the other.
@@ -75,13 +75,15 @@ def program(
     return "done"
 
 
-def start(disk: Disk, place: LeaseDirectory, name: str, how: str) -> bool:
-    def why_over(found: Found) -> str | None:
+def start(disk: Disk, place: DirectoryLease, name: str, how: str) -> bool:
+    def why_over(found: ObservedLease) -> str | None:
         is_over = found.holder is None or (how != "n" and disk.choose())
         return "over" if is_over else None
 
     here = dataclasses.replace(HERE, token=name)
-    return any(attempt(place, here, why_over) for _ in range(1 if how == "s" else 2))
+    return any(
+        try_acquire(place, here, why_over) for _ in range(1 if how == "s" else 2)
+    )
 
 
 def explore(*does: str, **rules: type) -> Result:
@@ -187,23 +189,23 @@ def is_free_for_who_takes_all_for_dead(nodes) -> bool:
     return world.processes[0].word == "done"
 
 
-class Renamed(LeaseDirectory):
+class Renamed(DirectoryLease):
     """Who is taken over can go on in what it has opened."""
 
     def end(self, token):
         self._disk.rename(f"/{layout.LEASE}/{token}", f"/over-{token}")
 
 
-class LookedAt(LeaseDirectory):
+class LookedAt(DirectoryLease):
     """A look, and then the act."""
 
-    def way(self, token):
+    def fenced_path(self, token):
         if not self.has(token):
             raise FileNotFoundError(token)
         return f"/moved-{token}"
 
 
-class MadeThere(LeaseDirectory):
+class MadeThere(DirectoryLease):
     """Not by one rename: two can make theirs beside each other's."""
 
     def take(self, holder):

@@ -156,7 +156,7 @@ def test_a_live_holder_in_another_time_namespace_is_not_dead(run):
     first = run()
     first.save()
     second = run(grace=0.5, margin=0.0, wrap=wrap)
-    assert second.save().startswith("DirectoryInUseError")
+    assert second.save().startswith("DirectoryLockedError")
     assert first.save().startswith("saved")
 
 
@@ -171,7 +171,7 @@ def test_a_start_needs_no_proc(run, options):
     first = run(wrap=unshared(*options))
     assert first.save().startswith("saved")
     second = run(grace=0.5, margin=0.0, wrap=unshared(*options))
-    assert second.save().startswith("DirectoryInUseError")
+    assert second.save().startswith("DirectoryLockedError")
 
 
 def test_a_frozen_one_that_wakes_after_a_takeover_commits_nothing(run, tmp_path):
@@ -199,7 +199,7 @@ def test_of_two_starts_one_is_refused_and_told_who_is_there(run, tmp_path):
         each.tell()
     said = [each.hear() for each in runs]
     words = [each.split()[0] for each in said]
-    assert sorted(words) == ["DirectoryInUseError", "saved"]
+    assert sorted(words) == ["DirectoryLockedError", "saved"]
     winner, loser = sorted(range(2), key=lambda i: words[i] != "saved")
     assert f"process {runs[winner].pid} on " in said[loser]
     assert "which still renews it after" in said[loser]
@@ -213,7 +213,7 @@ def test_a_state_alone_does_not_go_round_the_lease(run, tmp_path):
     first.save()
     second = run(grace=0.5, margin=0.0)
     said = second.save_one()
-    assert said.startswith("DirectoryInUseError")
+    assert said.startswith("DirectoryLockedError")
     assert f"process {first.pid} on " in said
     assert list(tmp_path.glob("ckpt/states/*")) == []
     assert first.save_one().startswith("saved")
@@ -224,11 +224,11 @@ def test_a_state_alone_takes_the_lease(run):
     first = run()
     assert first.save_one().startswith("saved")
     second = run(grace=0.5, margin=0.0)
-    assert second.save().startswith("DirectoryInUseError")
+    assert second.save().startswith("DirectoryLockedError")
     assert first.save_one().startswith("saved")
     assert first.save().startswith("saved")
     first.end()
-    assert second.save().startswith("DirectoryInUseError")  # its steps would be undone
+    assert second.save().startswith("DirectoryLockedError")  # its steps would be undone
 
 
 def test_a_frozen_one_that_wakes_after_a_takeover_saves_no_state(run, tmp_path):
@@ -260,5 +260,5 @@ def test_a_program_that_loaded_before_another_one_committed_is_refused(run, tmp_
     second = run()
     first.save()
     first.end()
-    assert second.save().startswith("DirectoryInUseError")
+    assert second.save().startswith("DirectoryLockedError")
     assert newest(tmp_path) == 2

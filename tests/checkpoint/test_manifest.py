@@ -46,7 +46,7 @@ def test_a_save_reads_each_manifest_once(tmp_path, monkeypatch):
     monkeypatch.setattr(json, "loads", lambda data: read.append(data) or loads(data))
     saver = open_directory(tmp_path, OwnContents())
     for step in (1, 2, 3):
-        assert catalog.at(save(saver, step).path).step == step
+        assert catalog.read_at(save(saver, step).path).step == step
     manifests = [data for data in read if b"crc32c" in data]
     assert len(manifests) == len(set(manifests)) == 3
 
@@ -80,10 +80,10 @@ HOSTILE_NAMES = [
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_names(name):
-    with pytest.raises(errors.CheckpointDamagedError, match=r"files\[1\].name"):
+    with pytest.raises(errors.CheckpointCorruptedError, match=r"files\[1\].name"):
         from_json(changed(["files", 1, "name"], name), "here")
     if name is not None:
-        with pytest.raises(errors.CheckpointDamagedError, match="prefix"):
+        with pytest.raises(errors.CheckpointCorruptedError, match="prefix"):
             from_json(changed(["prefix"], name), "here")
 
 
@@ -114,14 +114,14 @@ def test_hostile_names(name):
     ],
 )
 def test_impossible_fields(path, value):
-    with pytest.raises(errors.CheckpointDamagedError, match=str(path[0])):
+    with pytest.raises(errors.CheckpointCorruptedError, match=str(path[0])):
         from_json(changed(path, value), "here")
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_error_and_nothing_worse(data):
-    with pytest.raises(errors.CheckpointDamagedError):
+    with pytest.raises(errors.CheckpointCorruptedError):
         from_json(data, "here")
 
 
@@ -132,10 +132,10 @@ def test_one_flipped_bit_is_an_error_or_another_manifest(position, bit):
     data[position % len(data)] ^= 1 << bit
     try:
         from_json(bytes(data), "here")
-    except errors.CheckpointDamagedError:
+    except errors.CheckpointCorruptedError:
         pass  # the marker's checksum finds the others
 
 
 def test_deep_nesting_is_an_error():
-    with pytest.raises(errors.CheckpointDamagedError):
+    with pytest.raises(errors.CheckpointCorruptedError):
         from_json(b"[" * 100_000, "here")

@@ -23,8 +23,8 @@ from tests.checkpoint.uploads import (
 )
 from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
-from tfpreempt.checkpoint.mirror import status as mirror_status
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror import mirror_status as mirror_status
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 
 
@@ -45,8 +45,12 @@ def test_it_copies_keeps_order_and_points(tmp_path, store, make_mirror):
         f'model_checkpoint_path: "{folders(store)[0]}/ckpt"'.encode()
     )
     status = mirror.status
-    assert (status.newest, status.mirrored, status.is_complete) == (7, 7, True)
-    assert (status.pending, status.fault, status.faults) == (0, None, 0)
+    assert (status.latest_step, status.mirrored_step, status.is_complete) == (
+        7,
+        7,
+        True,
+    )
+    assert (status.pending, status.last_error, status.error_count) == (0, None, 0)
 
 
 class NoStateFile(FaultyObjectStore):
@@ -80,7 +84,11 @@ def test_a_commit_is_mirrored_without_the_state_file(
         assert mirror.wait(PATIENCE)
         assert mirror.finish(PATIENCE)
     status = mirror.status
-    assert (status.mirrored, status.is_complete, status.faults) == (6, True, 0)
+    assert (status.mirrored_step, status.is_complete, status.error_count) == (
+        6,
+        True,
+        0,
+    )
     assert len(folders(store)) == 2  # the state file named neither
     assert caplog.text.count("cannot be written, and the write is retried") == 1
     store.is_open = True
@@ -123,7 +131,9 @@ def test_a_process_that_lost_the_lease_writes_no_state_file(tmp_path, make_mirro
 
     store = Lost()
     mirror = make_mirror(store, lease=lease)
-    mirror._place = types.SimpleNamespace(announce=lambda token, folder: None)
+    mirror._place = types.SimpleNamespace(
+        record_pending_marker=lambda token, folder: None
+    )
     mirror.add(commit(tmp_path, 5))
     assert mirror.wait(PATIENCE)
     assert len(folders(store)) == 1
@@ -186,28 +196,28 @@ def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     assert "503" in told[0].error
     assert [r.message for r in caplog.records if "training goes on" in r.message]
     assert any("works again" in r.message for r in caplog.records)
-    assert mirror.status.faults == 2
-    assert mirror.status.fault is None
+    assert mirror.status.error_count == 2
+    assert mirror.status.last_error is None
 
 
 @pytest.mark.slow  # waits in real time
 def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, caplog):
-    fault = errors.CheckpointDamagedError("crc32c differs on the way")
+    fault = errors.CheckpointCorruptedError("crc32c differs on the way")
     mirror = make_mirror(FaultyObjectStore({1: fault}))
     mirror.add(commit(tmp_path, 5))
     assert mirror.finish(PATIENCE)  # which shortens the pauses
-    assert (mirror.status.faults, mirror.status.dropped) == (1, 0)
+    assert (mirror.status.error_count, mirror.status.skipped) == (1, 0)
     newer = commit(tmp_path, 6)
     damage(os.path.join(newer.path, "ckpt.index"))
     mirror.add(newer)
     assert not mirror.wait(PATIENCE)
-    assert mirror.status.dropped == 1
+    assert mirror.status.skipped == 1
     assert "is given up for this commit" in caplog.text
 
 
 def test_a_manifest_that_once_arrives_changed_is_read_again(tmp_path):
     """Its commit was passed over for an older one."""
-    fault = errors.CheckpointDamagedError("arrived with another crc32c")
+    fault = errors.CheckpointCorruptedError("arrived with another crc32c")
     store = FaultyObjectStore()
     uploaded(store, commit(tmp_path, 5))
     asked = len(store.operations)
@@ -234,7 +244,7 @@ def test_the_end_does_not_wait_for_a_pause_to_be_over(
     store = FaultyObjectStore({0: errors.SaveError("503")})
     mirror = make_mirror(store)
     mirror.add(commit(tmp_path, 5))
-    while not mirror.status.faults:
+    while not mirror.status.error_count:
         threading.Event().wait(0.01)
     assert mirror.wait()
     assert folders(store) != []
@@ -283,7 +293,7 @@ def test_a_commit_that_retention_took_is_dropped(tmp_path, store, make_mirror):
     gate.open.set()
     assert mirror.wait(PATIENCE)
     assert [name.split(".")[0] for name in folders(store)] == ["7", "5"]
-    assert mirror.status.dropped == 1
+    assert mirror.status.skipped == 1
 
 
 def test_older_commits_give_way_if_the_disk_has_no_room(

@@ -11,8 +11,8 @@ import pytest
 
 from tests.checkpoint.uploads import PATIENCE, Gate, commit, folders, uploaded
 from tests.fakes.storage import FaultyObjectStore, damage
-from tfpreempt.checkpoint.mirror.retention import Retention
-from tfpreempt.checkpoint.mirror.status import Tries
+from tfpreempt.checkpoint.mirror.mirror_retention import Retention
+from tfpreempt.checkpoint.mirror.mirror_status import RetryState
 from tfpreempt.testing.clock import FakeClock
 
 
@@ -45,10 +45,10 @@ def test_who_was_hurried_goes_on_with_the_backlog(tmp_path, store, make_mirror):
     assert gate.entered.acquire(timeout=PATIENCE)
     for step in (6, 7):
         mirror.add(commit(tmp_path, step))
-    mirror.hurry()
+    mirror.shorten_waits()
     gate.open.set()
     assert mirror.finish(PATIENCE)
-    mirror.hurry()
+    mirror.shorten_waits()
     end = time.monotonic() + PATIENCE
     while mirror.status.pending and time.monotonic() < end:
         threading.Event().wait(0.01)
@@ -77,27 +77,27 @@ def test_a_deleted_commit_leaves_the_older_one_to_be_copied(
     mirror.add(new)
     mirror.forget(new.path)
     status = mirror.status
-    assert (status.newest, status.is_complete) == (5, False)
+    assert (status.latest_step, status.is_complete) == (5, False)
     gate.open.set()
     assert mirror.finish(PATIENCE)
     assert [name.split(".")[0] for name in folders(store)] == ["5"]
     mirror.forget(old.path)
-    assert (mirror.status.newest, mirror.status.is_complete) == (None, True)
+    assert (mirror.status.latest_step, mirror.status.is_complete) == (None, True)
 
 
 def test_another_commit_gets_on_although_the_last_one_got_further(
     tmp_path,
 ):
     clock = FakeClock()
-    tries = Tries(clock)
+    tries = RetryState(clock)
     tries.sent(commit(tmp_path, 5), 1 << 40)
     other = commit(tmp_path, 6)
-    before = tries.gives_up_at
+    before = tries.stall_deadline
     clock.advance(1.0)
     tries.sent(other, 1)
-    assert tries.gives_up_at == before + 1.0
+    assert tries.stall_deadline == before + 1.0
     tries.sent(other, 1)
-    assert tries.gives_up_at == before + 1.0
+    assert tries.stall_deadline == before + 1.0
 
 
 @pytest.mark.parametrize("is_told_first", [True, False])
@@ -108,7 +108,7 @@ def test_the_newest_makes_its_way_before_anybody_waits_for_it(
     mirror = make_mirror(gate)
     mirror.add(commit(tmp_path, 5))
     assert gate.entered.acquire(timeout=PATIENCE)
-    for tell in (lambda: mirror.add(commit(tmp_path, 6)), mirror.hurry)[
+    for tell in (lambda: mirror.add(commit(tmp_path, 6)), mirror.shorten_waits)[
         :: -1 if is_told_first else 1
     ]:
         tell()
@@ -145,7 +145,7 @@ def test_a_commit_that_ranks_below_what_the_store_has_is_not_copied(
     mirror = make_mirror()
     mirror.add(entry)
     assert not mirror.wait(PATIENCE)
-    assert mirror.status.dropped == 1
+    assert mirror.status.skipped == 1
     assert "the next commit ranks above them" in caplog.text
     assert mirror.highest_sequence == 3  # what the next one is made to rank above
     assert [name.split(".")[0] for name in folders(store)] == ["70", "60", "50"]

@@ -18,7 +18,7 @@ from tfpreempt.checkpoint.restore.save import Save  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_writer, gather  # noqa: E402
 from tfpreempt.checkpoint.tensors.iterator_state import keep_seeds  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach  # noqa: E402
-from tfpreempt.core import seams  # noqa: E402
+from tfpreempt.core import private_api  # noqa: E402
 from tfpreempt.storage.files import LocalFiles  # noqa: E402
 
 
@@ -263,7 +263,7 @@ def test_an_object_that_has_nothing_to_save_at_first(tmp_path):
     saves.save()
 
 
-class Shifted(seams.trackable_base.Trackable):
+class Shifted(private_api.trackable_base.Trackable):
     """Saves another value than that of the variable that it holds."""
 
     def __init__(self, attribute):
@@ -365,7 +365,7 @@ def test_slots_of_an_old_optimizer_that_are_made_later(tmp_path):
 
 
 def test_a_variable_without_a_value(tmp_path):
-    make = seams.resource_variable_ops.UninitializedVariable
+    make = private_api.resource_variable_ops.UninitializedVariable
     variable = make(shape=[2], dtype=tf.float32)
     saves = Saves(tf.train.Checkpoint(v=variable, w=dense(3)), tmp_path)
     assert not saves.prepare()

@@ -21,9 +21,9 @@ from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror import upload
 from tfpreempt.checkpoint.mirror.download_target import Range
-from tfpreempt.checkpoint.mirror.retention import Retention
-from tfpreempt.storage.interface import MAX_PARTS
-from tfpreempt.storage.opening import open_store
+from tfpreempt.checkpoint.mirror.mirror_retention import Retention
+from tfpreempt.storage.object_store import MAX_PARTS
+from tfpreempt.storage.open_store import open_store
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -213,7 +213,7 @@ def test_a_part_that_arrives_broken_is_sent_again(tmp_path):
 def test_what_is_damaged_here_is_not_composed(tmp_path, make):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     make(str(tmp_path / "5" / "ckpt.index"))
-    with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
+    with pytest.raises(errors.CheckpointCorruptedError, match=r"ckpt\.index"):
         uploaded(store, entry, **IN_PARTS)
     assert folders(store) == []
     assert not any("ckpt.index" in name for name in store.list())

@@ -32,7 +32,7 @@ from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.state import state_file
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli import main
-from tfpreempt.storage import failure, reading
+from tfpreempt.storage import file_reading, os_errors
 from tfpreempt.storage.files import Files, LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -162,7 +162,7 @@ class Job:
     def save_alone(self) -> None:
         directory = str(self.directory)
         files = FencedFiles(self.files or LocalFiles(directory), self.lease)
-        with failure.translated("save a State", directory):
+        with os_errors.translated("save a State", directory):
             state_file.write(files, directory, 0, self.word)
 
     def load_alone(self) -> None:
@@ -280,7 +280,7 @@ def test_directories_may_lie_in_one_another_to_any_depth(tmp_path: Path) -> None
         os.mkdir(path)
         made.append(path)
     try:
-        assert [folder for folder, _, _ in reading.walk(str(tmp_path))][1:] == made
+        assert [folder for folder, _, _ in file_reading.walk(str(tmp_path))][1:] == made
     finally:
         for each in reversed(made):
             os.rmdir(each)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfpreempt.checkpoint.directory import checkpoint_state
-from tfpreempt.checkpoint.directory.checkpoint_state import Pointer
+from tfpreempt.checkpoint.directory.checkpoint_state import CheckpointStateFile
 from tfpreempt.storage.files import LocalFiles
 
 
@@ -22,7 +22,7 @@ def test_what_tensorflow_writes(tmp_path):
         "all_model_checkpoint_timestamps: 1763706001\n"
         "last_preserved_timestamp: 1763705999.5\n"
     )
-    assert checkpoint_state.read(str(tmp_path)) == Pointer(
+    assert checkpoint_state.read(str(tmp_path)) == CheckpointStateFile(
         latest="ckpt-3",
         paths=('a "b" ä', "ckpt-3"),
         timestamps=(1763706000.25, 1763706001.0),
@@ -41,7 +41,7 @@ def test_nothing_and_rubbish(tmp_path):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_any_path_comes_back(tmp_path, path):
-    written = Pointer(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
+    written = CheckpointStateFile(latest=path, paths=("x", path), timestamps=(1.0, 2.5))
     (tmp_path / "checkpoint").write_bytes(checkpoint_state.to_bytes(written))
     assert checkpoint_state.read(str(tmp_path)) == written
 
@@ -49,7 +49,7 @@ def test_any_path_comes_back(tmp_path, path):
 def test_what_is_deleted_is_taken_out(tmp_path):
     def write(*names):
         times = tuple(map(float, range(len(names))))
-        given = Pointer(latest=names[-1], paths=names, timestamps=times)
+        given = CheckpointStateFile(latest=names[-1], paths=names, timestamps=times)
         (tmp_path / "checkpoint").write_bytes(checkpoint_state.to_bytes(given))
 
     files = LocalFiles()
@@ -57,7 +57,7 @@ def test_what_is_deleted_is_taken_out(tmp_path):
     checkpoint_state.unlist(files, str(tmp_path), "2/ckpt")
     assert checkpoint_state.named(str(tmp_path)) == ["theirs", "1/ckpt", "theirs"]
     checkpoint_state.unlist(files, str(tmp_path), "1/ckpt")
-    left = Pointer(latest="theirs", paths=("theirs",), timestamps=(1.0,))
+    left = CheckpointStateFile(latest="theirs", paths=("theirs",), timestamps=(1.0,))
     assert checkpoint_state.read(str(tmp_path)) == left
     checkpoint_state.unlist(files, str(tmp_path), "theirs")
     assert os.listdir(tmp_path) == []
@@ -69,7 +69,7 @@ def test_what_is_deleted_is_taken_out(tmp_path):
 def test_a_line_with_an_escape_that_nobody_writes_says_nothing(tmp_path, escape):
     text = f'model_checkpoint_path: "c"\nall_model_checkpoint_paths: "c\\{escape}"\n'
     (tmp_path / "checkpoint").write_text(text)
-    assert checkpoint_state.read(str(tmp_path)) == Pointer(latest="c")
+    assert checkpoint_state.read(str(tmp_path)) == CheckpointStateFile(latest="c")
 
 
 def test_a_pipe_is_refused(tmp_path):

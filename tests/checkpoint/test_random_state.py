@@ -18,7 +18,7 @@ tf = pytest.importorskip("tensorflow")
 from tensorflow.python.ops import stateful_random_ops  # noqa: E402
 
 from tfpreempt.checkpoint.state.encoding import decode, encode  # noqa: E402
-from tfpreempt.checkpoint.state.random_state import RandomState  # noqa: E402
+from tfpreempt.checkpoint.state.random_state import GlobalRngState  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import distributed  # noqa: E402
 
 
@@ -43,12 +43,12 @@ def test_random_generators_go_on_where_they_were():
     random.gauss(0, 1)  # leaves a second value in reserve, as randn does
     np.random.randn()
     draw()
-    data = saved(RandomState())
+    data = saved(GlobalRngState())
     expected = [draw() for _ in range(3)]
     random.seed(0)
     np.random.seed(0)
     tf.random.set_seed(99)
-    load(RandomState(), data)
+    load(GlobalRngState(), data)
     assert [draw() for _ in range(3)] == expected
     assert stateful_random_ops.global_generator is None  # not made on the way
     assert b"pickle" not in data
@@ -58,13 +58,13 @@ def test_the_global_generator_is_saved_if_there_is_one(monkeypatch):
     monkeypatch.setattr(stateful_random_ops, "global_generator", None)
     tf.random.set_global_generator(tf.random.Generator.from_seed(5))
     tf.random.get_global_generator().uniform([3])
-    data = saved(RandomState())
+    data = saved(GlobalRngState())
     expected = tf.random.get_global_generator().uniform([3]).numpy()
-    load(RandomState(), data)
+    load(GlobalRngState(), data)
     again = tf.random.get_global_generator().uniform([3]).numpy()
     np.testing.assert_array_equal(again, expected)
     monkeypatch.setattr(stateful_random_ops, "global_generator", None)
-    load(RandomState(), data)  # a fresh program that has none yet
+    load(GlobalRngState(), data)  # a fresh program that has none yet
     again = tf.random.get_global_generator().uniform([3]).numpy()
     np.testing.assert_array_equal(again, expected)
 
@@ -76,8 +76,8 @@ def test_another_bit_generator_of_numpy():
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"python": 1}', b"\xff\x00"])
 def test_a_damaged_random_state_is_a_clear_error(data):
-    with pytest.raises(errors.CheckpointDamagedError, match=r"'tfpreempt\.random'"):
-        load(RandomState(), data)
+    with pytest.raises(errors.CheckpointCorruptedError, match=r"'tfpreempt\.random'"):
+        load(GlobalRngState(), data)
 
 
 def hostile_generators():
@@ -99,11 +99,11 @@ def hostile_records():
 
 @pytest.mark.parametrize("generator", list(hostile_records()))
 def test_a_position_outside_of_the_generators_memory(generator):
-    record = json.loads(saved(RandomState()))
+    record = json.loads(saved(GlobalRngState()))
     record["numpy"] = generator
     before = (random.getstate(), str(np.random.get_state()))
-    with pytest.raises(errors.CheckpointDamagedError):
-        load(RandomState(), json.dumps(record).encode())
+    with pytest.raises(errors.CheckpointCorruptedError):
+        load(GlobalRngState(), json.dumps(record).encode())
     assert (random.getstate(), str(np.random.get_state())) == before
 
 
@@ -118,11 +118,11 @@ def test_the_generator_of_keras_is_made_outside_of_a_scope(strategy):
     state = keras.src.backend.common.global_state
     name = "global_seed_generator"
     keras.random.uniform([1])
-    data = saved(RandomState())
+    data = saved(GlobalRngState())
     expected = keras.random.uniform([3]).numpy()
     state.set_global_attribute(name, None)  # a fresh program
     with strategy.scope():
-        load(RandomState(), data)
+        load(GlobalRngState(), data)
     made = state.get_global_attribute(name)
     assert distributed(made.state) is None
     np.testing.assert_array_equal(keras.random.uniform([3]).numpy(), expected)
@@ -133,12 +133,12 @@ def saved_by(worker, *, has_own_numpy):
     random.seed(3)
     np.random.seed(worker if has_own_numpy else 3)
     tf.random.set_seed(3)
-    return saved(RandomState())
+    return saved(GlobalRngState())
 
 
 def folded(files, worker):
-    state = RandomState()
-    state.fold([io.BytesIO(file) for file in files], worker, 3)
+    state = GlobalRngState()
+    state.reshard([io.BytesIO(file) for file in files], worker, 3)
     return draw()
 
 
@@ -176,7 +176,7 @@ def test_a_state_of_many_dimensions_is_refused(monkeypatch, of):
         record["tf_generator"]["states"] = [nested(300)]
     if of == "no global":
         monkeypatch.setattr(stateful_random_ops, "global_generator", None)
-    with pytest.raises(errors.CheckpointDamagedError, match=r"dimension|depth"):
+    with pytest.raises(errors.CheckpointCorruptedError, match=r"dimension|depth"):
         load(state, json.dumps(record).encode())
 
 
@@ -198,7 +198,7 @@ def test_any_bytes_are_refused_or_read(monkeypatch, rng, kind):
     draw()
     own = tf.random.Generator.from_seed(7) if kind == "generator" else None
     random_state = TensorFlowRandomState(generator=own, registry=None)
-    state = RandomState() if kind == "all" else random_state
+    state = GlobalRngState() if kind == "all" else random_state
     data = saved(state)
     target = Target(name=kind, read=lambda data, place: None, seeds=[data])
     for _ in range(100):

@@ -119,7 +119,7 @@ HOSTILE = [
 )
 def test_hostile_files(make, data):
     before = (random.getstate(), np.random.get_state(legacy=False)["state"]["pos"])
-    with pytest.raises(errors.CheckpointDamagedError):
+    with pytest.raises(errors.CheckpointCorruptedError):
         load(make("x", registry=None), data)
     after = (random.getstate(), np.random.get_state(legacy=False)["state"]["pos"])
     assert before == after
@@ -141,7 +141,7 @@ def test_steps():
 def test_what_is_no_step(value):
     with pytest.raises(errors.ConfigurationError, match="StepCounter"):
         StepCounter(value=value, registry=None)
-    with pytest.raises(errors.CheckpointDamagedError, match="'step'"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="'step'"):
         load(StepCounter(registry=None), json.dumps(value).encode())
 
 
@@ -234,7 +234,7 @@ GOOD = {"name": "a", "dtype": "'<f4'", "shape": [2], "order": "C"}
 )
 def test_hostile_arrays(change, part):
     state = ArrayDictState("x", {"mine": np.ones(1)}, registry=None)
-    with pytest.raises(errors.CheckpointDamagedError):
+    with pytest.raises(errors.CheckpointCorruptedError):
         load(state, parts([{**GOOD, **change}], part))
     assert list(state.arrays) == ["mine"]
 
@@ -244,7 +244,7 @@ def test_hostile_heads():
         data = parts(header, *([bytes(8)] if header == [GOOD, GOOD] else []))
         if header == {}:
             continue  # no arrays
-        with pytest.raises(errors.CheckpointDamagedError):
+        with pytest.raises(errors.CheckpointCorruptedError):
             load(ArrayDictState("x", registry=None), data)
 
 
@@ -252,7 +252,7 @@ def test_sizes_that_lie_are_found_before_anything_is_read():
     for sizes in ([10**13], [-1], [-1, 1], [1.5], ["8"], [8, 8], []):
         head = json.dumps({"header": [GOOD], "sizes": sizes}).encode()
         data = b"tfpbytes" + len(head).to_bytes(4, "little") + head + bytes(8)
-        with pytest.raises(errors.CheckpointDamagedError):
+        with pytest.raises(errors.CheckpointCorruptedError):
             load(ArrayDictState("x", registry=None), data)
 
 
@@ -324,6 +324,6 @@ def test_positions_outside_of_a_generators_memory(kind, field, position):
     start = text.index(f'"{field}": ') + len(field) + 4
     end = min(text.find(c, start) for c in ",}" if text.find(c, start) > 0)
     bad = text[:start] + str(position) + text[end:]
-    with pytest.raises(errors.CheckpointDamagedError, match=field):
+    with pytest.raises(errors.CheckpointCorruptedError, match=field):
         load(state, bad.encode())
     load(state, good)

@@ -21,7 +21,9 @@ Make = Callable[[StateRegistry, int], State]
 class Joined(Words):
     """The words of all, on worker 0."""
 
-    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, world: int
+    ) -> None:
         words = [file.read().decode() for file in files if file is not None]
         self.text = " ".join(words) if worker == 0 else ""
 

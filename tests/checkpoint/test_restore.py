@@ -26,8 +26,8 @@ from tfpreempt.checkpoint.restore import restore
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.checkpoint.state import bundle
 from tfpreempt.checkpoint.state.state import StateRegistry
-from tfpreempt.core import progress
-from tfpreempt.storage import reading
+from tfpreempt.core import progress_bar
+from tfpreempt.storage import file_reading
 
 
 @pytest.fixture
@@ -296,14 +296,14 @@ def test_what_the_user_saves_over_a_commit_that_lost_its_marker_is_theirs(tmp_pa
 def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypatch):
     """It may name the commit whose marker is gone."""
     (three / "20" / "COMMITTED").unlink()
-    real = reading.open_file
+    real = file_reading.open_file
 
     def fail(path):
         if path == str(three / "checkpoint"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(path)
 
-    monkeypatch.setattr(reading, "open_file", fail)
+    monkeypatch.setattr(file_reading, "open_file", fail)
     open_directory(three, OwnContents()).start()
     monkeypatch.undo()
     lost = []
@@ -362,7 +362,7 @@ def test_so_are_others_while_an_older_one_is_there(tmp_path):
     for name in names:
         (tmp_path / f"{name}.index").write_bytes(bundle.to_bytes({b"": b""}))
         (tmp_path / f"{name}.data-00000-of-00001").write_bytes(b"")
-    kept = checkpoint_state.Pointer(latest=names[-1], paths=tuple(names))
+    kept = checkpoint_state.CheckpointStateFile(latest=names[-1], paths=tuple(names))
     (tmp_path / "checkpoint").write_bytes(checkpoint_state.to_bytes(kept))
     (tmp_path / "ckpt-2.index").unlink()
     (tmp_path / "ckpt-3.index").write_bytes(b"cut sho")
@@ -401,14 +401,14 @@ def test_a_deletion_that_was_cut_short_is_finished_with_the_next_sweep(tmp_path)
 def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
     class Damaged(OwnContents):
         def restore(self, prefix, with_data=True):
-            raise errors.CheckpointDamagedError(f"{prefix} has another checksum.")
+            raise errors.CheckpointCorruptedError(f"{prefix} has another checksum.")
 
     prefix = tmp_path / "ckpt-1"
     index = bundle.to_bytes({b"": b""})
     prefix.with_suffix(".index").write_bytes(index)
     prefix.with_suffix(".data-00000-of-00001").write_bytes(b"")
     loader = open_directory(tmp_path, Damaged())
-    with pytest.raises(errors.CheckpointDamagedError) as raised:
+    with pytest.raises(errors.CheckpointCorruptedError) as raised:
         loader.restore(loader.newest())
     assert str(raised.value) == (
         f"{prefix} has another checksum. Put the files back from a copy; or, to go on "
@@ -549,7 +549,7 @@ def test_a_check_of_many_bytes_is_said_and_shown(three, monkeypatch, caplog):
     restore.verify(restore.find_candidates(str(three))[0])
     assert caplog.messages == []
     monkeypatch.setattr(restore, "MUCH", 1000)
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar, "_QUIET_SECONDS", 0.0)
     terminal, shown = pty.openpty()
     with open(shown, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)

@@ -12,7 +12,7 @@ from tests.checkpoint.fakes import OwnContents, Words, open_directory, save, wri
 from tests.fakes.storage import damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.restore.handle import latest
-from tfpreempt.checkpoint.restore.reshard import read_own
+from tfpreempt.checkpoint.restore.reshard import load_worker_state
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.states.values import ArrayDictState, JsonState, StepCounter
 from tfpreempt.storage.files import LocalFiles
@@ -21,7 +21,7 @@ from tfpreempt.storage.files import LocalFiles
 class Own(Words):
     """Words that no worker takes over from another number of workers."""
 
-    def fold(self, files, worker, world):
+    def reshard(self, files, worker, world):
         pass
 
 
@@ -65,7 +65,7 @@ def test_each_worker_gets_its_own_shard_and_the_chiefs_replicated_state(tmp_path
         assert texts == [f"text{index}", "text0"]
         assert saver.random_state.text == f"fresh{index}"  # only when asked
         assert saver.random_state is not None
-        assert read_own(candidate, saver.random_state, saver.cluster)
+        assert load_worker_state(candidate, saver.random_state, saver.cluster)
         assert saver.random_state.text == f"text{index}"
 
 

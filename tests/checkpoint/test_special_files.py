@@ -161,4 +161,4 @@ def test_too_many_open_files_are_no_damage(tmp_path, broken, name):
     broken(tmp_path / "2" / name, errno.EMFILE)
     with pytest.raises(errors.CheckpointError, match="Too many open files") as caught:
         restored(tmp_path)
-    assert not isinstance(caught.value, errors.CheckpointDamagedError)
+    assert not isinstance(caught.value, errors.CheckpointCorruptedError)

@@ -140,7 +140,7 @@ def test_a_frozen_owner_that_was_taken_over_commits_nothing(
 ):
     frozen = start_program(name)
     monkeypatch.setattr(
-        "tfpreempt.checkpoint.lease.lease_record.Holder.is_dead", lambda *_: True
+        "tfpreempt.checkpoint.lease.lease_record.LeaseOwner.is_dead", lambda *_: True
     )
     saver = started(tmp_path)
     assert leftovers(tmp_path) == set()

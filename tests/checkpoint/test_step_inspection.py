@@ -14,7 +14,7 @@ from tfpreempt.checkpoint.state.unsaved_state_check import (
     reachable,
     updated_keys,
 )
-from tfpreempt.core import reach
+from tfpreempt.core import object_graph
 
 TOTAL = 0
 TABLE = {"seen": 0, "last": 0, "other": 0}
@@ -77,9 +77,11 @@ def compiled(function: Any) -> Any:
     return made
 
 
-def places_of(function: Any, *args: Any, **kwargs: Any) -> list[reach.Place]:
+def places_of(
+    function: Any, *args: Any, **kwargs: Any
+) -> list[object_graph.ObjectPath]:
     call = functools.partial(function, *args, **kwargs)
-    return reachable({"": call}, reach.is_of_program)
+    return reachable({"": call}, object_graph.is_user_code)
 
 
 @pytest.mark.parametrize(

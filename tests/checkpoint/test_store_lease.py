@@ -15,7 +15,7 @@ from tests.multiprocess.harness import wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.lease.lease import Lease
-from tfpreempt.checkpoint.lease.object_store_lease import PACE, StorePlace
+from tfpreempt.checkpoint.lease.object_store_lease import PACE, ObjectStoreLease
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.mirror.upload import Upload
 from tfpreempt.storage.local import LocalStore
@@ -32,26 +32,26 @@ class Other:
     """Another machine's lease."""
 
     def __init__(self, store):
-        self.place = StorePlace(store)
-        self.place.look()
+        self.place = ObjectStoreLease(store)
+        self.place.read_owner()
         self.token = self.place.take(dataclasses.replace(ELSEWHERE))
         assert self.token
         self.beats = 0
 
     def beat(self):
         self.beats += 1
-        self.place.beat(self.token, self.beats)
+        self.place.renew(self.token, self.beats)
 
 
 def acquired(store, pause=None):
     lease = Lease(pause=pause or Waiting())
-    lease.acquire(StorePlace(store))
+    lease.acquire(ObjectStoreLease(store))
     return lease
 
 
 def steal(store):
-    place = StorePlace(store)
-    place.end(place.look().token)
+    place = ObjectStoreLease(store)
+    place.end(place.read_owner().token)
     assert place.take(ELSEWHERE)
     return place
 
@@ -61,21 +61,21 @@ def test_a_place_that_nobody_has_is_taken_at_once(store):
     first = acquired(store, pause)
     assert first.token == "1"
     first.release()
-    assert StorePlace(store).look() is None
+    assert ObjectStoreLease(store).read_owner() is None
     assert acquired(store, pause).token == "2"  # no number comes twice
     assert pause.waited == 0
 
 
 def test_of_two_that_saw_the_same_one_takes_it(store):
-    one, other = StorePlace(store), StorePlace(store)
-    assert one.look() is other.look() is None
+    one, other = ObjectStoreLease(store), ObjectStoreLease(store)
+    assert one.read_owner() is other.read_owner() is None
     assert one.take(ELSEWHERE) == "1"
     assert other.take(ELSEWHERE) is None
 
 
 def test_a_start_waits_for_another_machine_and_names_it(store):
     other = Other(store)
-    with pytest.raises(errors.DirectoryInUseError, match="process 4711 on node-7"):
+    with pytest.raises(errors.DirectoryLockedError, match="process 4711 on node-7"):
         acquired(store, Waiting(lambda waited: other.beat()))
 
 
@@ -94,7 +94,7 @@ def test_who_was_taken_over_finds_out(store):
         lease.check()
     assert len(heard) == 1
     lease.release()
-    assert StorePlace(store).look().token == "2"  # the other one's stays
+    assert ObjectStoreLease(store).read_owner().token == "2"  # the other one's stays
 
 
 def expired(store):
@@ -107,15 +107,15 @@ def expired(store):
 
 def test_a_rule_that_deletes_old_objects_ends_no_run(store):
     """The record is as old as the run, and its beat is young."""
-    lease, beats = acquired(store), StorePlace(store)
-    beats.beat(lease.token, 1)
+    lease, beats = acquired(store), ObjectStoreLease(store)
+    beats.renew(lease.token, 1)
     store.delete("lease/0000000001")
     lease.check()
-    beats.beat(lease.token, 2)
+    beats.renew(lease.token, 2)
     for name in list(store.list("lease/")):
         store.delete(name)
     lease.check()
-    beats.beat(lease.token, 3)
+    beats.renew(lease.token, 3)
     lease.check()
     assert expired(store).token == "2"
     with pytest.raises(errors.LeaseLostError):
@@ -148,16 +148,16 @@ def test_a_mirror_copies_under_its_lease_and_marks_nothing_once_it_is_lost(
     saver = open_directory(directory, OwnContents())
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     mirror.look()
-    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    mirror.begin(str(directory), catalog.read_at(save(saver, 1).path), journal.record)
     assert mirror.wait(20)
     assert len(markers(store)) == 1
     steal(store)
-    mirror.add(catalog.at(save(saver, 2).path))
-    wait_until(lambda: mirror.status.fault, "the mirror finds out")
-    assert "is lost" in mirror.status.fault
+    mirror.add(catalog.read_at(save(saver, 2).path))
+    wait_until(lambda: mirror.status.last_error, "the mirror finds out")
+    assert "is lost" in mirror.status.last_error
     mirror.close()
     assert len(markers(store)) == 1
-    assert StorePlace(store).look().token == "2"
+    assert ObjectStoreLease(store).read_owner().token == "2"
 
 
 def test_a_mirror_that_let_go_takes_nothing_again_until_training_goes_on(
@@ -178,9 +178,9 @@ def test_a_mirror_that_let_go_takes_nothing_again_until_training_goes_on(
         return done
 
     store.put_if_absent = put_last_before_the_marker
-    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    mirror.begin(str(directory), catalog.read_at(save(saver, 1).path), journal.record)
     wait_until(lambda: let_go and mirror.status.uploading is None, "it has let go")
-    assert StorePlace(store).look() is None
+    assert ObjectStoreLease(store).read_owner() is None
     assert markers(store) == []
     assert mirror.wait(20)
     assert len(markers(store)) == 1
@@ -194,7 +194,7 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
     saver = open_directory(directory, OwnContents())
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     mirror.look()
-    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    mirror.begin(str(directory), catalog.read_at(save(saver, 1).path), journal.record)
     assert mirror.wait(20)
     mirror.release()
     with monkeypatch.context() as patch:
@@ -202,11 +202,13 @@ def test_a_mirror_that_let_go_does_not_mix_its_copies_with_those_of_another_run(
         other = Other(store)
         others = open_directory(tmp_path / "other", OwnContents())
         others.highest_sequence = mirror.highest_sequence
-        Upload(store, catalog.at(save(others, 2).path)).run()  # above all that is there
+        Upload(
+            store, catalog.read_at(save(others, 2).path)
+        ).run()  # above all that is there
         other.place.end(other.token)
-    mirror.add(catalog.at(save(saver, 3).path))
-    wait_until(lambda: mirror.status.fault, "the mirror finds out")
-    assert "another run has had it meanwhile" in mirror.status.fault
+    mirror.add(catalog.read_at(save(saver, 3).path))
+    wait_until(lambda: mirror.status.last_error, "the mirror finds out")
+    assert "another run has had it meanwhile" in mirror.status.last_error
     mirror.close()
     assert len(markers(store)) == 2
 
@@ -223,10 +225,10 @@ def test_a_copy_of_what_the_run_before_had_committed_is_no_strangers(
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
     if can_look:
         mirror.look()
-    mirror.begin(str(directory), catalog.at(before.path), journal.record)
+    mirror.begin(str(directory), catalog.read_at(before.path), journal.record)
     assert mirror.wait(20)
     mirror.release()
-    mirror.add(catalog.at(save(saver, 2).path))
+    mirror.add(catalog.read_at(save(saver, 2).path))
     assert mirror.wait(20)
     mirror.close()
     assert len(markers(store)) == 2
@@ -238,11 +240,11 @@ def test_a_mirror_that_could_not_look_takes_its_lease_with_the_first_copy(
     directory, journal = tmp_path / "run", Journal()
     saver = open_directory(directory, OwnContents())
     mirror = Mirror(store, max_to_keep=None, lease=Lease(pause=Waiting()))
-    mirror.begin(str(directory), catalog.at(save(saver, 1).path), journal.record)
+    mirror.begin(str(directory), catalog.read_at(save(saver, 1).path), journal.record)
     assert mirror.wait(20)
     assert mirror.lease.token == "1"
     mirror.close()
-    assert StorePlace(store).look() is None
+    assert ObjectStoreLease(store).read_owner() is None
 
 
 def test_a_store_that_takes_nothing_does_not_keep_a_program_from_its_start(
@@ -277,7 +279,7 @@ def test_what_was_about_to_be_marked_is_marked_by_who_takes_over(store):
     """So that it cannot come to be a commit later, whenever the old one wakes."""
     old = Other(store)
     put(store, f"3.7-aa/{layout.MANIFEST}", MANIFEST)
-    old.place.announce(old.token, "3.7-aa")
+    old.place.record_pending_marker(old.token, "3.7-aa")
     steal(store)
     target = io.BytesIO()
     store.get(f"3.7-aa/{layout.MARKER}", target)
@@ -289,7 +291,7 @@ def test_what_was_about_to_be_marked_is_marked_by_who_takes_over(store):
 def test_what_cannot_be_a_commit_is_not_marked(store, folder):
     old = Other(store)
     put(store, f"damaged/{layout.MANIFEST}", b"{")
-    old.place.announce(old.token, folder)
+    old.place.record_pending_marker(old.token, folder)
     steal(store)
     assert markers(store) == []
 
@@ -313,6 +315,6 @@ def test_no_marker_is_made_of_a_manifest_that_arrives_changed():
     folder = catalog.folder_name(3, catalog.token_of(marker, 7))
     old = Other(store)
     put(store, f"{folder}/{layout.MANIFEST}", MANIFEST)
-    old.place.announce(old.token, folder)
+    old.place.record_pending_marker(old.token, folder)
     steal(store)
     assert store.stat(f"{folder}/{layout.MARKER}") is None

@@ -17,10 +17,10 @@ import pytest
 from tests.checkpoint.lease_world import Stopped
 from tests.checkpoint.test_store_lease import MANIFEST
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.checkpoint.lease.lease import attempt
+from tfpreempt.checkpoint.lease.lease import try_acquire
 from tfpreempt.checkpoint.lease.lease_record import this_process
-from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
-from tfpreempt.storage.interface import ObjectMissingError, ObjectStat
+from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
+from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStat
 
 HERE = this_process(30.0)
 
@@ -59,7 +59,7 @@ class Store:
     def get(self, name, target, *, offset=0, length=None, timeout=None):
         data = self.ask("get", name)
         if data is None:
-            raise ObjectMissingError(name)
+            raise ObjectNotFoundError(name)
         return target.write(data)
 
     def list(self, prefix=""):
@@ -81,13 +81,13 @@ def program(kind, name, store):
         is_over = found.holder is None or store.ask("choose")
         return "over" if is_over else None
 
-    tries = (attempt(place, here, why_over) for _ in range(2))
+    tries = (try_acquire(place, here, why_over) for _ in range(2))
     token = next((token for token in tries if token is not None), None)
     if token is None:
         return "refused"
     store.ask("started")
     store.put_if_absent(f"{name}/{layout.MANIFEST}", io.BytesIO(MANIFEST))
-    place.announce(token, name)
+    place.record_pending_marker(token, name)
     if not place.has(token):
         return "lost"
     store.put_if_absent(f"{name}/{layout.MARKER}", io.BytesIO(b""))
@@ -168,7 +168,7 @@ def changed(world, i, process):
     return world._replace(processes=(*before[:i], process, *before[i + 1 :]))
 
 
-def explore(names, kind=StorePlace):
+def explore(names, kind=ObjectStoreLease):
     first = World(frozenset(), (Process(),) * len(names))
     todo, seen, ends, wrong = [first], {first}, set(), set()
     while todo:
@@ -199,10 +199,10 @@ def test_every_order_of_requests():
     assert {"done", "lost", "refused"} <= {word for end in ends for word in end}
 
 
-class Forgetful(StorePlace):
+class Forgetful(ObjectStoreLease):
     """A look, and then the act: nobody finishes what was begun."""
 
-    def announce(self, token, folder):
+    def record_pending_marker(self, token, folder):
         pass
 
 

@@ -88,7 +88,7 @@ def test_another_pipeline_is_a_mismatch():
 )
 def test_hostile_positions(data):
     state = DatasetIteratorState("data", iter(pipeline()), registry=None)
-    with pytest.raises(errors.CheckpointDamagedError):
+    with pytest.raises(errors.CheckpointCorruptedError):
         load(state, data)
 
 
@@ -130,5 +130,5 @@ def test_hostile_generators(data):
     generator = tf.random.Generator.from_seed(5, alg="philox")
     for own in (None, generator):
         state = TensorFlowRandomState("x", own, registry=None)
-        with pytest.raises(errors.CheckpointDamagedError):
+        with pytest.raises(errors.CheckpointCorruptedError):
             state.load(io.BytesIO(data))

@@ -17,8 +17,8 @@ from tfpreempt.checkpoint.tensors.variables import attach, variable_shape  # noq
 
 def test_nothing_to_save_without_on_read_variables():
     checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
-    assert not PerReplicaState(attach(checkpoint)).is_wanted()
-    assert not IteratorState(attach(checkpoint)).is_wanted()
+    assert not PerReplicaState(attach(checkpoint)).should_save()
+    assert not IteratorState(attach(checkpoint)).should_save()
 
 
 def test_iterators_go_on_where_they_were():

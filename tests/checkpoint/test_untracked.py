@@ -16,7 +16,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfpreempt.checkpoint.tensors import variables  # noqa: E402
 from tfpreempt.checkpoint.tensors.variables import attach, walk  # noqa: E402
-from tfpreempt.core import reach, seams  # noqa: E402
+from tfpreempt.core import object_graph, private_api  # noqa: E402
 
 
 class Parts:
@@ -136,7 +136,7 @@ def make_holder() -> Any:
     holder = Parts(tf.random.Generator.from_seed(1), 2)
     holder.numbers, holder.names, holder.tags = [1, 2], {"a": {"b": 3}}, {1, 2}
     holder.slotted, holder.queue = Slotted(1), collections.deque([1])
-    holder.data = [0] * (reach.MANY + 1)
+    holder.data = [0] * (object_graph.MANY + 1)
     module = tf.Module()
     module.held, module.kernel, module.list = holder, tf.Variable(1.0), [1]
     return module
@@ -185,9 +185,9 @@ def test_a_repeated_search_finds_what_a_new_search_finds(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two checkpoints looks into all objects each time."""
-    is_unchanged, answers = reach.Reached.is_unchanged, []
+    is_unchanged, answers = object_graph.Reached.is_unchanged, []
 
-    def recorded(reached: reach.Reached) -> bool:
+    def recorded(reached: object_graph.Reached) -> bool:
         answers.append(is_unchanged(reached))
         return answers[-1]
 
@@ -204,10 +204,10 @@ def test_a_repeated_search_finds_what_a_new_search_finds(
             edit = rng.choice(edits(module, rng))
             edit()
         with monkeypatch.context() as patch:
-            patch.setattr(reach.Reached, "is_unchanged", recorded)
+            patch.setattr(object_graph.Reached, "is_unchanged", recorded)
             first = found(repeated)
         with monkeypatch.context() as patch:
-            patch.setattr(reach.Reached, "is_unchanged", lambda _: False)
+            patch.setattr(object_graph.Reached, "is_unchanged", lambda _: False)
             assert first == found(new), number
     assert {True, False} == set(answers)
 
@@ -349,7 +349,7 @@ def with_a_property() -> Any:
     class Module(tf.Module):  # type: ignore[misc]
         @property
         def _unconditional_checkpoint_dependencies(self) -> list[Any]:
-            more = seams.trackable_base.TrackableReference("v", variable)
+            more = private_api.trackable_base.TrackableReference("v", variable)
             return [*super()._unconditional_checkpoint_dependencies, more]
 
     return Module()

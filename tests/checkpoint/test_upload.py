@@ -21,8 +21,8 @@ from tests.fakes.storage import FaultyObjectStore, SimulatedCrash, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.mirror import upload
-from tfpreempt.checkpoint.mirror.retention import Retention
-from tfpreempt.storage.opening import open_store
+from tfpreempt.checkpoint.mirror.mirror_retention import Retention
+from tfpreempt.storage.open_store import open_store
 
 PATIENCE = 20.0  # seconds after which a test that hangs is told so
 
@@ -181,7 +181,7 @@ def test_a_broken_transfer_is_sent_again(tmp_path):
 def test_what_is_damaged_here_is_not_uploaded(tmp_path):
     store, entry = FaultyObjectStore(), commit(tmp_path, 5)
     damage(str(tmp_path / "5" / "ckpt.index"))
-    with pytest.raises(errors.CheckpointDamagedError, match=r"ckpt\.index"):
+    with pytest.raises(errors.CheckpointCorruptedError, match=r"ckpt\.index"):
         uploaded(store, entry)
     assert folders(store) == []
 

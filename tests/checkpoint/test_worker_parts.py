@@ -27,10 +27,10 @@ from tests.fakes.storage import (  # noqa: E402
 )
 from tfpreempt import errors  # noqa: E402
 from tfpreempt.checkpoint.directory import layout  # noqa: E402
-from tfpreempt.checkpoint.directory.commit import Permit  # noqa: E402
-from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange  # noqa: E402
+from tfpreempt.checkpoint.directory.commit import CancellationToken  # noqa: E402
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer  # noqa: E402
 from tfpreempt.checkpoint.restore import opening  # noqa: E402
-from tfpreempt.checkpoint.state.partitioning import DenseTensor, Stretch, deal  # noqa: E402
+from tfpreempt.checkpoint.state.partitioning import DenseTensor, TensorSlice, partition  # noqa: E402
 from tfpreempt.checkpoint.state.state import StateRegistry  # noqa: E402
 from tfpreempt.checkpoint.tensors import (  # noqa: E402
     bundle_writer,
@@ -164,7 +164,7 @@ SIZES = st.lists(st.integers(1 << 14, 1 << 22), min_size=1, max_size=80)
 @given(SIZES, st.integers(1, 16))
 def test_shares_are_even_and_hold_each_row_once(sizes, count):
     tensors = [tensor(f"{n}", (size >> 8, 64)) for n, size in enumerate(sizes)]
-    shares = deal([Stretch(tensor=each) for each in tensors], count)
+    shares = partition([TensorSlice(tensor=each) for each in tensors], count)
     assert len(shares) == count
     held = [sum(each.data.nbytes for each in share) for share in shares]
     assert sum(held) == sum(each.data.nbytes for each in tensors)
@@ -179,27 +179,31 @@ def test_shares_are_even_and_hold_each_row_once(sizes, count):
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_one_huge_tensor_and_many_are_dealt_alike(shapes, count):
     tensors = [tensor(str(n), shape) for n, shape in enumerate(shapes)]
-    shares = deal([Stretch(tensor=each) for each in tensors], count)
+    shares = partition([TensorSlice(tensor=each) for each in tensors], count)
     held = [sum(each.data.nbytes for each in share) for share in shares]
     assert max(held) <= 1.1 * min(held)
 
 
 def test_few_tensors_are_cut():
-    tensors = [Stretch(tensor=tensor(str(n), (1000,))) for n in range(16)]
-    shares = deal(tensors, 4)
+    tensors = [TensorSlice(tensor=tensor(str(n), (1000,))) for n in range(16)]
+    shares = partition(tensors, 4)
     assert all(each.rows is None for share in shares for each in share)
 
 
 def test_what_cannot_be_cut_stays_whole():
     whole = tensor("whole", (4000,), can_be_cut=False)
-    shares = deal([Stretch(tensor=whole), Stretch(tensor=tensor("b", (10,)))], 2)
+    shares = partition(
+        [TensorSlice(tensor=whole), TensorSlice(tensor=tensor("b", (10,)))], 2
+    )
     assert [[each.rows for each in share] for share in shares] == [[None], [None]]
 
 
 def test_what_cannot_be_cut_leaves_the_rest_to_be_evened_out():
     """Three workers, and one tensor of half precision that is most of the model."""
     whole = tensor("whole", (3 << 18,), can_be_cut=False)
-    shares = deal([Stretch(tensor=whole), Stretch(tensor=tensor("b", (1 << 18,)))], 3)
+    shares = partition(
+        [TensorSlice(tensor=whole), TensorSlice(tensor=tensor("b", (1 << 18,)))], 3
+    )
     held = [sum(each.data.nbytes for each in share) for share in shares]
     assert held == [3 << 20, 1 << 19, 1 << 19]
 
@@ -210,7 +214,7 @@ def test_the_next_largest_is_cut_where_the_largest_cannot_be():
         tensor("second", (950,), can_be_cut=False),
         tensor("third", (900,)),  # goes to who has the second
     ]
-    shares = deal([Stretch(tensor=each) for each in dealt], 2)
+    shares = partition([TensorSlice(tensor=each) for each in dealt], 2)
     assert [sum(each.data.nbytes for each in share) for share in shares] == [5700, 5700]
     assert [each.rows for share in shares for each in share] == [None, 425, None, 475]
 
@@ -536,14 +540,15 @@ def test_options_are_tensorflows_to_follow(tmp_path):
 def test_what_is_written_while_training_goes_on_is_the_chiefs(tmp_path):
     [chief, other] = Job(tmp_path).workers
     captured = [
-        capture_part(each.saver, 1, "run-1", Permit()) for each in (other, chief)
+        capture_part(each.saver, 1, "run-1", CancellationToken())
+        for each in (other, chief)
     ]
     assert not any(each.is_dealt for each in captured)
     assert captured[0].tensors == ()  # no copy that nobody needs
 
 
 def test_workers_with_disks_of_their_own_write_no_share(tmp_path):
-    exchange = ShardExchange(FaultyObjectStore(), 1, [0], LocalFiles(str(tmp_path)))
+    exchange = ShardTransfer(FaultyObjectStore(), 1, [0], LocalFiles(str(tmp_path)))
     assert not parts_of(Worker(tmp_path, 1, exchange=exchange), 1)
 
 

@@ -253,7 +253,7 @@ def test_a_manager_deletes_no_checkpoint_of_another_directory(tmp_path, caplog):
     directory = tmp_path / "ckpt"
     Job(directory, "manager").save(1)
     kept = str(tmp_path / "other" / "ckpt-1")
-    planted = checkpoint_state.Pointer(
+    planted = checkpoint_state.CheckpointStateFile(
         latest="ckpt-1",
         paths=(kept, "../other/ckpt-1", "ckpt-1"),
         timestamps=(2.0, 2.0, 2.0),

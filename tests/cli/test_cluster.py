@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.cli.run.cluster import claimed_ports, make_tf_config
 from tfpreempt.cli.run.options import RunOptions
-from tfpreempt.cli.run.policy import Limits
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.cli.run.restart_policy import RestartLimits
+from tfpreempt.cli.run.tf_config import claimed_ports, make_tf_config
+from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.errors import ConfigurationError
 
 
@@ -67,9 +67,9 @@ def make_options(task: str | None) -> RunOptions:
     return RunOptions(
         command=("true",),
         workers=1,
-        limits=Limits(),
+        limits=RestartLimits(),
         checkpoint_dir="/c",
-        remote_checkpoint_dir="gs://b/run",
+        mirror_dir="gs://b/run",
         log_dir=Path("/l"),
         log_size=1,
         log_files=1,
@@ -94,14 +94,14 @@ def test_what_a_local_worker_is_told() -> None:
         "TFPREEMPT_NUM_RESTARTS": "2",
         "TFPREEMPT_INCARNATION": "ab-2",
         "TFPREEMPT_CHECKPOINT_DIR": "/c",
-        "TFPREEMPT_REMOTE_CHECKPOINT_DIR": "gs://b/run",
+        "TFPREEMPT_MIRROR_DIR": "gs://b/run",
         "TFPREEMPT_JOURNAL_DIR": "/j",
     }
     assert options.journal_path == Path("/j/supervisor.jsonl")
 
 
 def test_a_worker_is_told_of_its_memory() -> None:
-    memory = LentMemory(directory="/m", bytes=7)
+    memory = SnapshotMemory(directory="/m", bytes=7)
     options = dataclasses.replace(make_options(None), memory=memory)
     told = options.worker_environment(0, "ab-2", 2, (1001,))
     assert told["TFPREEMPT_SNAPSHOT_DIR"] == "/m"

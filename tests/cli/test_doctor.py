@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tfpreempt.cli import main
-from tfpreempt.cli.doctor import storage
-from tfpreempt.cli.doctor.storage import Mount, mount_of, try_save
+from tfpreempt.cli.doctor import storage_check
+from tfpreempt.cli.doctor.storage_check import Mount, mount_of, try_save
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Commit
 from tfpreempt.core.journal import Journal, JsonLines, journal_directory
@@ -30,7 +30,7 @@ def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("TFPREEMPT_PLATFORM", "generic")
     disk = Mount(point=Path("/data"), kind="ext4")
-    monkeypatch.setattr(storage, "mount_of", lambda path: disk)
+    monkeypatch.setattr(storage_check, "mount_of", lambda path: disk)
 
 
 def doctor(*arguments: object, **variables: str) -> Result:
@@ -218,7 +218,7 @@ def test_a_machine_that_is_going_is_told() -> None:
 def test_the_cloud_s_source_is_shown_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
     detected = Platform(
         name="kubernetes",
-        variant=VARIANTS["kubernetes"],
+        config_class=VARIANTS["kubernetes"],
         evidence=("tested",),
         cloud="aws",
     )
@@ -227,7 +227,7 @@ def test_the_cloud_s_source_is_shown_as_code(monkeypatch: pytest.MonkeyPatch) ->
     )
     result = doctor(COLUMNS="60")
     assert result.exit_code == 0
-    line = 'WatchedSource(AwsWatch(["spot-interruption"])'
+    line = 'NoticeSourceConfig(AwsWatch(["spot-interruption"])'
     assert line in result.output  # whole, though the terminal is narrow
     (finding,) = [each for each in told()["findings"] if each["about"] == "cloud aws"]
     assert finding["level"] == "advice"

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from tests.recipes.slurm import Slurm, why_not
 from tfpreempt.cli import main
-from tfpreempt.cli.doctor.slurm import (
+from tfpreempt.cli.doctor.slurm_settings import (
     ANSWER_SECONDS,
     Requeue,
     SlurmState,
     ask_slurm,
     parse_codes,
 )
-from tfpreempt.cli.doctor.verdict import Facts, Level, assess
+from tfpreempt.cli.doctor.verdict import DoctorFindings, Level, assess
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
 JOB = {"SLURM_JOB_ID": "17"}
@@ -55,8 +55,8 @@ def job(requeue: int = 1, batch: int = 1) -> str:
 
 
 def verdict(state: SlurmState) -> tuple[Level, str]:
-    platform = Platform(name="slurm", variant=VARIANTS["slurm"], evidence=())
-    facts = Facts(platform=platform, sources=(), storage=None, slurm=state)
+    platform = Platform(name="slurm", config_class=VARIANTS["slurm"], evidence=())
+    facts = DoctorFindings(platform=platform, sources=(), storage=None, slurm=state)
     (finding,) = [each for each in assess(facts) if each.about == "requeue"]
     return finding.level, finding.text
 

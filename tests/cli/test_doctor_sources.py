@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tfpreempt.cli.doctor.sources import Liveness, probe_sources
+from tfpreempt.cli.doctor.sources import SourceHealth, probe_sources
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource
+from tfpreempt.notice.metadata_watch import ActiveNotice, Poller, Report
 from tfpreempt.notice.signals import SignalSource
-from tfpreempt.notice.topics import Poller, Report, Told
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.testing.notice import ScriptedSource
 
 
@@ -35,7 +35,7 @@ class ScriptedPoller(Poller):
         if self._hangs:
             self._closed.wait(30)
         for topic, level in self._levels.items():
-            report(topic, None if level is None else Told(level))
+            report(topic, None if level is None else ActiveNotice(level))
         return 1.0
 
     def failure(self, topic: str) -> str:
@@ -47,8 +47,8 @@ class ScriptedPoller(Poller):
 
 def states(
     *sources: Any, limit: float = 10.0, **pollers: ScriptedPoller
-) -> list[Liveness]:
-    watched = [WatchedSource(source, 5.0) for source in sources]
+) -> list[SourceHealth]:
+    watched = [NoticeSourceConfig(source, 5.0) for source in sources]
     makers: Any = {
         kind: functools.partial(lambda poller, topics: poller, poller)
         for kind, poller in pollers.items()
@@ -63,38 +63,38 @@ def test_each_topic_has_its_own_state() -> None:
     sources = [ScriptedSource(f"gce:{topic}") for topic in ("quiet", "up", "unread")]
     poller = ScriptedPoller({"quiet": None, "up": "it goes"})
     assert states(*sources, gce=poller) == [
-        Liveness.LIVE,
-        Liveness.NOTICE,
-        Liveness.DEAD,
+        SourceHealth.LIVE,
+        SourceHealth.NOTICE,
+        SourceHealth.DEAD,
     ]
 
 
 def test_an_answer_that_takes_long_is_slow() -> None:
     source = ScriptedSource("azure:Preempt")
     assert states(source, limit=0.05, azure=ScriptedPoller({}, hangs=True)) == [
-        Liveness.SLOW
+        SourceHealth.SLOW
     ]
 
 
 def test_two_sources_of_one_name_are_two() -> None:
     pair = [ScriptedSource("azure:Preempt") for _ in range(2)]
     poller = ScriptedPoller({"Preempt": None})
-    assert states(*pair, azure=poller) == [Liveness.LIVE] * 2
+    assert states(*pair, azure=poller) == [SourceHealth.LIVE] * 2
 
 
 def test_a_notice_file(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    assert states(FileSource(stop)) == [Liveness.LIVE]
+    assert states(FileSource(stop)) == [SourceHealth.LIVE]
     stop.touch()
-    assert states(FileSource(stop)) == [Liveness.NOTICE]
-    assert states(FileSource(tmp_path / "no" / "stop")) == [Liveness.SLOW]
+    assert states(FileSource(stop)) == [SourceHealth.NOTICE]
+    assert states(FileSource(tmp_path / "no" / "stop")) == [SourceHealth.SLOW]
 
 
 def test_a_function_of_the_program_is_not_called() -> None:
     def watcher() -> bool:
         pytest.fail("called")
 
-    assert states(CallableSource(watcher)) == [Liveness.LIVE]
+    assert states(CallableSource(watcher)) == [SourceHealth.LIVE]
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def _blocked_usr2() -> Iterator[None]:
 @pytest.mark.usefixtures("_blocked_usr2")
 def test_a_blocked_signal_is_named_and_received() -> None:
     blocked, other = probe_sources(
-        [WatchedSource(SignalSource(name)) for name in ("USR2", "USR1")]
+        [NoticeSourceConfig(SignalSource(name)) for name in ("USR2", "USR1")]
     )
-    assert (blocked.state, other.state) == (Liveness.LIVE, Liveness.LIVE)
+    assert (blocked.state, other.state) == (SourceHealth.LIVE, SourceHealth.LIVE)
     assert "SIGUSR2 is blocked in this shell" in blocked.detail
     assert other.detail == "is not blocked here"

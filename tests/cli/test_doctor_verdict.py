@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import tfpreempt
-from tfpreempt.cli.doctor.sources import Liveness, SourceState
-from tfpreempt.cli.doctor.storage import Storage
-from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
+from tfpreempt.cli.doctor.sources import SourceHealth, SourceState
+from tfpreempt.cli.doctor.storage_check import Storage
+from tfpreempt.cli.doctor.verdict import DoctorFinding, DoctorFindings, Level, assess
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.deadline import needed_seconds
 from tfpreempt.platforms.detect import VARIANTS, Platform
@@ -22,9 +22,9 @@ def facts(
     name: str = "gce-spot",
     filesystem: str = "ext4",
     seconds: float | None = 1.0,
-) -> Facts:
+) -> DoctorFindings:
     sources = [
-        SourceState(name=f"s{i}", grace_seconds=grace, state=Liveness.LIVE)
+        SourceState(name=f"s{i}", grace_seconds=grace, state=SourceHealth.LIVE)
         for i, grace in enumerate(graces)
     ]
     storage = Storage(
@@ -35,11 +35,11 @@ def facts(
         save_seconds=seconds,
         fault="" if seconds is not None else "the disk is gone",
     )
-    platform = Platform(name=name, variant=VARIANTS[name], evidence=("tested",))
-    return Facts(platform=platform, sources=tuple(sources), storage=storage)
+    platform = Platform(name=name, config_class=VARIANTS[name], evidence=("tested",))
+    return DoctorFindings(platform=platform, sources=tuple(sources), storage=storage)
 
 
-def findings(about: str, seen: Facts) -> list[Finding]:
+def findings(about: str, seen: DoctorFindings) -> list[DoctorFinding]:
     return [each for each in assess(seen) if each.about == about]
 
 
@@ -139,7 +139,7 @@ def test_a_mistyped_mount_point_is_told(mount: str, missing: str, level: Level) 
 
 def test_sources_of_one_name_are_told_apart_by_what_they_leave() -> None:
     pair = tuple(
-        SourceState(name="azure:x", grace_seconds=grace, state=Liveness.LIVE)
+        SourceState(name="azure:x", grace_seconds=grace, state=SourceHealth.LIVE)
         for grace in (30.0, 300.0)
     )
     texts = [
@@ -167,7 +167,7 @@ def test_a_scheduler_on_a_cloud_s_machine_gets_the_cloud_s_source_to_add(
     assert type(names["config"]) is VARIANTS[name]
     assert added[-1].source.name.startswith(f"{cloud}:")
     watched = SourceState(
-        name=added[-1].source.name, grace_seconds=30.0, state=Liveness.LIVE
+        name=added[-1].source.name, grace_seconds=30.0, state=SourceHealth.LIVE
     )
     assert not findings(f"cloud {cloud}", dataclasses.replace(seen, sources=(watched,)))
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, wait_until
-from tfpreempt.cli.run.hangs import AUTO, Life, Watch
-from tfpreempt.core.life import VARIABLE, Sign, Stage
+from tfpreempt.cli.run.hang_detector import AUTO, HangDetector, WorkerProgress
+from tfpreempt.core.heartbeat import VARIABLE, Heartbeat, WorkerPhase
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,28 +40,31 @@ def read_data():
 
 
 def sign(
-    boundaries: int = 0, *, step: int | None = None, stage: Stage = Stage.STEPS
-) -> Sign:
+    boundaries: int = 0,
+    *,
+    step: int | None = None,
+    stage: WorkerPhase = WorkerPhase.STEPS,
+) -> Heartbeat:
     step = boundaries if step is None else step
-    return Sign(pid=os.getpid(), boundaries=boundaries, step=step, stage=stage)
+    return Heartbeat(pid=os.getpid(), boundaries=boundaries, step=step, stage=stage)
 
 
 class Worker:
     """A worker's signs, and what is known by them; each is seen when it is new."""
 
     def __init__(self, timeout: float) -> None:
-        self.life = Life(timeout)
+        self.life = WorkerProgress(timeout)
         self.now = 1000.0
         self.boundaries = self.beat = 0
-        self.tells(0.0, sign(stage=Stage.APART))
+        self.tells(0.0, sign(stage=WorkerPhase.APART))
 
-    def tells(self, seconds: float, told: Sign) -> None:
+    def tells(self, seconds: float, told: Heartbeat) -> None:
         """After so many seconds."""
         self.now += seconds
         self.beat += 1
         self.life.see(self.now, self.beat, told)
 
-    def steps(self, *seconds: float, stage: Stage = Stage.STEPS) -> None:
+    def steps(self, *seconds: float, stage: WorkerPhase = WorkerPhase.STEPS) -> None:
         """Boundaries, with so many seconds before each."""
         for each in seconds:
             self.boundaries += 1
@@ -69,7 +72,7 @@ class Worker:
 
     def begin(self, *first: float) -> None:
         """The start, and the first steps."""
-        self.steps(7.0, *first, stage=Stage.FIRST)
+        self.steps(7.0, *first, stage=WorkerPhase.FIRST)
         self.steps(first[-1])
 
     @property
@@ -82,32 +85,32 @@ class Worker:
 
 
 def test_who_has_told_nothing_is_not_known() -> None:
-    assert Life(5.0).limit == math.inf
+    assert WorkerProgress(5.0).limit == math.inf
 
 
 def test_the_start_may_take_as_long_as_it_takes() -> None:
     worker = Worker(5.0)
     for _ in range(3):
-        worker.tells(2 * HOUR, sign(stage=Stage.APART))
-        assert worker.life.is_apart
+        worker.tells(2 * HOUR, sign(stage=WorkerPhase.APART))
+        assert worker.life.is_exempt
         assert worker.left == HOUR
 
 
 def test_a_process_that_does_not_even_beat_gets_an_hour() -> None:
     """Native code that never gives back the lock of the interpreter is in its way."""
     worker = Worker(5.0)
-    worker.life.see(worker.now + 100.0, worker.beat, sign(stage=Stage.APART))
+    worker.life.see(worker.now + 100.0, worker.beat, sign(stage=WorkerPhase.APART))
     assert worker.left == HOUR
 
 
 def test_first_steps_trace_and_compile_and_get_an_hour() -> None:
     worker = Worker(5.0)
-    worker.steps(1.0, stage=Stage.FIRST)
+    worker.steps(1.0, stage=WorkerPhase.FIRST)
     assert worker.left == HOUR
-    worker.tells(100.0, sign(1, stage=Stage.FIRST))
+    worker.tells(100.0, sign(1, stage=WorkerPhase.FIRST))
     assert worker.left == HOUR - 100.0
     generous = Worker(2 * HOUR)
-    generous.steps(1.0, stage=Stage.FIRST)
+    generous.steps(1.0, stage=WorkerPhase.FIRST)
     assert generous.left == 2 * HOUR
 
 
@@ -148,7 +151,7 @@ def test_short_steps_are_seen_many_at_once() -> None:
 
 def test_a_first_step_is_known_though_many_more_are_seen_with_it() -> None:
     worker = Worker(AUTO)
-    worker.steps(7.0, stage=Stage.FIRST)
+    worker.steps(7.0, stage=WorkerPhase.FIRST)
     worker.tells(300.0, sign(worker.boundaries + 150))
     assert worker.life.limit == pytest.approx(600.0)
 
@@ -156,7 +159,7 @@ def test_a_first_step_is_known_though_many_more_are_seen_with_it() -> None:
 def test_what_is_read_before_the_first_step_may_be_read_again() -> None:
     """Such as what fills a shuffle buffer, at the beginning of each epoch."""
     worker = Worker(AUTO)
-    worker.steps(200.0, stage=Stage.FIRST)
+    worker.steps(200.0, stage=WorkerPhase.FIRST)
     worker.steps(1.0, 1.0, 1.0)
     assert worker.life.limit == pytest.approx(400.0)
 
@@ -176,7 +179,7 @@ def test_the_steps_of_a_fit_are_known_without_its_callbacks() -> None:
     worker.begin(1.0)
     for number in range(3, 9):
         worker.tells(50.0, sign(number, step=number - 1))
-        worker.tells(130.0, sign(number, step=number, stage=Stage.APART))
+        worker.tells(130.0, sign(number, step=number, stage=WorkerPhase.APART))
     worker.tells(50.0, sign(9, step=8))
     assert worker.left == pytest.approx(20 * 130.0)
 
@@ -194,8 +197,8 @@ def test_a_validation_tells_nothing_of_steps() -> None:
 def test_what_takes_long_is_over_when_it_is_over() -> None:
     worker = Worker(5.0)
     worker.begin(1.0)
-    worker.tells(1.0, sign(worker.boundaries, stage=Stage.APART))
-    worker.tells(500.0, sign(worker.boundaries, stage=Stage.APART))
+    worker.tells(1.0, sign(worker.boundaries, stage=WorkerPhase.APART))
+    worker.tells(500.0, sign(worker.boundaries, stage=WorkerPhase.APART))
     assert worker.left == HOUR
     worker.tells(1.0, sign(worker.boundaries))
     assert worker.left == 5.0
@@ -213,13 +216,13 @@ class Told:
     """A watch over workers whose signs the test gives."""
 
     def __init__(self, workers: int) -> None:
-        self.watch = Watch(5.0, workers)
+        self.watch = HangDetector(5.0, workers)
         self.watch.begin()
         self.running = list(range(workers))
         self.now, self.beats = 1000.0, 0
         self.watch.look(self.now, self.running)
 
-    def tell(self, worker: int, told: Sign) -> None:
+    def tell(self, worker: int, told: Heartbeat) -> None:
         path = self.watch.to_environment(worker)[VARIABLE]
         self.beats += 1
         fields = (self.beats, told.pid, told.boundaries, told.step, int(told.stage))
@@ -246,7 +249,7 @@ def test_the_first_who_is_late_is_late_for_all() -> None:
 
 def test_others_may_wait_for_one_that_takes_long() -> None:
     told = Told(2)
-    told.tell(0, sign(5, stage=Stage.APART))
+    told.tell(0, sign(5, stage=WorkerPhase.APART))
     told.tell(1, sign(5))
     assert told.look(0.5) == HOUR
     told.running = [1]
@@ -259,15 +262,17 @@ def test_a_process_that_is_stopped_takes_no_time_for_anything() -> None:
     with a_process() as process:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        told.tell(0, dataclasses.replace(sign(5, stage=Stage.APART), pid=process.pid))
+        told.tell(
+            0, dataclasses.replace(sign(5, stage=WorkerPhase.APART), pid=process.pid)
+        )
         assert told.look(0.5) == 5.0
         assert told.look(1.0) == 4.0
         process.kill()
 
 
 @pytest.mark.slow  # starts a process
-@pytest.mark.parametrize("stage", list(Stage))
-def test_what_a_process_told_that_has_ended_is_forgotten(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", list(WorkerPhase))
+def test_what_a_process_told_that_has_ended_is_forgotten(stage: WorkerPhase) -> None:
     """As in `sh -c "train && export"`: nothing is known of what goes on now."""
     told = Told(1)
     with a_process() as process:
@@ -285,7 +290,7 @@ def test_what_a_process_told_that_has_ended_is_forgotten(stage: Stage) -> None:
 
 @pytest.mark.slow  # starts a process
 def test_the_stacks_of_a_process_outlive_it() -> None:
-    watch = Watch(5.0, 1)
+    watch = HangDetector(5.0, 1)
     watch.begin()
     environment = {**os.environ, **watch.to_environment(0)}
     program = "import os, sys, signal\n" + WORKER + "read_data()"
@@ -306,7 +311,7 @@ def test_the_stacks_of_a_process_outlive_it() -> None:
 def test_who_waits_for_one_that_hangs_is_in_nobody_s_way() -> None:
     """It is through with its data, say, and stands at the last boundary."""
     told = Told(2)
-    told.tell(0, sign(5, stage=Stage.WAITS))
+    told.tell(0, sign(5, stage=WorkerPhase.WAITS))
     told.tell(1, sign(5))
     assert told.look(0.5) == 5.0
     told.running = [0]
@@ -337,7 +342,7 @@ def test_a_restart_knows_nothing_of_the_start_before() -> None:
 
 # --- under the supervisor, with workers that are no TensorFlow ----------------------
 
-OPTIONS = ("--hang-timeout", "2", "--failure-grace", "0.5", "--workers", "2")
+OPTIONS = ("--hang-timeout", "2", "--kill-after", "0.5", "--workers", "2")
 
 
 @pytest.mark.slow  # starts a process

@@ -26,7 +26,7 @@ from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.cli import main
-from tfpreempt.storage import opening
+from tfpreempt.storage import open_store
 from tfpreempt.storage.local import LocalStore
 
 KEYS = {
@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> Path:
 
 def mirrored(run: Path, name: str, mirror: Path) -> str:
     """Lays a commit out as the mirror has it; its folder's name."""
-    commit = catalog.at(str(run / name))
+    commit = catalog.read_at(str(run / name))
     folder = catalog.folder_name(commit.step, commit.token)
     shutil.copytree(run / name, mirror / folder)
     return folder
@@ -109,7 +109,7 @@ def test_the_table_for_people(run: Path) -> None:
     assert result.exit_code == 0
     header, *lines = result.stdout.splitlines()
     assert header.split() == [
-        "step", "checkpoint", "saved", "(UTC)", "size", "world", "state", "checked",
+        "step", "checkpoint", "saved", "(UTC)", "size", "workers", "state", "checked",
         "where",
     ]  # fmt: skip
     assert [line.split()[0] for line in lines] == ["10", "30", "20"]
@@ -299,7 +299,7 @@ def test_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(run)
     store.replace("5.1-00000000/COMMITTED", b"not JSON")
     store.replace("2024/data.csv", b"a stranger's")
-    monkeypatch.setattr(opening, "open_store", lambda place: store)
+    monkeypatch.setattr(open_store, "open_store", lambda place: store)
     found = told("gs://bucket/run")
     assert [each["where"] for each in found] == ["remote"] * 4
     assert [each["state"] for each in found] == ["committed"] * 3 + ["damaged"]
@@ -311,7 +311,7 @@ def filled(run: Path) -> FaultyObjectStore:
     """A bucket with all commits of a run."""
     store, source = FaultyObjectStore(), LocalStore(str(run))
     for name in source.folders():
-        commit = catalog.at(str(run / name))
+        commit = catalog.read_at(str(run / name))
         folder = catalog.folder_name(commit.step, commit.token)
         for file in source.list(f"{name}/"):
             data = io.BytesIO((run / file).read_bytes())
@@ -335,12 +335,12 @@ class Bucket(FaultyObjectStore):
 
 
 def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = catalog.at(str(run / "10"))
+    commit = catalog.read_at(str(run / "10"))
     folder = catalog.folder_name(10, commit.token)
 
     def look(name: str, root: Path | None) -> list[dict[str, Any]]:
         bucket = Bucket(f"gs://bucket/run/{name}", root)
-        monkeypatch.setattr(opening, "open_store", lambda place: bucket)
+        monkeypatch.setattr(open_store, "open_store", lambda place: bucket)
         return told(bucket.uri)
 
     (one,) = look(folder, run / "10")
@@ -354,7 +354,7 @@ def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (run / "10" / "COMMITTED").unlink()
     (upload,) = look(folder, run / "10")
     assert (upload["state"], upload["step"]) == ("not committed", 10)
-    monkeypatch.setattr(opening, "open_store", lambda place: Bucket(place, None))
+    monkeypatch.setattr(open_store, "open_store", lambda place: Bucket(place, None))
     result = inspect(f"gs://bucket/run/{folder}")
     assert result.exit_code == 2
     assert "There is no checkpoint at" in result.stderr
@@ -365,7 +365,7 @@ def test_a_bucket_that_is_itself_the_checkpoint_directory(
 ) -> None:
     (run / "30" / "COMMITTED").unlink()
     bucket = Bucket("gs://bucket/run", run)
-    monkeypatch.setattr(opening, "open_store", lambda place: bucket)
+    monkeypatch.setattr(open_store, "open_store", lambda place: bucket)
     assert summary("gs://bucket/run") == [
         ("10", "committed", "remote"),
         ("30", "not committed", "remote"),
@@ -381,7 +381,7 @@ def test_commits_that_were_written_in_their_place(
     in_place = ("commit-3f2a-periodic-10", "committed", "local")
     assert summary(run)[0] == in_place
     bucket = Bucket("gs://bucket/run", run)
-    monkeypatch.setattr(opening, "open_store", lambda place: bucket)
+    monkeypatch.setattr(open_store, "open_store", lambda place: bucket)
     assert summary("gs://bucket/run")[0] == (*in_place[:2], "remote")
 
 

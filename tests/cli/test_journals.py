@@ -10,7 +10,7 @@ import pytest
 from tests.cli.report.scripted import Scripted
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status.read_status import read_status
-from tfpreempt.cli.status.run_status import State
+from tfpreempt.cli.status.run_status import ReportedState
 from tfpreempt.core.events import Exit, Outcome
 from tfpreempt.core.journal import MAX_LINE_BYTES, Journal
 
@@ -67,7 +67,7 @@ def test_a_late_record_belongs_to_the_process_that_made_it(tmp_path: Path) -> No
     run.write(tmp_path)
     journals = opened(tmp_path, keeps_all=False)
     [worker] = read_status(journals, WALL + run.now).workers
-    assert worker.state is State.STARTING
+    assert worker.state is ReportedState.STARTING
     first, second = journals.workers[0].trainings
     assert first.exit is not None
     assert second.exit is None

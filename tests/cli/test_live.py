@@ -20,11 +20,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cli.conftest import Run, wait_until
 from tests.ports import free_ports
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
-from tfpreempt.cli.run.console import Console, StatusLine, status_line
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
+from tfpreempt.cli.run.console import OutputConsole, StatusLine, status_line
 from tfpreempt.cli.status import metrics
 from tfpreempt.cli.status.metrics import parse_address
-from tfpreempt.cli.status.run_status import RunStatus, State, Worker
+from tfpreempt.cli.status.run_status import ReportedState, RunStatus, Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]  # real servers, and terminals
 
@@ -55,7 +55,7 @@ def test_the_alarms_of_the_page_pass_over_what_is_finished() -> None:
     page = Path(__file__).parents[2] / "docs" / "live.md"
     [block] = re.findall(r"```promql\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     alarms = block.strip().split("\n\n")
-    done = Worker(worker=0, state=State.FINISHED, step=1, stepped_at=1.0)
+    done = Worker(worker=0, state=ReportedState.FINISHED, step=1, stepped_at=1.0)
     status = RunStatus(at=9e9, workers=[done], commit_step=1, committed_at=1.0)
     known = measured(status)
     for alarm in alarms:
@@ -68,12 +68,17 @@ def test_the_alarms_of_the_page_pass_over_what_is_finished() -> None:
 
 def test_what_a_run_is_at_in_numbers() -> None:
     upload = MirrorStatus(
-        uri="gs://b/r", mirrored=4, pending=1, sent_bytes=3, total_bytes=7, faults=2
+        uri="gs://b/r",
+        mirrored_step=4,
+        pending=1,
+        sent_bytes=3,
+        total_bytes=7,
+        error_count=2,
     )
     workers = [
         Worker(
             worker=0,
-            state=State.SAVING,
+            state=ReportedState.SAVING,
             since=1e9,
             step=12,
             steps_per_second=2.5,
@@ -82,7 +87,7 @@ def test_what_a_run_is_at_in_numbers() -> None:
             deadline=1030.5,
             upload=upload,
         ),
-        Worker(worker=1, state=State.STARTING),
+        Worker(worker=1, state=ReportedState.STARTING),
     ]
     found = measured(
         RunStatus(
@@ -304,7 +309,7 @@ def test_output_is_printed_above_the_line(
     terminal = make_terminal()
     line = status_line(terminal.stream)
     assert line is not None
-    consoles = [Console(prefix, terminal.stream, line) for prefix in ("", "[w] ")]
+    consoles = [OutputConsole(prefix, terminal.stream, line) for prefix in ("", "[w] ")]
     line.show("step 1")
     for each in consoles:
         each.feed(b"said\n")

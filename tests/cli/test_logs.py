@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import wait_until
 from tfpreempt.cli.run import console
-from tfpreempt.cli.run.console import Console
+from tfpreempt.cli.run.console import OutputConsole
 from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.core import contained
 from tfpreempt.errors import ConfigurationError
@@ -39,7 +39,7 @@ class Logs:
         *,
         size: int = 1 << 30,
         files: int = 3,
-        console: Console | None = None,
+        console: OutputConsole | None = None,
         root: str = "",
     ) -> WorkerLog:
         log = WorkerLog(
@@ -227,7 +227,7 @@ def test_an_unwritable_log_directory_is_refused(tmp_path: Path) -> None:
 
 def test_whole_lines_are_copied_with_a_prefix(logs: Logs) -> None:
     stream = io.BytesIO()
-    shown = Console("[w] ", stream)
+    shown = OutputConsole("[w] ", stream)
     log = logs.make(console=shown)
     log.begin("part")
     write(log, "one\ntw")
@@ -244,7 +244,7 @@ def test_whole_lines_are_copied_with_a_prefix(logs: Logs) -> None:
 
 def test_a_closed_console_ends_nothing() -> None:
     stream = io.BytesIO()
-    shown = Console("", stream)
+    shown = OutputConsole("", stream)
     stream.close()
     shown.feed(b"line\n")
     shown.close()
@@ -267,7 +267,7 @@ def test_a_console_that_stands_still_stops_nobody(
 ) -> None:
     monkeypatch.setattr(console, "_STALL_SECONDS", 0.01)
     terminal = Terminal()
-    shown = Console("", terminal)
+    shown = OutputConsole("", terminal)
     for _ in range(20):
         shown.feed(b"x" * 999_999 + b"\n")
     terminal.goes_on.set()
@@ -298,7 +298,7 @@ def test_what_is_said_for_a_worker_are_its_last_words(logs: Logs) -> None:
 @pytest.mark.timeout(30)  # half a second for each would be 100
 def test_a_console_that_stands_still_is_waited_for_once() -> None:
     terminal = Terminal()
-    shown = Console("", terminal)
+    shown = OutputConsole("", terminal)
     shown.feed(b"line\n")
     for _ in range(200):
         shown.flush()

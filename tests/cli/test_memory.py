@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from tfpreempt.cli import main
-from tfpreempt.cli.doctor.storage import Mount
-from tfpreempt.cli.run import memory
-from tfpreempt.cli.run.memory import AUTO, lent
-from tfpreempt.core.memory import lent_memory
+from tfpreempt.cli.doctor.storage_check import Mount
+from tfpreempt.cli.run import snapshot_space
+from tfpreempt.cli.run.snapshot_space import AUTO, lent
+from tfpreempt.core.snapshot_memory import from_environment
 from tfpreempt.errors import ConfigurationError
 
 GIB = 1 << 30
@@ -24,8 +24,8 @@ GIB = 1 << 30
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that passes for memory, where 8 GiB are free."""
-    monkeypatch.setattr(memory, "_is_in_memory", lambda place: place.is_dir())
-    monkeypatch.setattr(memory, "_room", lambda place: 8 * GIB)
+    monkeypatch.setattr(snapshot_space, "_is_in_memory", lambda place: place.is_dir())
+    monkeypatch.setattr(snapshot_space, "_room", lambda place: 8 * GIB)
     yield tmp_path
     assert list(tmp_path.iterdir()) == []
 
@@ -37,7 +37,7 @@ def test_a_quarter_is_shared_by_the_workers(place: Path) -> None:
         directory = Path(given.directory)
         assert directory.parent == place
         assert directory.stat().st_mode & 0o777 == 0o700
-        assert lent_memory(given.to_environment()) == given
+        assert from_environment(given.to_environment()) == given
         (directory / "files").mkdir()
 
 
@@ -45,7 +45,7 @@ def test_what_was_asked_for_is_shared_too(place: Path) -> None:
     with lent(6 * GIB, 2, [place]) as given:
         assert given is not None
         assert (given.bytes, given.workers) == (3 * GIB, 2)
-        assert lent_memory(given.to_environment()) == given
+        assert from_environment(given.to_environment()) == given
 
 
 def test_off_is_none(place: Path) -> None:
@@ -56,7 +56,7 @@ def test_off_is_none(place: Path) -> None:
 def test_a_small_machine_has_none_unless_it_is_asked_for(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_room", lambda place: 200 << 20)
+    monkeypatch.setattr(snapshot_space, "_room", lambda place: 200 << 20)
     with lent(AUTO, 1, [place]) as given:
         assert given is None
     with lent(50 << 20, 1, [place]) as given:
@@ -89,9 +89,9 @@ def test_what_fails_keeps_nothing_from_starting_unless_it_was_asked_for(
         raise PermissionError("not here")
 
     if name == "_locked":
-        monkeypatch.setattr(memory, name, lambda path: None)
+        monkeypatch.setattr(snapshot_space, name, lambda path: None)
     else:
-        monkeypatch.setattr(Path if name == "mkdir" else memory, name, fail)
+        monkeypatch.setattr(Path if name == "mkdir" else snapshot_space, name, fail)
     with lent(AUTO, 1, [place]) as given:
         assert given is None
     assert caplog.text.count("there are no snapshots in memory") == 1
@@ -145,9 +145,9 @@ def test_only_tmpfs_is_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
 ) -> None:
     mount = None if kind is None else Mount(point=tmp_path, kind=kind)
-    monkeypatch.setattr(memory, "mount_of", lambda place: mount)
-    assert memory._is_in_memory(tmp_path) == (kind == "tmpfs")
-    assert not memory._is_in_memory(tmp_path / "gone")
+    monkeypatch.setattr(snapshot_space, "mount_of", lambda place: mount)
+    assert snapshot_space._is_in_memory(tmp_path) == (kind == "tmpfs")
+    assert not snapshot_space._is_in_memory(tmp_path / "gone")
 
 
 def test_the_option_is_a_word_or_a_size() -> None:
@@ -172,7 +172,7 @@ def test_what_no_supervisor_has_said_is_nothing(
         "TFPREEMPT_SNAPSHOT_DIR": str(tmp_path),
         "TFPREEMPT_SNAPSHOT_BYTES": "5",
     }
-    assert lent_memory(right) is not None
-    assert lent_memory({**right, **wrong} if wrong else {}) is None
+    assert from_environment(right) is not None
+    assert from_environment({**right, **wrong} if wrong else {}) is None
     os.rmdir(tmp_path)
-    assert lent_memory(right) is None
+    assert from_environment(right) is None

@@ -1,4 +1,4 @@
-"""`tfpreempt notify` with real processes: the right one is signalled, or none."""
+"""`tfpreempt simulate` with real processes: the right one is signalled, or none."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from click.testing import CliRunner, Result
 
 from tests.cli.conftest import is_alive, wait_until
 from tfpreempt.cli import main
-from tfpreempt.cli.notify.workers import NothingRunsError, Worker, held_workers
+from tfpreempt.cli.simulate.workers import NothingRunsError, RunningWorker, held_workers
 from tfpreempt.core.events import Commit, Exit, Notice, Outcome
 from tfpreempt.core.journal import Journal, journal_directory
-from tfpreempt.handler.status_file import Doing, Now, _pack, now_path
+from tfpreempt.handler.status_file import (
+    WorkerActivity,
+    WorkerStatus,
+    _pack,
+    status_path,
+)
 
 pytestmark = pytest.mark.slow  # starts interpreters
 
@@ -142,17 +147,17 @@ def test_forks_of_the_worker_before_are_not_the_worker(
     with held_workers(tmp_path, [0]) as (loader,):
         assert loader.pid != earlier.pid
     worker = start(0)
-    now = Now(
+    now = WorkerStatus(
         at=1.0,
         worker=0,
-        world=1,
+        num_workers=1,
         host="host",
         pid=worker.pid,
-        doing=Doing.TRAINING,
+        doing=WorkerActivity.TRAINING,
         step=1,
         stepped_at=1.0,
     )
-    now_path(journal_directory(tmp_path), 0).write_bytes(_pack(now))
+    status_path(journal_directory(tmp_path), 0).write_bytes(_pack(now))
     with held_workers(tmp_path, [0]) as (found,):
         assert found.pid == worker.pid
 
@@ -340,11 +345,11 @@ def test_follow_tells_what_is_known_of_a_worker_that_runs_on(
 ) -> None:
     """Whether it has heard at all is what one wants to know then."""
 
-    def runs_on(worker: Worker, seconds: float) -> bool:
+    def runs_on(worker: RunningWorker, seconds: float) -> bool:
         wait_until(lambda: bool(worker.records()), "the notice")
         return False
 
-    monkeypatch.setattr(Worker, "wait_ended", runs_on)
+    monkeypatch.setattr(RunningWorker, "wait_ended", runs_on)
     heard, _, _ = records(Outcome.COMMITTED).splitlines(keepends=True)
     start(1, says=heard)
     result = notify(tmp_path, "--worker", "1", "--signal", "USR2", "--follow", "60")

@@ -1,4 +1,4 @@
-"""`tfpreempt notify --file`: the file is there for a while, and gone afterwards."""
+"""`tfpreempt simulate --file`: the file is there for a while, and gone afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(signal, "sigtimedwait", wait)
     assert notify("--file", stop).exit_code == 0
-    assert held == [(5.0, "tfpreempt notify\n")]
+    assert held == [(5.0, "tfpreempt simulate\n")]
     assert not stop.exists()
 
 

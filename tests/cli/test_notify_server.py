@@ -1,4 +1,4 @@
-"""`tfpreempt notify --serve` and `--metadata`: a cloud's server, and what it says."""
+"""`tfpreempt simulate --serve` and `--metadata`: a cloud's server, and what it says."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from click.testing import CliRunner, Result
 
 from tests.cli.conftest import wait_until
 from tfpreempt.cli import main
-from tfpreempt.cli.doctor.sources import Liveness, probe_sources
-from tfpreempt.cli.notify.server import (
-    Rehearsal,
-    RehearsalAws,
-    RehearsalAzure,
-    RehearsalGce,
+from tfpreempt.cli.doctor.sources import SourceHealth, probe_sources
+from tfpreempt.cli.simulate.server import (
+    SimulatedAwsMetadata,
+    SimulatedAzureMetadata,
+    SimulatedGceMetadata,
+    SimulatedMetadata,
 )
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
-from tfpreempt.notice.metadata import MetadataSession
+from tfpreempt.notice.metadata_session import MetadataSession
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.notice.watcher import NoticeSourceConfig, Watcher
 from tfpreempt.platforms.detect import VARIANTS
 from tfpreempt.testing.metadata import FakeGce
 
@@ -73,39 +73,47 @@ def test_a_server_gives_a_notice_and_takes_it_back(
         monkeypatch.setenv(name, value)
     variants = {"gce": "gce-spot", "aws": "aws", "azure": "azure"}
 
-    def states() -> list[Liveness]:
+    def states() -> list[SourceHealth]:
         config = VARIANTS[variants[cloud]]()
         return [each.state for each in probe_sources(config.watched_sources())]
 
-    assert set(states()) == {Liveness.LIVE}
+    assert set(states()) == {SourceHealth.LIVE}
     with ThreadPoolExecutor() as pool:
         announced = pool.submit(notify, url)
-        wait_until(lambda: Liveness.NOTICE in states(), "the notice")
+        wait_until(lambda: SourceHealth.NOTICE in states(), "the notice")
     assert announced.result().exit_code == 0, announced.result().output
     assert f"{url} is quiet again" in announced.result().output
-    assert set(states()) == {Liveness.LIVE}
+    assert set(states()) == {SourceHealth.LIVE}
 
 
-SERVERS: dict[type[Rehearsal], Callable[[str], NoticeSource]] = {
-    RehearsalGce: lambda url: GceWatch(["preempted"], url=url).source("preempted"),
-    RehearsalAws: lambda url: AwsWatch(
+SERVERS: dict[type[SimulatedMetadata], Callable[[str], NoticeSource]] = {
+    SimulatedGceMetadata: lambda url: GceWatch(["preempted"], url=url).source(
+        "preempted"
+    ),
+    SimulatedAwsMetadata: lambda url: AwsWatch(
         ["spot-interruption"], url=url, interval=0.01
     ).source("spot-interruption"),
-    RehearsalAzure: lambda url: AzureWatch(["Preempt"], url=url, interval=0.01).source(
-        "Preempt"
-    ),
+    SimulatedAzureMetadata: lambda url: AzureWatch(
+        ["Preempt"], url=url, interval=0.01
+    ).source("Preempt"),
 }
 
 
 @pytest.mark.slow  # each waits for its job
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_notice_is_up_until_the_job_has_asked(server: type[Rehearsal]) -> None:
+def test_a_notice_is_up_until_the_job_has_asked(
+    server: type[SimulatedMetadata],
+) -> None:
     """Whenever that is; and the notice reaches it, each time."""
     with server() as served:
         for _ in range(2):
             heard = threading.Event()
             source = SERVERS[server](served.url)
-            watcher = Watcher([WatchedSource(source, 5.0)], 0, lambda _: heard.set())  # noqa: B023
+            watcher = Watcher(
+                [NoticeSourceConfig(source, 5.0)],
+                0,
+                lambda _: heard.set(),  # noqa: B023
+            )
             threading.Timer(0.3, watcher.start).start()
             try:
                 result = notify(served.url)
@@ -122,9 +130,9 @@ def test_a_notice_is_up_until_the_job_has_asked(server: type[Rehearsal]) -> None
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_what_nobody_has_asked_for_was_not_told(
-    server: type[Rehearsal], monkeypatch: pytest.MonkeyPatch
+    server: type[SimulatedMetadata], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfpreempt.cli.notify.server.ASK_SECONDS", 0.2)
+    monkeypatch.setattr("tfpreempt.cli.simulate.server.ASK_SECONDS", 0.2)
     with server() as served:
         result = notify(served.url)
     assert result.exit_code == 1
@@ -134,7 +142,7 @@ def test_what_nobody_has_asked_for_was_not_told(
 
 def test_an_answer_without_the_notice_does_not_count() -> None:
     headers = {"Metadata-Flavor": "Google"}
-    with RehearsalGce() as served, ThreadPoolExecutor() as pool:
+    with SimulatedGceMetadata() as served, ThreadPoolExecutor() as pool:
         session = MetadataSession(served.url)
         announced = pool.submit(notify, served.url)
         path = "/computeMetadata/v1/instance/"
@@ -157,7 +165,7 @@ def test_a_real_metadata_server_is_not_taken_for_one() -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_server_that_is_started_again_may_have_its_old_address(
-    server: type[Rehearsal],
+    server: type[SimulatedMetadata],
 ) -> None:
     with server() as first:
         port = int(first.url.rpartition(":")[2])

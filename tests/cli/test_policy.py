@@ -7,30 +7,30 @@ import itertools
 
 import pytest
 
-from tfpreempt.cli.run import policy
-from tfpreempt.cli.run.policy import (
+from tfpreempt.cli.run import restart_policy
+from tfpreempt.cli.run.restart_policy import (
     Action,
-    Ask,
-    AskForStacks,
+    BudgetUsed,
     Cause,
-    Kill,
-    Leave,
-    Limits,
+    DumpStacks,
+    ExitSupervisor,
     Restart,
+    RestartLimits,
     ReturnCode,
-    Situation,
-    Spent,
+    SendSigkill,
+    SendSigterm,
+    SupervisorState,
     Wait,
     WorkerExit,
     decide,
 )
 
-LIMITS = Limits(
+LIMITS = RestartLimits(
     max_preemptions=2,
-    max_idle_preemptions=3,
+    max_preemptions_without_progress=3,
     max_failures=1,
     grace=30.0,
-    failure_grace=10.0,
+    kill_after=10.0,
     stacks_grace=1.0,
     unkillable=5.0,
     backoff=1.0,
@@ -45,9 +45,9 @@ def ended(worker: int, code: int, at: float = 50.0, asked: bool = False) -> Work
     )
 
 
-def failed(failures: int = 1, *, in_a_row: int = 1) -> Spent:
+def failed(failures: int = 1, *, in_a_row: int = 1) -> BudgetUsed:
     """What failures at second 50 have spent, one of them in this hour."""
-    return Spent(failures=failures, in_a_row=in_a_row, failed_at=(50.0,))
+    return BudgetUsed(failures=failures, in_a_row=in_a_row, failed_at=(50.0,))
 
 
 def situation(
@@ -55,14 +55,14 @@ def situation(
 ) -> object:
     exits = tuple(ended(i, code) for i, code in enumerate(codes))
     return dataclasses.replace(
-        Situation(now=now, workers=workers, exits=exits),
+        SupervisorState(now=now, workers=workers, exits=exits),
         **more,  # type: ignore[arg-type]  # each test names real fields
     )
 
 
-def judge(*codes: int, limits: Limits = LIMITS, **more: object) -> Action:
+def judge(*codes: int, limits: RestartLimits = LIMITS, **more: object) -> Action:
     seen = situation(*codes, **more)  # type: ignore[arg-type]  # see above
-    assert isinstance(seen, Situation)
+    assert isinstance(seen, SupervisorState)
     return decide(limits, seen)
 
 
@@ -80,15 +80,15 @@ def test_uneven_ends_are_waited_for_without_limit() -> None:
 @pytest.mark.parametrize("code", [143, 42])
 def test_after_a_preemption_the_others_get_the_grace_period(code: int) -> None:
     assert judge(code, now=79.9) == Wait(until=80.0)
-    assert judge(code, now=80.0) == Ask()
+    assert judge(code, now=80.0) == SendSigterm()
     assert judge(code, now=80.0, asked_at=80.0) == Wait(until=90.0)
-    assert judge(code, now=90.0, asked_at=80.0) == Kill()
+    assert judge(code, now=90.0, asked_at=80.0) == SendSigkill()
 
 
 def test_who_ended_by_sigterm_before_its_handler_stood_keeps_nobody() -> None:
-    assert judge(-15) == Ask()
+    assert judge(-15) == SendSigterm()
     assert judge(-15, now=51.0, asked_at=50.0) == Wait(until=60.0)
-    assert judge(-15, now=60.0, asked_at=50.0) == Kill()
+    assert judge(-15, now=60.0, asked_at=50.0) == SendSigkill()
     assert judge(-15, now=51.0, asked_at=50.0, stop_at=50.0) == Wait(until=60.0)
 
 
@@ -96,15 +96,15 @@ def test_who_ended_by_sigterm_before_its_handler_stood_keeps_nobody() -> None:
 def test_after_a_failure_the_others_are_asked_at_once_and_killed_soon(
     code: int,
 ) -> None:
-    assert judge(code) == Ask()
+    assert judge(code) == SendSigterm()
     assert judge(code, now=51.0, asked_at=50.0) == Wait(until=60.0)
-    assert judge(code, now=60.0, asked_at=50.0) == Kill()
+    assert judge(code, now=60.0, asked_at=50.0) == SendSigkill()
 
 
 def test_a_stop_asks_all_and_gives_them_the_grace_period() -> None:
-    assert judge(stop_at=50.0) == Ask()
+    assert judge(stop_at=50.0) == SendSigterm()
     assert judge(stop_at=50.0, asked_at=50.0) == Wait(until=80.0)
-    assert judge(stop_at=50.0, asked_at=50.0, now=80.0) == Kill()
+    assert judge(stop_at=50.0, asked_at=50.0, now=80.0) == SendSigkill()
 
 
 def test_without_a_grace_a_step_may_take_as_long_as_it_takes() -> None:
@@ -112,15 +112,15 @@ def test_without_a_grace_a_step_may_take_as_long_as_it_takes() -> None:
     told = {"stop_at": 50.0, "asked_at": 50.0, "now": 1e9}
     assert judge(limits=limits, **told) == Wait(until=None)
     assert judge(143, limits=limits, **told) == Wait(until=None)
-    assert judge(limits=limits, urges=2, **told) == Kill()
-    assert judge(-15, limits=limits, **told) == Kill()
+    assert judge(limits=limits, urges=2, **told) == SendSigkill()
+    assert judge(-15, limits=limits, **told) == SendSigkill()
     # Who has left by itself has committed, and the others with it.
     assert judge(143, limits=limits, now=51.0) == Wait(until=85.0)
 
 
 def test_who_is_urged_gives_no_more_time() -> None:
-    assert judge(stop_at=50.0, asked_at=50.0, urges=2) == Kill()
-    assert judge(143, stop_at=50.0, asked_at=50.0, urges=2) == Kill()
+    assert judge(stop_at=50.0, asked_at=50.0, urges=2) == SendSigkill()
+    assert judge(143, stop_at=50.0, asked_at=50.0, urges=2) == SendSigkill()
     assert judge(stop_at=50.0, asked_at=50.0, urges=1) == Wait(until=80.0)
     killed = judge(stop_at=50.0, asked_at=50.0, killed_at=50.0, urges=2)
     assert killed == Wait(until=55.0)
@@ -137,17 +137,17 @@ def test_a_failure_after_a_stop_does_not_shorten_the_grace_period() -> None:
 def test_the_killed_are_waited_for_and_then_given_up() -> None:
     assert judge(1, now=62.0, asked_at=50.0, killed_at=60.0) == Wait(until=65.0)
     given_up = judge(7, now=65.0, asked_at=50.0, killed_at=60.0)
-    assert isinstance(given_up, Leave)
+    assert isinstance(given_up, ExitSupervisor)
     assert given_up.code == 7
     given_up = judge(143, now=65.0, asked_at=50.0, killed_at=60.0)
-    assert isinstance(given_up, Leave)
+    assert isinstance(given_up, ExitSupervisor)
     assert given_up.code == 143
 
 
 @pytest.mark.parametrize("codes", [(), (0,), (143,)])
 def test_given_up_while_told_to_stop(codes: tuple[int, ...]) -> None:
     action = judge(*codes, now=65.0, stop_at=20.0, asked_at=20.0, killed_at=60.0)
-    assert isinstance(action, Leave)
+    assert isinstance(action, ExitSupervisor)
     assert (action.cause, action.code) == (Cause.STOPPED, 143)
 
 
@@ -156,29 +156,29 @@ def test_given_up_while_told_to_stop(codes: tuple[int, ...]) -> None:
 
 def test_who_comes_to_no_boundary_in_time_is_asked_for_its_stacks_and_ended() -> None:
     assert judge(hang_due=60.0) == Wait(until=60.0)
-    assert judge(hang_due=60.0, now=60.0) == AskForStacks()
+    assert judge(hang_due=60.0, now=60.0) == DumpStacks()
     assert judge(hung_at=60.0, now=60.5) == Wait(until=61.0)
-    assert judge(hung_at=60.0, now=61.0) == Ask()
+    assert judge(hung_at=60.0, now=61.0) == SendSigterm()
     assert judge(hung_at=60.0, asked_at=61.0, now=62.0) == Wait(until=71.0)
-    assert judge(hung_at=60.0, asked_at=61.0, now=71.0) == Kill()
+    assert judge(hung_at=60.0, asked_at=61.0, now=71.0) == SendSigkill()
 
 
 def test_others_that_train_on_after_one_has_finished_may_hang_too() -> None:
-    assert judge(0, hang_due=60.0, now=60.0) == AskForStacks()
+    assert judge(0, hang_due=60.0, now=60.0) == DumpStacks()
 
 
 @pytest.mark.parametrize("ends", [(143,), (1,)])
 def test_where_one_has_left_nobody_hangs(ends: tuple[int, ...]) -> None:
     """The others wait for it, and what is left of them ends by the rules for that."""
-    assert judge(*ends, hang_due=40.0) in (Ask(), Wait(until=80.0))
+    assert judge(*ends, hang_due=40.0) in (SendSigterm(), Wait(until=80.0))
 
 
 def test_a_stop_during_a_hang_leaves_no_time_to_commit() -> None:
     limits = dataclasses.replace(LIMITS, grace=None)
     hung = {"hung_at": 50.0, "stop_at": 50.5, "asked_at": 50.5}
-    assert judge(now=50.5, hung_at=50.0, stop_at=50.5, limits=limits) == Ask()
-    assert judge(now=60.5, limits=limits, **hung) == Kill()
-    assert judge(-9, -9, limits=limits, **hung) == Leave(
+    assert judge(now=50.5, hung_at=50.0, stop_at=50.5, limits=limits) == SendSigterm()
+    assert judge(now=60.5, limits=limits, **hung) == SendSigkill()
+    assert judge(-9, -9, limits=limits, **hung) == ExitSupervisor(
         cause=Cause.STOPPED, code=143, spent=failed()
     )
 
@@ -191,13 +191,13 @@ def test_a_hang_is_one_failure_whatever_ends_the_workers() -> None:
 
 
 def test_who_finishes_after_all_was_only_slow() -> None:
-    finished = Leave(cause=Cause.FINISHED, code=0, spent=Spent())
+    finished = ExitSupervisor(cause=Cause.FINISHED, code=0, spent=BudgetUsed())
     assert judge(0, 0, hung_at=50.0, asked_at=51.0) == finished
 
 
 def test_one_hang_too_many() -> None:
-    spent = Spent(failures=1, in_a_row=1)
-    assert judge(-9, 143, hung_at=50.0, spent=spent) == Leave(
+    spent = BudgetUsed(failures=1, in_a_row=1)
+    assert judge(-9, 143, hung_at=50.0, spent=spent) == ExitSupervisor(
         cause=Cause.HANG,
         code=137,
         spent=failed(2, in_a_row=2),
@@ -207,7 +207,7 @@ def test_one_hang_too_many() -> None:
 
 def test_what_hangs_in_the_kernel_is_given_up() -> None:
     given_up = judge(now=65.0, hung_at=40.0, asked_at=41.0, killed_at=60.0)
-    assert isinstance(given_up, Leave)
+    assert isinstance(given_up, ExitSupervisor)
     assert (given_up.cause, given_up.code) == (Cause.HANG, 137)
 
 
@@ -215,25 +215,27 @@ def test_what_hangs_in_the_kernel_is_given_up() -> None:
 
 
 def test_all_finished() -> None:
-    assert judge(0, 0) == Leave(cause=Cause.FINISHED, code=0, spent=Spent())
+    assert judge(0, 0) == ExitSupervisor(
+        cause=Cause.FINISHED, code=0, spent=BudgetUsed()
+    )
 
 
 def test_sigterm_itself_is_a_preemption_whatever_the_restart_code() -> None:
     """A worker that it ends has no handler yet, which would leave with that code."""
     limits = dataclasses.replace(LIMITS, restart_codes=(42,))
-    assert judge(-15, limits=limits) == Ask()
+    assert judge(-15, limits=limits) == SendSigterm()
     seen = judge(-15, 42, limits=limits)
     assert isinstance(seen, Restart)
     assert seen.cause is Cause.PREEMPTION
-    over = judge(-15, -15, limits=limits, spent=Spent(preemptions=2))
-    assert isinstance(over, Leave)
+    over = judge(-15, -15, limits=limits, spent=BudgetUsed(preemptions=2))
+    assert isinstance(over, ExitSupervisor)
     assert (over.cause, over.code) == (Cause.PREEMPTION, 42)
 
 
 @pytest.mark.parametrize("codes", [(143, 143), (0, 143), (143, 0), (42, 0), (-15, 143)])
 def test_a_preemption_restarts_at_once(codes: tuple[int, int]) -> None:
     assert judge(*codes, has_progressed=True) == Restart(
-        cause=Cause.PREEMPTION, delay=0.0, spent=Spent(preemptions=1)
+        cause=Cause.PREEMPTION, delay=0.0, spent=BudgetUsed(preemptions=1)
     )
 
 
@@ -253,24 +255,24 @@ def test_a_program_that_is_preempted_at_once_does_not_spin(
 def test_preemptions_that_gain_nothing_come_at_growing_distances(
     idle: int, lasted: float, delay: float
 ) -> None:
-    spent = Spent(idle_in_a_row=idle)
+    spent = BudgetUsed(idle_in_a_row=idle)
     assert judge(143, 143, started_at=50.0 - lasted, spent=spent) == Restart(
         cause=Cause.PREEMPTION,
         delay=delay,
-        spent=Spent(preemptions=1, idle_in_a_row=idle + 1),
+        spent=BudgetUsed(preemptions=1, idle_in_a_row=idle + 1),
     )
 
 
 def test_too_many_preemptions_in_a_row_that_gain_nothing() -> None:
     limits = dataclasses.replace(LIMITS, max_preemptions=None)
-    spent = Spent(preemptions=9, idle_in_a_row=3)
-    assert judge(42, 143, limits=limits, spent=spent) == Leave(
+    spent = BudgetUsed(preemptions=9, idle_in_a_row=3)
+    assert judge(42, 143, limits=limits, spent=spent) == ExitSupervisor(
         cause=Cause.NO_PROGRESS,
         code=42,
-        spent=Spent(preemptions=10, idle_in_a_row=4),
+        spent=BudgetUsed(preemptions=10, idle_in_a_row=4),
         is_over_budget=True,
     )
-    unlimited = dataclasses.replace(limits, max_idle_preemptions=None)
+    unlimited = dataclasses.replace(limits, max_preemptions_without_progress=None)
     assert isinstance(judge(42, 143, limits=unlimited, spent=spent), Restart)
 
 
@@ -279,9 +281,9 @@ def test_a_newer_commit_or_a_long_run_forgets_those_that_gained_nothing(
     how: dict[str, object],
 ) -> None:
     limits = dataclasses.replace(LIMITS, max_preemptions=None)
-    action = judge(143, 143, limits=limits, spent=Spent(idle_in_a_row=3), **how)
+    action = judge(143, 143, limits=limits, spent=BudgetUsed(idle_in_a_row=3), **how)
     assert isinstance(action, Restart)
-    assert action.spent == Spent(preemptions=1)
+    assert action.spent == BudgetUsed(preemptions=1)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +292,8 @@ def test_a_newer_commit_or_a_long_run_forgets_those_that_gained_nothing(
 )
 def test_a_failure_outweighs_a_preemption(codes: tuple[int, int], code: int) -> None:
     assert judge(*codes) == Restart(cause=Cause.FAILURE, delay=1.0, spent=failed())
-    no_more = judge(*codes, spent=Spent(failures=1, in_a_row=1))
-    assert isinstance(no_more, Leave)
+    no_more = judge(*codes, spent=BudgetUsed(failures=1, in_a_row=1))
+    assert isinstance(no_more, ExitSupervisor)
     assert (no_more.cause, no_more.code) == (Cause.FAILURE, code)
     assert no_more.is_over_budget
 
@@ -312,23 +314,25 @@ def test_a_straggler_that_was_killed_is_not_a_failure() -> None:
 
 
 def test_the_preemption_budget_ends_with_the_code_of_the_workers() -> None:
-    assert isinstance(judge(42, 42, spent=Spent(preemptions=1)), Restart)
-    action = judge(42, 42, spent=Spent(preemptions=2))
-    assert action == Leave(
+    assert isinstance(judge(42, 42, spent=BudgetUsed(preemptions=1)), Restart)
+    action = judge(42, 42, spent=BudgetUsed(preemptions=2))
+    assert action == ExitSupervisor(
         cause=Cause.PREEMPTION,
         code=42,
-        spent=Spent(preemptions=3, idle_in_a_row=1),
+        spent=BudgetUsed(preemptions=3, idle_in_a_row=1),
         is_over_budget=True,
     )
 
 
 def test_budgets_without_limit_and_of_zero() -> None:
     free = dataclasses.replace(LIMITS, max_preemptions=None, max_failures=None)
-    assert isinstance(judge(143, 0, limits=free, spent=Spent(preemptions=999)), Restart)
-    assert isinstance(judge(1, 0, limits=free, spent=Spent(failures=999)), Restart)
+    assert isinstance(
+        judge(143, 0, limits=free, spent=BudgetUsed(preemptions=999)), Restart
+    )
+    assert isinstance(judge(1, 0, limits=free, spent=BudgetUsed(failures=999)), Restart)
     none = dataclasses.replace(LIMITS, max_preemptions=0, max_failures=0)
-    assert isinstance(judge(143, 0, limits=none), Leave)
-    assert isinstance(judge(1, 0, limits=none), Leave)
+    assert isinstance(judge(143, 0, limits=none), ExitSupervisor)
+    assert isinstance(judge(1, 0, limits=none), ExitSupervisor)
 
 
 def test_only_the_chosen_code_is_a_preemption() -> None:
@@ -343,7 +347,7 @@ def test_only_the_chosen_code_is_a_preemption() -> None:
 )
 def test_the_back_off_doubles_up_to_its_limit(in_a_row: int, delay: float) -> None:
     limits = dataclasses.replace(LIMITS, max_failures=None)
-    action = judge(1, 0, limits=limits, spent=Spent(in_a_row=in_a_row))
+    action = judge(1, 0, limits=limits, spent=BudgetUsed(in_a_row=in_a_row))
     assert isinstance(action, Restart)
     assert action.delay == delay
 
@@ -351,7 +355,7 @@ def test_the_back_off_doubles_up_to_its_limit(in_a_row: int, delay: float) -> No
 def test_a_long_run_starts_the_back_off_afresh() -> None:
     limits = dataclasses.replace(LIMITS, max_failures=None)
     exits = (ended(0, 1, at=600.0), ended(1, 143, at=601.0, asked=True))
-    action = judge(limits=limits, exits=exits, spent=Spent(failures=5, in_a_row=5))
+    action = judge(limits=limits, exits=exits, spent=BudgetUsed(failures=5, in_a_row=5))
     assert isinstance(action, Restart)
     assert action.delay == 1.0
     assert action.spent.in_a_row == 6  # no newer commit: nothing is gained
@@ -376,11 +380,11 @@ def test_progress_forgets_the_failures_before(
         143,
         has_progressed=has_progressed,
         started_at=50.0 - lasted,
-        spent=Spent(failures=9, in_a_row=2),
+        spent=BudgetUsed(failures=9, in_a_row=2),
         limits=dataclasses.replace(LIMITS, max_failures=2),
     )
     if in_a_row > 2:
-        assert isinstance(action, Leave)
+        assert isinstance(action, ExitSupervisor)
         assert (action.cause, action.is_over_budget) == (Cause.FAILURE, True)
     else:
         assert isinstance(action, Restart)
@@ -394,7 +398,10 @@ def test_a_preemption_with_progress_forgets_the_failures_before(
     has_progressed: bool | None, in_a_row: int
 ) -> None:
     action = judge(
-        143, 143, has_progressed=has_progressed, spent=Spent(failures=9, in_a_row=2)
+        143,
+        143,
+        has_progressed=has_progressed,
+        spent=BudgetUsed(failures=9, in_a_row=2),
     )
     assert isinstance(action, Restart)
     assert action.spent.in_a_row == in_a_row
@@ -402,10 +409,10 @@ def test_a_preemption_with_progress_forgets_the_failures_before(
 
 def test_a_hang_where_no_commit_is_seen_is_no_progress() -> None:
     """A start may hang for an hour, each time."""
-    spent = Spent(failures=1, in_a_row=1)
+    spent = BudgetUsed(failures=1, in_a_row=1)
     hung = {"started_at": -3550.0, "hung_at": 50.0, "has_progressed": None}
     action = judge(-9, -9, spent=spent, **hung)
-    assert isinstance(action, Leave)
+    assert isinstance(action, ExitSupervisor)
     assert action.cause is Cause.HANG
 
 
@@ -423,13 +430,13 @@ def test_failures_after_progress_have_a_limit_per_hour(
     seconds: float, max_failures: int | None, allowed: int | None
 ) -> None:
     limits = dataclasses.replace(LIMITS, max_failures=max_failures)
-    spent, now = Spent(), 0.0
+    spent, now = BudgetUsed(), 0.0
     for count in range(1, 100):
         exits = (ended(0, 1, at=now + seconds), ended(1, 143, at=now + seconds))
         action = judge(
             limits=limits, exits=exits, started_at=now, has_progressed=True, spent=spent
         )
-        if isinstance(action, Leave):
+        if isinstance(action, ExitSupervisor):
             assert (action.cause, action.code) == (Cause.FAILURE_RATE, 1)
             assert action.is_over_budget
             assert count - 1 == allowed
@@ -459,22 +466,22 @@ def test_a_stop_ends_with_the_restart_code_or_finished(
 ) -> None:
     exits = tuple(ended(i, c, asked=True) for i, c in enumerate(codes))
     action = judge(exits=exits, stop_at=40.0, asked_at=40.0)
-    assert isinstance(action, Leave)
+    assert isinstance(action, ExitSupervisor)
     assert action.code == code
     assert action.cause is (Cause.STOPPED if code else Cause.FINISHED)
-    assert action.spent == Spent()
+    assert action.spent == BudgetUsed()
 
 
 def test_a_failure_beside_a_stop_leaves_with_the_restart_code() -> None:
     action = judge(1, 143, stop_at=50.0)
-    assert isinstance(action, Leave)
+    assert isinstance(action, ExitSupervisor)
     assert (action.cause, action.code) == (Cause.STOPPED, 143)
 
 
 def test_a_stop_after_a_failure_that_had_budget_leaves_with_the_restart_code() -> None:
     exits = (ended(0, 1), ended(1, 143, asked=True))
     action = judge(exits=exits, stop_at=51.0, asked_at=50.0)
-    assert isinstance(action, Leave)
+    assert isinstance(action, ExitSupervisor)
     assert action.code == 143
     assert action.spent.failures == 1
 
@@ -482,30 +489,32 @@ def test_a_stop_after_a_failure_that_had_budget_leaves_with_the_restart_code() -
 @pytest.mark.parametrize(
     ("at", "asked", "spent"),
     [
-        (50.0, False, Spent(preemptions=4, idle_in_a_row=1)),
-        (52.0, False, Spent(preemptions=3)),
-        (50.0, True, Spent(preemptions=3)),
+        (50.0, False, BudgetUsed(preemptions=4, idle_in_a_row=1)),
+        (52.0, False, BudgetUsed(preemptions=3)),
+        (50.0, True, BudgetUsed(preemptions=3)),
     ],
 )
 def test_a_preemption_counts_if_it_came_before_the_stop(
-    at: float, asked: bool, spent: Spent
+    at: float, asked: bool, spent: BudgetUsed
 ) -> None:
     """Also the one too many: the stop's code is the same."""
     exits = (ended(0, 143, at=at, asked=asked), ended(1, 143, at=53.0, asked=True))
-    action = judge(exits=exits, stop_at=51.0, asked_at=51.0, spent=Spent(preemptions=3))
-    assert action == Leave(cause=Cause.STOPPED, code=143, spent=spent)
+    action = judge(
+        exits=exits, stop_at=51.0, asked_at=51.0, spent=BudgetUsed(preemptions=3)
+    )
+    assert action == ExitSupervisor(cause=Cause.STOPPED, code=143, spent=spent)
 
 
 def test_a_stop_does_not_hide_the_failure_that_used_up_the_budget() -> None:
     exits = (ended(0, 9), ended(1, 143, asked=True))
-    spent = Spent(failures=1, in_a_row=1)
+    spent = BudgetUsed(failures=1, in_a_row=1)
     action = judge(exits=exits, stop_at=51.0, asked_at=50.0, spent=spent)
-    assert isinstance(action, Leave)
+    assert isinstance(action, ExitSupervisor)
     assert (action.cause, action.code) == (Cause.FAILURE, 9)
 
 
 def test_a_stop_in_the_back_off() -> None:
-    action = policy.leave_between_runs(LIMITS, Spent(failures=1))
+    action = restart_policy.leave_between_runs(LIMITS, BudgetUsed(failures=1))
     assert (action.code, action.spent.failures) == (143, 1)
 
 
@@ -520,15 +529,18 @@ def test_every_situation_has_an_end() -> None:
             if not stops and not any(own):
                 continue  # workers that train on for ever are waited for
             verdict = follow(own, obeys=obeys, stops=stops)
-            assert isinstance(verdict, Restart | Leave)
-            is_bad = isinstance(verdict, Leave) and verdict.cause is not Cause.FINISHED
+            assert isinstance(verdict, Restart | ExitSupervisor)
+            is_bad = (
+                isinstance(verdict, ExitSupervisor)
+                and verdict.cause is not Cause.FINISHED
+            )
             assert not is_bad or verdict.code != 0  # type: ignore[union-attr]
 
 
 def follow(own: tuple[int | None, ...], *, obeys: bool, stops: bool) -> Action:
     """Plays the supervisor: workers with None run until they are told to leave."""
     exits = tuple(ended(i, c, at=1.0) for i, c in enumerate(own) if c is not None)
-    seen = Situation(
+    seen = SupervisorState(
         now=1.0, workers=len(own), exits=exits, stop_at=1.0 if stops else None
     )
     for _ in range(20):
@@ -538,11 +550,11 @@ def follow(own: tuple[int | None, ...], *, obeys: bool, stops: bool) -> Action:
                 assert until is not None, seen
                 assert until > seen.now
                 seen = dataclasses.replace(seen, now=until)
-            case Ask():
+            case SendSigterm():
                 assert seen.asked_at is None
                 seen = dataclasses.replace(seen, asked_at=seen.now)
                 seen = end_rest(seen, 143) if obeys else seen
-            case Kill():
+            case SendSigkill():
                 assert seen.asked_at is not None
                 seen = end_rest(dataclasses.replace(seen, killed_at=seen.now), -9)
             case _:
@@ -550,7 +562,7 @@ def follow(own: tuple[int | None, ...], *, obeys: bool, stops: bool) -> Action:
     raise AssertionError(f"no end in 20 actions: {seen}")
 
 
-def end_rest(seen: Situation, code: int) -> Situation:
+def end_rest(seen: SupervisorState, code: int) -> SupervisorState:
     gone = {each.worker for each in seen.exits}
     rest = (i for i in range(seen.workers) if i not in gone)
     more = tuple(ended(i, code, at=seen.now, asked=True) for i in rest)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.conftest import Run, is_alive, wait_until
-from tfpreempt.cli.signals import NOTICES
+from tfpreempt.cli.signal_handling import NOTICES
 
 pytestmark = pytest.mark.slow  # new interpreters for each
 
@@ -288,7 +288,7 @@ time.sleep(60)
 
 
 def test_preemptions_without_a_newer_commit_have_an_end(supervised: Run) -> None:
-    limit = ["--max-idle-preemptions", "2"]
+    limit = ["--max-preemptions-without-progress", "2"]
     code, _, err = supervised.run("sys.exit(42)", *limit)
     assert code == 42
     assert "giving up: 3 preemptions in a row without a newer commit" in err
@@ -314,7 +314,7 @@ if restart < 2:
     os.rename(f"made/{{step}}", f"ckpt/{{step}}")
 sys.exit({code} if restart < 2 else 0)
 """
-    limits = ["--max-idle-preemptions", "0", "--max-failures", "1"]
+    limits = ["--max-preemptions-without-progress", "0", "--max-failures", "1"]
     status, _, err = supervised.run(program, *limits)
     assert status == 0, err
     assert f"{'preemptions' if code == 143 else 'failures'}: 2" in err
@@ -425,7 +425,7 @@ while restart == 0 and not os.path.exists("deaf"):
     time.sleep(0.005)
 sys.exit(143 if restart == 0 else 0)
 """
-    limits = ["--grace", "0.1", "--failure-grace", "0.1"]
+    limits = ["--grace", "0.1", "--kill-after", "0.1"]
     code, _, err = supervised.run(program, "--workers", "2", *limits)
     assert code == 0
     assert "preemptions: 1, failures: 0" in err
@@ -746,7 +746,10 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         ([], "No command was given"),
         (["--workers", "0", "--", "true"], "'--workers': 0 is not in the range"),
         (["--max-failures", "-1", "--", "true"], "-1 is not in the range"),
-        (["--max-idle-preemptions", "-1", "--", "true"], "-1 is not in the range"),
+        (
+            ["--max-preemptions-without-progress", "-1", "--", "true"],
+            "-1 is not in the range",
+        ),
         (["--max-preemptions", "-1", "--", "true"], "-1 is not in the range"),
         (["--grace", "nan", "--", "true"], "nan is not a finite number"),
         (["--grace", "inf", "--", "true"], "inf is not a finite number"),
@@ -763,7 +766,7 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--checkpoint-dir", "file", "--", "true"], "Cannot use --checkpoint-dir"),
         (["--checkpoint-dir", "a[1]", "--", "true"], "has the character '['"),
         (
-            ["--checkpoint-dir", "c", "--remote-checkpoint-dir", "c/m", "--", "true"],
+            ["--checkpoint-dir", "c", "--mirror-dir", "c/m", "--", "true"],
             "or one lies in the other",
         ),
         (["--", "./train.py"], "write: python ./train.py"),

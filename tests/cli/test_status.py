@@ -11,17 +11,22 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.status import read_status as reading
 from tfpreempt.cli.status.read_status import read_status
-from tfpreempt.cli.status.run_status import SILENT_AFTER, RunStatus, State
+from tfpreempt.cli.status.run_status import SILENT_AFTER, ReportedState, RunStatus
 from tfpreempt.cli.status.text import age_text, one_line
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Commit, Exit, Notice, Outcome, Restored
 from tfpreempt.core.journal import Journal, JsonLines
-from tfpreempt.handler.status_file import Doing, Now, _pack, now_path
+from tfpreempt.handler.status_file import (
+    WorkerActivity,
+    WorkerStatus,
+    _pack,
+    status_path,
+)
 from tfpreempt.testing.clock import FakeClock
 
 pytestmark = pytest.mark.timeout(30)
@@ -62,7 +67,7 @@ class Run:
         self.clock.advance(later)
         return read_status(self.journals, self.clock.wall())
 
-    def states(self, later: float = 0.0) -> list[State]:
+    def states(self, later: float = 0.0) -> list[ReportedState]:
         return [each.state for each in self.look(later).workers]
 
     def restored(self, worker: int, step: int = 0, incarnation: str = "a") -> None:
@@ -105,11 +110,11 @@ class Run:
 
     def says(self, worker: int, step: int, **more: Any) -> None:
         self.clock.advance(0.01)
-        values = {"world": 2, "host": f"host-{worker}", "pid": 100 + worker}
-        values |= {"doing": Doing.TRAINING, "steps_per_second": 2.5} | more
+        values = {"num_workers": 2, "host": f"host-{worker}", "pid": 100 + worker}
+        values |= {"doing": WorkerActivity.TRAINING, "steps_per_second": 2.5} | more
         values = {"at": self.clock.wall()} | values
-        now = Now(worker=worker, step=step, **values)
-        now_path(self.journal, worker).write_bytes(_pack(now))
+        now = WorkerStatus(worker=worker, step=step, **values)
+        status_path(self.journal, worker).write_bytes(_pack(now))
 
     def supervisor(self, event: str, task: str = "", **values: Any) -> None:
         self.clock.advance(0.01)
@@ -158,10 +163,10 @@ def training(run: Run) -> Run:
 
 def test_a_start_until_the_workers_are_heard(run: Run) -> None:
     run.started()
-    assert run.states(5) == [State.STARTING] * 2
+    assert run.states(5) == [ReportedState.STARTING] * 2
     run.restored(0, step=4)
     status = run.look()
-    assert [each.state for each in status.workers] == [State.STARTING] * 2
+    assert [each.state for each in status.workers] == [ReportedState.STARTING] * 2
     assert [each.step for each in status.workers] == [4, None]
     assert status.is_fine
     assert one_line(run.look(19)).startswith("starting for 24 s | step 4 | no commit")
@@ -169,9 +174,12 @@ def test_a_start_until_the_workers_are_heard(run: Run) -> None:
 
 def test_steps_of_all_and_the_newest_commit(training: Run) -> None:
     training.commit(8)
-    training.says(1, 9, doing=Doing.SAVING)
+    training.says(1, 9, doing=WorkerActivity.SAVING)
     status = training.look(30 - 0.5)
-    assert [each.state for each in status.workers] == [State.TRAINING, State.SAVING]
+    assert [each.state for each in status.workers] == [
+        ReportedState.TRAINING,
+        ReportedState.SAVING,
+    ]
     assert status.step == 9
     assert (status.commits, status.commit_step) == (1, 8)
     assert status.committed_at is not None
@@ -210,7 +218,7 @@ def test_no_step_lags_behind_a_commit(training: Run) -> None:
     training.commit(50)
     assert [each.step for each in training.look().workers] == [50, 50]
     assert one_line(training.look()).startswith("step 50 | ")
-    training.says(1, 30, doing=Doing.WAITING)  # its training was shorter
+    training.says(1, 30, doing=WorkerActivity.WAITING)  # its training was shorter
     training.says(0, 51)
     assert [each.step for each in training.look().workers] == [51, 30]
 
@@ -236,7 +244,10 @@ def test_who_is_not_heard_any_more_is_silent(training: Run) -> None:
     training.clock.advance(SILENT_AFTER)
     training.says(0, 99)
     status = training.look(1)
-    assert [each.state for each in status.workers] == [State.TRAINING, State.SILENT]
+    assert [each.state for each in status.workers] == [
+        ReportedState.TRAINING,
+        ReportedState.SILENT,
+    ]
     assert not status.is_fine
     assert "nothing heard for 31 s, since 20" in training.status().output
 
@@ -251,10 +262,10 @@ def test_the_clock_of_another_machine(training: Run, ahead: float) -> None:
     says(11)
     training.look()
     says(12)
-    assert training.states() == [State.TRAINING] * 2
-    assert training.states(SILENT_AFTER + 1) == [State.SILENT] * 2
+    assert training.states() == [ReportedState.TRAINING] * 2
+    assert training.states(SILENT_AFTER + 1) == [ReportedState.SILENT] * 2
     says(13)
-    assert training.states() == [State.TRAINING] * 2
+    assert training.states() == [ReportedState.TRAINING] * 2
 
 
 def test_a_notice_and_the_time_that_it_leaves(training: Run) -> None:
@@ -266,7 +277,7 @@ def test_a_notice_and_the_time_that_it_leaves(training: Run) -> None:
     told = training.clock.wall()
     for worker in range(2):  # the other has heard of it, and the step is over
         training.says(
-            worker, 12, doing=Doing.SAVING, noticed_at=told, deadline=told + 9
+            worker, 12, doing=WorkerActivity.SAVING, noticed_at=told, deadline=told + 9
         )
     assert "9 s left | saving | step 12" in one_line(training.look())
     training.says(1, 13)
@@ -286,7 +297,7 @@ def test_who_has_left_is_down_and_is_started_again(training: Run) -> None:
     training.ended(1, 143)
     training.decided("preemption")
     status = training.look()
-    assert [each.state for each in status.workers] == [State.DOWN] * 2
+    assert [each.state for each in status.workers] == [ReportedState.DOWN] * 2
     assert [each.why for each in status.workers] == [
         "committed at step 12, exit code 143"
     ] * 2
@@ -294,7 +305,7 @@ def test_who_has_left_is_down_and_is_started_again(training: Run) -> None:
     assert not training.look(1000).is_fine  # its supervisor has gone
     training.started("restarted")
     status = training.look()
-    assert [each.state for each in status.workers] == [State.STARTING] * 2
+    assert [each.state for each in status.workers] == [ReportedState.STARTING] * 2
     assert status.restarts == {"preemption": 1}
 
 
@@ -336,7 +347,10 @@ def test_a_stop_in_the_pause_is_no_restart(training: Run) -> None:
 def test_a_killed_worker_is_named_by_its_signal(training: Run) -> None:
     training.ended(1, -9)
     status = training.look()
-    assert [each.state for each in status.workers] == [State.TRAINING, State.DOWN]
+    assert [each.state for each in status.workers] == [
+        ReportedState.TRAINING,
+        ReportedState.DOWN,
+    ]
     assert status.workers[1].why == "killed by SIGKILL"
 
 
@@ -378,11 +392,11 @@ def test_workers_whose_supervisor_died(run: Run) -> None:
     run.restored(0)
     run.says(0, 10)
     run.supervisor("supervisor_died")
-    assert run.states() == [State.TRAINING, State.DOWN]
+    assert run.states() == [ReportedState.TRAINING, ReportedState.DOWN]
     run.says(0, 11)
-    assert run.states(20) == [State.TRAINING, State.DOWN]
+    assert run.states(20) == [ReportedState.TRAINING, ReportedState.DOWN]
     run.left(0, Outcome.COMMITTED, 12, 143)
-    assert run.states(20) == [State.DOWN, State.DOWN]
+    assert run.states(20) == [ReportedState.DOWN, ReportedState.DOWN]
     assert not run.look().is_fine
 
 
@@ -394,12 +408,12 @@ def test_without_a_supervisor(run: Run) -> None:
             if incarnation == "a":
                 run.left(worker, Outcome.COMMITTED, 5, 143)
     status = run.look()
-    assert [each.state for each in status.workers] == [State.TRAINING] * 2
+    assert [each.state for each in status.workers] == [ReportedState.TRAINING] * 2
     assert status.restarts == {"preemption": 1, "failure": 1}  # b left no word
     for worker in range(2):
         run.record(worker, Exit(outcome=Outcome.FINISHED, code=0, step=9), "c")
     status = run.look(20)
-    assert [each.state for each in status.workers] == [State.FINISHED] * 2
+    assert [each.state for each in status.workers] == [ReportedState.FINISHED] * 2
     assert status.is_fine
     assert status.ended == "finished at step 9, exit code 0"
 
@@ -410,7 +424,7 @@ def test_an_error_without_a_supervisor(run: Run) -> None:
     error = "ValueError: of the \x1b[1mprogram"
     run.record(0, Exit(outcome=Outcome.FAILED, code=None, step=7, detail=error))
     status = run.look(20)
-    assert [each.state for each in status.workers] == [State.DOWN]
+    assert [each.state for each in status.workers] == [ReportedState.DOWN]
     assert not status.is_fine
     assert status.ended == f"failed at step 7: {error}"
     shown = run.status()
@@ -432,17 +446,17 @@ def test_restarts_are_counted_in_words(run: Run) -> None:
 def test_who_leaves_and_still_copies_is_not_down_yet(run: Run) -> None:
     run.restored(0)
     run.left(0, Outcome.COMMITTED, 5, 143)
-    run.says(0, 5, world=1, doing=Doing.SAVING)
-    assert run.states() == [State.SAVING]
-    assert run.states(later=15) == [State.DOWN]
+    run.says(0, 5, num_workers=1, doing=WorkerActivity.SAVING)
+    assert run.states() == [ReportedState.SAVING]
+    assert run.states(later=15) == [ReportedState.DOWN]
 
 
 def test_a_run_that_is_smaller_than_before(run: Run) -> None:
     for worker in range(4):
         run.restored(worker)
-        run.says(worker, 5, world=4)
+        run.says(worker, 5, num_workers=4)
     run.restored(0, incarnation="b")
-    run.says(0, 5, world=1)
+    run.says(0, 5, num_workers=1)
     assert [each.worker for each in run.look().workers] == [0]
 
 
@@ -451,14 +465,16 @@ def test_machines_that_are_gone_are_no_part_of_a_smaller_run(run: Run) -> None:
     for index in range(3):
         run.supervisor("started", f"worker-{index}", workers=1, first_worker=index)
         run.restored(index)
-        run.says(index, 5, world=3)
+        run.says(index, 5, num_workers=3)
     run.supervisor("restarted", "worker-0", workers=1, first_worker=0)
     run.restored(0, incarnation="b")
-    run.says(0, 6, world=1)
+    run.says(0, 6, num_workers=1)
     status = run.look(SILENT_AFTER + 1)
-    run.says(0, 90, world=1)
+    run.says(0, 90, num_workers=1)
     status = run.look()
-    assert [(w.worker, w.state) for w in status.workers] == [(0, State.TRAINING)]
+    assert [(w.worker, w.state) for w in status.workers] == [
+        (0, ReportedState.TRAINING)
+    ]
     run.supervisor("started", "worker-1", workers=1, first_worker=1)
     assert [each.worker for each in run.look().workers] == [0, 1]
 
@@ -472,7 +488,10 @@ def test_a_supervisor_on_each_machine(run: Run) -> None:
     run.supervisor("worker_ended", "worker-1", worker=0, returncode=1)
     status = run.look()
     assert [each.worker for each in status.workers] == [0, 1, 2]
-    assert [each.state for each in status.workers][1:] == [State.STARTING, State.DOWN]
+    assert [each.state for each in status.workers][1:] == [
+        ReportedState.STARTING,
+        ReportedState.DOWN,
+    ]
     own = JournalTailer(run.journal, {2}, "supervisor-worker-1.jsonl")
     found = read_status(own, run.clock.wall())
     assert [each.worker for each in found.workers] == [2]
@@ -488,7 +507,7 @@ def test_a_supervisor_of_before_says_nothing_of_a_start_without_one(
         training.restored(worker, 10, incarnation="b")
         training.says(worker, 11)
     status = training.look()
-    assert [each.state for each in status.workers] == [State.TRAINING] * 2
+    assert [each.state for each in status.workers] == [ReportedState.TRAINING] * 2
     assert status.ended == ""
 
 
@@ -536,18 +555,18 @@ def test_a_run_that_stands_still(training: Run) -> None:
 def test_an_upload(training: Run) -> None:
     upload = MirrorStatus(
         uri="gs://bucket/run",
-        newest=8,
-        mirrored=6,
+        latest_step=8,
+        mirrored_step=6,
         uploading=8,
         sent_bytes=3 << 20,
         total_bytes=12 << 20,
-        fault="503",
+        last_error="503",
     )
     training.says(0, 10, upload=upload)
     said = "uploads 8: 3 MiB of 12 MiB (failing: 503)"
     assert said in one_line(training.look())
     assert said.capitalize()[:8] + said[8:] in training.status().output
-    upload = dataclasses.replace(upload, uploading=None, fault=None)
+    upload = dataclasses.replace(upload, uploading=None, last_error=None)
     training.says(0, 10, upload=upload)
     assert one_line(training.look()).endswith("uploaded 6")
 
@@ -641,7 +660,7 @@ def test_what_is_no_record_is_passed_over(training: Run) -> None:
                 file.write(json.dumps({"wall": 1, "event": event} | wrong).encode())
                 file.write(b"\n")
             file.write(b'[1]\n{"wall": NaN}\nnoise\xff\n')
-    assert training.states() == [State.TRAINING] * 2
+    assert training.states() == [ReportedState.TRAINING] * 2
 
 
 @pytest.mark.parametrize(
@@ -665,7 +684,7 @@ def test_what_no_supervisor_writes_is_passed_over(
 ) -> None:
     """Anybody may have written it; it is shown in no time and no memory."""
     training.supervisor(event, **values)
-    assert training.states() == [State.TRAINING] * 2
+    assert training.states() == [ReportedState.TRAINING] * 2
     assert training.status().exit_code == 0
 
 

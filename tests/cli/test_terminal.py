@@ -18,14 +18,19 @@ from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.report.scripted import a_run
 from tests.cli.test_notify import Start, records, start  # noqa: F401  (a fixture)
 from tfpreempt import cli
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
-from tfpreempt.cli.run.console import Console, StatusLine
+from tfpreempt.cli.run.console import OutputConsole, StatusLine
 from tfpreempt.cli.run.reporter import Reporter
 from tfpreempt.cli.terminal import LogHandler, plain
 from tfpreempt.core.events import Outcome
 from tfpreempt.core.journal import JsonLines, journal_directory
-from tfpreempt.handler.status_file import Doing, Now, _pack, now_path
+from tfpreempt.handler.status_file import (
+    WorkerActivity,
+    WorkerStatus,
+    _pack,
+    status_path,
+)
 from tfpreempt.testing.clock import FakeClock
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x7f"
@@ -74,12 +79,12 @@ def run(tmp_path: Path) -> Path:
     for path in (directory / "journal").iterdir():
         # Of one start, whose restores have a tier that no version of ours writes.
         spoil(path, ("incarnation", "supervisor", "outcome", "start", "path"))
-    upload = MirrorStatus(uri=f"gs://b/{NAME}", fault=NAME)
-    now = Now(
-        at=2e9, worker=0, world=1, host=NAME, pid=1, doing=Doing.TRAINING, step=9,
-        upload=upload,
+    upload = MirrorStatus(uri=f"gs://b/{NAME}", last_error=NAME)
+    now = WorkerStatus(
+        at=2e9, worker=0, num_workers=1, host=NAME, pid=1,
+        doing=WorkerActivity.TRAINING, step=9, upload=upload,
     )  # fmt: skip
-    now_path(directory / "journal", 0).write_bytes(_pack(now))
+    status_path(directory / "journal", 0).write_bytes(_pack(now))
     return directory
 
 
@@ -180,7 +185,7 @@ def test_a_closed_terminal_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_supervisors_lines_are_escaped(tmp_path: Path) -> None:
     stream = io.BytesIO()
-    console = Console("", stream)
+    console = OutputConsole("", stream)
     reporter = Reporter(JsonLines(tmp_path / "j", FakeClock()), "s", console)
     reporter.log_lost(Path(f"{NAME}\udcff\nfaked"), OSError(NAME))
     console.close()
@@ -214,7 +219,7 @@ def test_plain(text: str, expected: str) -> None:
 PRINTERS = {
     "terminal.py": "is the way to print",
     "tables.py": "is the way to print tables",
-    "run/launch.py": "is the worker's process, whose output is not the supervisor's",
+    "run/exec_with_pdeathsig.py": "is the worker's process, with its own output",
     "demo/worker.py": "is written as a user's program",
 }
 

@@ -29,8 +29,8 @@ from tfpreempt.checkpoint.restore import inspection
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
 from tfpreempt.cli.inspect import rows
-from tfpreempt.core.progress import ByteBar
-from tfpreempt.storage import opening
+from tfpreempt.core.progress_bar import ByteBar
+from tfpreempt.storage import open_store
 
 
 def verify(*arguments: object) -> Result:
@@ -177,7 +177,7 @@ def test_a_save_that_is_over_while_the_directory_is_listed_is_left_out(
 
 def test_a_bucket_is_streamed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(run)
-    monkeypatch.setattr(opening, "open_store", lambda place: store)
+    monkeypatch.setattr(open_store, "open_store", lambda place: store)
     assert verify("gs://bucket/run", "--threads", 3).exit_code == 0
     name = next(name for name in store.list() if name.endswith("ckpt.index"))
     store.replace(name, b"x" * 3000)
@@ -194,7 +194,7 @@ def test_a_bucket_that_is_not_reached(
     for fault_at in range(2):
         unreachable = errors.CheckpointError("no answer for 60 s")
         store = FaultyObjectStore({fault_at: unreachable})
-        monkeypatch.setattr(opening, "open_store", lambda place, s=store: s)
+        monkeypatch.setattr(open_store, "open_store", lambda place, s=store: s)
         result = verify("gs://bucket/run")
         assert result.exit_code == 2
         assert "no answer" in result.stderr
@@ -207,7 +207,7 @@ import pathlib, sys, threading
 from tfpreempt.storage.local import LocalStore
 from tfpreempt.cli import main
 from tfpreempt.cli.inspect import rows
-from tfpreempt.core.progress import ByteBar
+from tfpreempt.core.progress_bar import ByteBar
 get = LocalStore.get
 def stuck(self, name, *args, **kwargs):
     if name.endswith(".index"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.events import NoticeKind
+from tfpreempt.coordination import protocol_types as ev
+from tfpreempt.coordination.protocol_types import NoticeKind
 from tfpreempt.core.events import Outcome
 
 
@@ -32,7 +32,7 @@ class Cluster:
 
 
 class Worker(NamedTuple):
-    state: ev.State
+    state: ev.WorkerState
     # boundary, counted, interval, table, saving, writing, raising (its process is still
     # up), ended, raised, dead
     phase: str

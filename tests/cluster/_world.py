@@ -12,9 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.cluster._values import GONE, Cluster, Worker, World
-from tfpreempt.coordination import agreement
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
+from tfpreempt.coordination import protocol_types as ev
+from tfpreempt.coordination import state_machine
+from tfpreempt.coordination.protocol_types import (
+    CommitKind,
+    Key,
+    MainThreadState,
+    NoticeKind,
+    WatcherState,
+)
 from tfpreempt.core.events import Outcome
 
 
@@ -24,7 +30,7 @@ class Search:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.settings = [
-            ev.Settings(
+            ev.ProtocolConfig(
                 i, cluster.workers, cluster.collectives, not cluster.collective_save
             )
             for i in range(cluster.workers)
@@ -35,11 +41,13 @@ class Search:
 
     # --- one worker ------------------------------------------------------------------
 
-    def move(self, i: int, state: ev.State, event: ev.Event) -> agreement.Moved:
+    def move(
+        self, i: int, state: ev.WorkerState, event: ev.ProtocolEvent
+    ) -> state_machine.Moved:
         key = (i, id(state), event)
         moved = self._moves.get(key)
         if moved is None:
-            after, actions = agreement.step(self.settings[i], state, event)
+            after, actions = state_machine.step(self.settings[i], state, event)
             moved = self._moves[key] = (self.intern(after), actions)
             self._interned.setdefault(("keep", id(state)), state)
         return moved
@@ -47,7 +55,7 @@ class Search:
     def intern(self, thing: Any) -> Any:
         return self._interned.setdefault(thing, thing)
 
-    def feed(self, i: int, w: Worker, event: ev.Event) -> Worker:
+    def feed(self, i: int, w: Worker, event: ev.ProtocolEvent) -> Worker:
         state, actions = self.move(i, w.state, event)
         w = w._replace(state=state)
         ops = set(w.ops)
@@ -70,7 +78,7 @@ class Search:
     def gone(self, w: Worker) -> Worker:
         """Forgets what no longer matters, so that equal ends are one state."""
         return Worker(
-            self.intern(ev.State(round=w.state.round)),
+            self.intern(ev.WorkerState(round=w.state.round)),
             w.phase,
             collectives=w.collectives,
             tag=w.tag,
@@ -80,7 +88,7 @@ class Search:
             overdue=w.overdue,
         )
 
-    def verdict(self, i: int, w: Worker, verdict: ev.Verdict) -> Worker:
+    def verdict(self, i: int, w: Worker, verdict: ev.Directive) -> Worker:
         match verdict:
             case ev.Proceed():
                 return self.enter(w._replace(counter=w.done + 1))
@@ -100,7 +108,7 @@ class Search:
                 return w._replace(marked=True)
             case ev.Resume():
                 return w._replace(phase="boundary")
-            case ev.Leave(outcome):
+            case ev.Exit(outcome):
                 return w._replace(phase="ended", outcome=outcome)
             case ev.Raise():
                 return w._replace(phase=self.raising(i))
@@ -125,7 +133,7 @@ class Search:
 
     def initial(self) -> World:
         c = self.cluster
-        state, actions = agreement.INITIAL
+        state, actions = state_machine.INITIAL
         first = Worker(self.intern(state), "boundary", ops=frozenset(actions))
         worker = self.intern(first)
         return World(
@@ -204,14 +212,14 @@ class Search:
     ) -> tuple[str, World, bool] | None:
         rest = w._replace(ops=w.ops - {op})
         if isinstance(op, ev.ReadCounter):
-            event: ev.Event = ev.CounterRead(w.state.round, w.counter)
+            event: ev.ProtocolEvent = ev.CounterRead(w.state.round, w.counter)
             return (
                 f"w{i} reads its counter {w.counter}",
                 self.put(world, i, self.feed(i, rest, event)),
                 False,
             )
         if not host_up:
-            if w.state.watch is Watch.GONE:
+            if w.state.watch is WatcherState.GONE:
                 return None
             gone = self.feed(i, w._replace(ops=frozenset()), ev.StoreGone())
             return f"w{i} finds the store gone", self.put(world, i, gone), False
@@ -256,7 +264,7 @@ class Search:
                 False,
             )
         gone = world.workers[j].phase in GONE
-        noticed = w.state.notice in agreement.REAL
+        noticed = w.state.notice in state_machine.REAL
         suspects = world.suspicions > 0 and noticed and not gone
         tired = key is Key.BYE and w.state.outcome is Outcome.LOST
         if not ((gone or tired) and world.broken) and not suspects:
@@ -280,15 +288,15 @@ class Search:
         if any(x[0] == "gather" for x in mine):
             return w._replace(ops=ops)
         values = {x[3]: x[4] for x in sorted(mine, key=lambda x: x[3])}
-        event: ev.Event = ev.ByesRead(round)
+        event: ev.ProtocolEvent = ev.AllGoodbyesReceived(round)
         if key is Key.COUNT:
-            event = ev.CountsRead(round, tuple(values.values()))
+            event = ev.AllCountsReceived(round, tuple(values.values()))
         elif key is Key.DONE:
             staged = tuple(j for j, value in values.items() if value is True)
-            event = ev.DonesRead(round, staged)
+            event = ev.AllStagedReceived(round, staged)
         return self.feed(i, w._replace(ops=ops.difference(mine)), event)
 
-    def read(self, op: ev.Get, known: Any) -> ev.Event:
+    def read(self, op: ev.Get, known: Any) -> ev.ProtocolEvent:
         if op.key is Key.NOTICE:
             return ev.NoticeRead(op.round, known)
         if op.key is Key.DECISION:
@@ -298,14 +306,17 @@ class Search:
     def inserted(self, i: int, w: Worker, op: ev.Insert, known: Any) -> Worker:
         """The insert's result, as the coordinator reports it to the table."""
         if op.key is Key.COUNT and op.worker == i:
-            if isinstance(op.value, ev.Count) and op.value.final:
+            if isinstance(op.value, ev.StepCount) and op.value.final:
                 return self.feed(i, w, ev.FinalCount(op.round, known))
-            if isinstance(op.value, ev.Count) and w.state.watch is Watch.PUBLISHING:
+            if (
+                isinstance(op.value, ev.StepCount)
+                and w.state.watch is WatcherState.PUBLISHING
+            ):
                 return self.feed(i, w, ev.OwnCount(op.round, known))
         elif op.key is Key.NOTICE and known is not op.value:
             return self.feed(i, w, ev.NoticeExists(op.round, known))
         elif op.key is Key.BYE:
-            return self.feed(i, w, ev.ByeSaid())
+            return self.feed(i, w, ev.GoodbyeSent())
         return w
 
     def training(
@@ -407,7 +418,7 @@ class Search:
         self, world: World, store: Any, i: int, w: Worker
     ) -> Iterator[tuple[str, World, bool]]:
         c = self.cluster
-        if world.notices and w.state.main is not Main.ENDED:
+        if world.notices and w.state.main is not MainThreadState.ENDED:
             for n, kind in enumerate(world.notices):
                 if kind in world.notices[:n] or (
                     c.notices_to and i not in c.notices_to
@@ -447,9 +458,13 @@ class Search:
     def waits_in_vain(self, store: Any, w: Worker) -> bool:
         """Whether main may reach its deadline: they are long against one read of a key
         that is there, so not while the worker has such a read before it."""
-        main, noticed = w.state.main, w.state.notice in agreement.REAL
-        waits = {Main.WAITING, Main.COLLECTING, Main.AWAITING}
-        if main not in waits and not (main is Main.FINISHING and noticed):
+        main, noticed = w.state.main, w.state.notice in state_machine.REAL
+        waits = {
+            MainThreadState.WAITING,
+            MainThreadState.COLLECTING,
+            MainThreadState.AWAITING,
+        }
+        if main not in waits and not (main is MainThreadState.FINISHING and noticed):
             return False
         return not any(
             isinstance(op, (ev.Insert, ev.ReadCounter))

@@ -15,8 +15,14 @@ from typing import Any
 
 from tests.cluster._values import GONE, Cluster, Worker, World
 from tests.cluster._world import Search
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
+from tfpreempt.coordination import protocol_types as ev
+from tfpreempt.coordination.protocol_types import (
+    CommitKind,
+    Key,
+    MainThreadState,
+    NoticeKind,
+    WatcherState,
+)
 from tfpreempt.core.events import Outcome
 
 # --- what must never be seen ---------------------------------------------------------
@@ -81,9 +87,9 @@ def violation(cluster: Cluster, world: World, stuck: bool) -> str | None:
 
 def is_forgotten(w: Worker, store: dict[Any, Any]) -> bool:
     """Whether its own final notice is neither in the store nor on its way there."""
-    if w.state.held is not NoticeKind.FINAL or w.state.watch is Watch.GONE:
+    if w.state.held is not NoticeKind.FINAL or w.state.watch is WatcherState.GONE:
         return False
-    if w.phase in GONE or w.state.main is Main.DETACHED:
+    if w.phase in GONE or w.state.main is MainThreadState.DETACHED:
         return False
     last = (NoticeKind.FINAL, NoticeKind.FINISHED)
     return not any(

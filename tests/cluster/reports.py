@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from tfpreempt.coordination.events import CommitKind
+from tfpreempt.coordination.protocol_types import CommitKind
 from tfpreempt.core.events import Outcome
 
 

@@ -235,7 +235,7 @@ def needed(schedule: Schedule) -> int:
 def lost_in_calm(schedule: Schedule, report: RunReport) -> list[str]:
     """Anything but one and the same good end for all.
 
-    A commit has the shards of all workers, unless one needs longer than `save_timeout`
+    A commit has the shards of all workers, unless one needs longer than `peer_timeout`
     to reach the decision: no wait for a peer is longer than that.
     """
     ends = {(w.ending, w.outcome) for w in report.workers}

@@ -1,6 +1,7 @@
 """An insert-once store with slow messages, and a coordinator's runtime on it.
 
-The runtime keeps the order that `runtime.Runtime` keeps: one read after the other, one
+The runtime keeps the order that `runtime.StoreExecutor` keeps: one read after the
+other, one
 insert after the other, gathers in a few walks. The store lives in its host's process:
 it stands still while that is frozen, and every request fails once that is gone.
 
@@ -17,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tests.cluster.timeline import Process, Timeline, milliseconds
-from tfpreempt.coordination.runtime import OnValue, walks
-from tfpreempt.errors import StoreGoneError
+from tfpreempt.coordination.store_executor import OnValue, reader_thread_count
+from tfpreempt.errors import CoordinationServiceUnavailableError
 
 DEATHS_EVERY = 1000
 """Milliseconds between two questions for dead workers."""
@@ -164,7 +165,7 @@ class SimulatedStore:
 
 
 class SimulatedRuntime:
-    """A `Runtime` for the coordinator of one simulated worker.
+    """A `StoreExecutor` for the coordinator of one simulated worker.
 
     Args:
         timeline: when things happen.
@@ -180,7 +181,7 @@ class SimulatedRuntime:
         process: Process,
         store: SimulatedStore,
         dead_workers: Callable[[], frozenset[int]],
-        on_gone: Callable[[StoreGoneError], None],
+        on_gone: Callable[[CoordinationServiceUnavailableError], None],
     ) -> None:
         self._timeline = timeline
         self._process = process
@@ -198,7 +199,7 @@ class SimulatedRuntime:
         self._reads.join(functools.partial(self._request, key, None, then))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        threads = walks(len(keys))
+        threads = reader_thread_count(len(keys))
         for t in range(threads):
             walk = _Line()
             for i in range(t, len(keys), threads):
@@ -208,7 +209,7 @@ class SimulatedRuntime:
     def insert(self, key: str, value: str, then: OnValue) -> None:
         self._writes.join(functools.partial(self._request, key, value, then))
 
-    def at(self, when: float, call: Callable[[], None]) -> None:
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
         self._timeline.at(milliseconds(when), call, self._process)
 
     def watch_deaths(
@@ -240,7 +241,9 @@ class SimulatedRuntime:
             done()
 
         def fail() -> None:
-            error = StoreGoneError(f"the simulated store is gone, asked for {key!r}")
+            error = CoordinationServiceUnavailableError(
+                f"the simulated store is gone, asked for {key!r}"
+            )
             self._on_gone(error)
             done()
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tests.cluster.reports import Ending, Marker, Save, WorkerReport
 from tests.cluster.simulated_store import SimulatedRuntime
 from tests.cluster.timeline import Process, milliseconds
-from tfpreempt.coordination import events as ev
+from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import FOREVER, Coordinator
-from tfpreempt.coordination.events import CommitKind, Key
+from tfpreempt.coordination.protocol_types import CommitKind, Key
 from tfpreempt.core.events import Decision, Event, Notice, Outcome
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Resume = Callable[[Any], None]
 Pause = Callable[[Resume], None]
 Main = Generator[Pause, Any, None]
-Verdicts = Generator[Pause, Any, ev.Verdict]
-Settled = Generator[Pause, Any, type[ev.Proceed | ev.Leave | ev.Resume | ev.Raise]]
+Verdicts = Generator[Pause, Any, ev.Directive]
+Settled = Generator[Pause, Any, type[ev.Proceed | ev.Exit | ev.Resume | ev.Raise]]
 
 
 class _LeavesError(Exception):
@@ -44,10 +44,10 @@ class _WakingCoordinator(Coordinator):
         super().__init__(*arguments, **options)
         self._worker = worker
 
-    def feed(self, event: ev.Event) -> None:
+    def dispatch(self, event: ev.ProtocolEvent) -> None:
         if isinstance(event, ev.DeadlinePassed):  # by main's own clock, or by the guard
             self._worker.overdue = True
-        super().feed(event)
+        super().dispatch(event)
         self._worker.look_again()
 
 
@@ -109,7 +109,7 @@ class Worker(Process):
         )
         self.coordinator = _WakingCoordinator(
             self,
-            ev.Settings(
+            ev.ProtocolConfig(
                 self.index,
                 cluster.world,
                 schedule.collectives,
@@ -118,7 +118,7 @@ class Worker(Process):
             "0",
             self.runtime,
             cluster.timeline,
-            save_timeout=schedule.save_timeout_ms / 1000,
+            peer_timeout=schedule.save_timeout_ms / 1000,
             step_seconds=self._step_seconds,
             record=self._record,
             on_overrun=self._overrun,
@@ -230,7 +230,7 @@ class Worker(Process):
         elif not (yield self._together(("step", number), span)):
             yield from self._step_failed()
         if number in self.raises_at:
-            self.coordinator.feed(ev.Detached())
+            self.coordinator.dispatch(ev.Detached())
             yield from self._raise()
 
     def _look(self) -> Main:
@@ -242,13 +242,13 @@ class Worker(Process):
                 return
 
     def _finish(self) -> Main:
-        while (yield from self._settle(last=True)) is not ev.Leave:
+        while (yield from self._settle(last=True)) is not ev.Exit:
             pass
 
     def _settle(self, last: bool = False) -> Settled:
         c = self.coordinator
         staged = False
-        c.feed(ev.Boundary(self.gate.started, last))
+        c.dispatch(ev.Boundary(self.gate.started, last))
         while True:
             match (yield from self._verdict()):
                 case ev.Save(boundary, alone, repeat):
@@ -258,17 +258,17 @@ class Worker(Process):
                     self.saves.append(save)
                     staged = not repeat
                     ok = repeat or (yield from self._stage(state.round, alone))
-                    c.feed(ev.Saved(ok))
+                    c.dispatch(ev.Saved(ok))
                 case ev.WriteMarker(workers):
                     shares = ()
                     if staged and self.cluster.schedule.shares:
                         shares = yield from self._complete(workers)
                     yield self._sleep(self.cluster.schedule.marker_ms)
-                    c.feed(ev.Committed(self._mark(staged, workers, shares)))
-                case ev.Leave(outcome):
+                    c.dispatch(ev.Committed(self._mark(staged, workers, shares)))
+                case ev.Exit(outcome):
                     yield from self._leave(outcome)
-                    c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
-                    return ev.Leave
+                    c.dispatch(ev.NextRound(served=outcome is not Outcome.FINISHED))
+                    return ev.Exit
                 case verdict:
                     return type(verdict)
 
@@ -328,9 +328,9 @@ class Worker(Process):
         raise _LeavesError
 
     def _step_failed(self) -> Main:
-        self.coordinator.feed(ev.StepFailed())
+        self.coordinator.dispatch(ev.StepFailed())
         verdict = yield from self._verdict()
-        if isinstance(verdict, ev.Leave):
+        if isinstance(verdict, ev.Exit):
             yield from self._leave(verdict.outcome)
         yield from self._raise()
 
@@ -349,7 +349,7 @@ class Worker(Process):
                 return verdict
             now, end = timeline.monotonic(), c.main_deadline()
             if end is not None and now >= end:
-                c.feed(ev.DeadlinePassed())
+                c.dispatch(ev.DeadlinePassed())
                 continue
             yield functools.partial(self._wait, now + FOREVER if end is None else end)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster._values import Cluster
 from tests.cluster.explore import Result, explore, show
-from tfpreempt.coordination.events import NoticeKind
+from tfpreempt.coordination.protocol_types import NoticeKind
 from tfpreempt.core.events import Outcome
 
 F, T, P = NoticeKind.FINAL, NoticeKind.TRAIN_ON, NoticeKind.PERIODIC

@@ -16,10 +16,16 @@ from tests.cluster._values import Cluster
 from tests.cluster._world import Search
 from tests.cluster.explore import explore
 from tests.cluster.test_explore import FREE, LOCAL, SKIPPED_SAVE, F, P
-from tfpreempt.coordination import agreement
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import leave, set_
-from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
+from tfpreempt.coordination import protocol_types as ev
+from tfpreempt.coordination import state_machine
+from tfpreempt.coordination.protocol_types import (
+    CommitKind,
+    Key,
+    MainThreadState,
+    NoticeKind,
+    WatcherState,
+)
+from tfpreempt.coordination.state_machine import leave, set_
 from tfpreempt.core.events import Outcome
 
 
@@ -58,8 +64,8 @@ def test_reading_the_counter_before_raising_the_flag(patch):
         state, actions = old(settings, state, event)
         return state, (ev.RaiseFlag(), *actions)
 
-    wrap(patch, agreement.WATCH, ev.NoticeRead, without_flag)
-    wrap(patch, agreement.WATCH, ev.OwnCount, with_flag)
+    wrap(patch, state_machine.WATCH, ev.NoticeRead, without_flag)
+    wrap(patch, state_machine.WATCH, ev.OwnCount, with_flag)
     assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT", "CROSSED"}
 
 
@@ -84,7 +90,7 @@ def test_looking_at_the_flag_before_counting(patch):
 
 
 def test_the_smallest_count_decides(patch):
-    patch.setattr(agreement, "max", min, raising=False)
+    patch.setattr(state_machine, "max", min, raising=False)
     assert found(Cluster(lengths=(2,))) & {"STUCK", "SPLIT", "CROSSED"}
 
 
@@ -94,7 +100,7 @@ def test_skipping_a_dropped_save_that_needs_all_workers(patch):
     def ahead(old, settings, state, event):
         return old(dataclasses.replace(settings, saves_alone=True), state, event)
 
-    wrap(patch, agreement.WATCH, ev.NoticeRead, ahead)
+    wrap(patch, state_machine.WATCH, ev.NoticeRead, ahead)
     assert found(SKIPPED_SAVE) == {"CROSSED"}
 
 
@@ -116,10 +122,10 @@ def test_leaving_out_a_late_worker_without_a_tombstone(patch):
 @pytest.mark.slow
 def test_a_worker_that_finds_its_tombstone_goes_on(patch):
     def as_if_counted(old, settings, state, event):
-        mine = ev.Count(state.at)
+        mine = ev.StepCount(state.at)
         return old(settings, state, ev.OwnCount(event.round, mine))
 
-    wrap(patch, agreement.WATCH, ev.OwnCount, as_if_counted)
+    wrap(patch, state_machine.WATCH, ev.OwnCount, as_if_counted)
     assert "SPLIT" in found(Cluster(lengths=(3,), suspicions=1, **FREE))
 
 
@@ -127,20 +133,22 @@ def test_the_host_leaves_before_the_byes(patch):
     def at_once(settings, state, outcome):
         if not settings.host:
             return original(settings, state, outcome)
-        return agreement.ended(set_(state, main=Main.LEAVING, outcome=outcome))
+        return state_machine.ended(
+            set_(state, main=MainThreadState.LEAVING, outcome=outcome)
+        )
 
     original = leave
-    patch.setattr(agreement, "leave", at_once)
+    patch.setattr(state_machine, "leave", at_once)
     assert found(Cluster(lengths=(1,))) & {"HOST LEFT", "LOST"}
 
 
 def test_who_is_through_leaves_without_waiting(patch):
     def boundary(old, settings, state, event):
-        if event.last and state.notice is None and state.watch is not Watch.GONE:
-            return agreement.ended(set_(state, outcome=Outcome.FINISHED))
+        if event.last and state.notice is None and state.watch is not WatcherState.GONE:
+            return state_machine.ended(set_(state, outcome=Outcome.FINISHED))
         return old(settings, state, event)
 
-    wrap(patch, agreement.MAIN, ev.Boundary, boundary)
+    wrap(patch, state_machine.MAIN, ev.Boundary, boundary)
     assert found(Cluster(lengths=(1,))) & {"STUCK", "MIXED", "HOST LEFT"}
 
 
@@ -149,18 +157,18 @@ def test_who_is_through_does_not_count_as_arrived(patch):
     def act(settings, state):
         target = state.decision.boundary
         if state.last and target is not None and state.at < target:
-            return set_(state, main=Main.WAITING), ()
+            return set_(state, main=MainThreadState.WAITING), ()
         return original(settings, state)
 
-    original = agreement.act
-    patch.setattr(agreement, "act", act)
+    original = state_machine.act
+    patch.setattr(state_machine, "act", act)
     assert "STUCK" in found(Cluster(lengths=(2, 1), **FREE))
 
 
 @pytest.mark.slow
 def test_waiting_for_the_commit_without_a_deadline(patch):
     def waits_in_vain(self, store, w):
-        return w.state.main is not Main.AWAITING and original(self, store, w)
+        return w.state.main is not MainThreadState.AWAITING and original(self, store, w)
 
     original = Search.waits_in_vain
     patch.setattr(Search, "waits_in_vain", waits_in_vain)
@@ -175,7 +183,7 @@ def test_leaving_as_committed_after_the_own_save(patch):
         done = ev.Insert(Key.DONE, state.round, event.ok, settings.worker)
         return state, (done, *actions)
 
-    wrap(patch, agreement.MAIN, ev.Saved, saved)
+    wrap(patch, state_machine.MAIN, ev.Saved, saved)
     assert "UNCOMMITTED" in found(Cluster(lengths=(1,)))
 
 
@@ -187,15 +195,15 @@ def test_a_share_of_another_step_is_taken(patch):
 
 def test_a_share_is_taken_from_one_who_has_died_while_it_wrote(patch):
     def all_of_them(old, settings, state, event):
-        return old(settings, state, ev.DonesRead(event.round, (1,)))
+        return old(settings, state, ev.AllStagedReceived(event.round, (1,)))
 
-    wrap(patch, agreement.MAIN, ev.DonesRead, all_of_them)
+    wrap(patch, state_machine.MAIN, ev.AllStagedReceived, all_of_them)
     patch.setattr(Search, "takes", lambda self, w, share: True)
     assert "TORN" in found(Cluster(lengths=(1,), crashes=1, shares=True, **LOCAL))
 
 
 def test_a_second_notice_is_ignored_because_the_key_exists(patch):
-    patch.setattr(agreement, "behind", lambda state, round, kind: ())
+    patch.setattr(state_machine, "behind", lambda state, round, kind: ())
     assert found(Cluster(notices=(P, F), notices_to=(1,))) == {"FORGOTTEN"}
 
 
@@ -211,8 +219,10 @@ def test_the_end_of_training_as_one_round(patch):
         state, actions = old(settings, state, event)
         if event.kind is not NoticeKind.FINISHED:
             return state, actions
-        state = set_(state, watch=Watch.FOLLOWING, decision=ev.Decided(state.at))
-        state = set_(state, main=Main.SAVING, outcome=None)
+        state = set_(
+            state, watch=WatcherState.FOLLOWING, decision=ev.DecidedStep(state.at)
+        )
+        state = set_(state, main=MainThreadState.SAVING, outcome=None)
         get = ev.Get(Key.COMMIT, state.round)
         return state, (get, ev.Save(state.at, alone=False, repeat=False))
 
@@ -230,10 +240,10 @@ def test_the_end_of_training_as_one_round(patch):
         new = self.feed(i, w._replace(marked=False), ev.Committed(CommitKind.EXIT))
         yield to("writes the final marker", new, torn=torn)
 
-    original_outcome = agreement.outcome_known
+    original_outcome = state_machine.outcome_known
     original_marker = Search.write_marker
-    wrap(patch, agreement.WATCH, ev.NoticeRead, notice_read)
-    patch.setattr(agreement, "outcome_known", outcome_known)
+    wrap(patch, state_machine.WATCH, ev.NoticeRead, notice_read)
+    patch.setattr(state_machine, "outcome_known", outcome_known)
     patch.setattr(Search, "write_marker", write_marker)
     assert not found(Cluster(lengths=(1,), notices=()))
     assert found(Cluster(lengths=(1,), notices=(), crashes=1)) == {"TORN"}

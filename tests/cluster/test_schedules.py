@@ -29,8 +29,8 @@ from tests.cluster.simulation import (
     Schedule,
     SimulatedCluster,
 )
-from tfpreempt.coordination import agreement
-from tfpreempt.coordination.events import CommitKind
+from tfpreempt.coordination import state_machine
+from tfpreempt.coordination.protocol_types import CommitKind
 from tfpreempt.core.events import Outcome
 
 
@@ -85,11 +85,11 @@ def test_random_schedules_reach_what_matters():
 def test_a_wrong_rule_is_found(monkeypatch, rule):
     wrong_rules = {
         "max": min,  # the smallest count decides
-        "leave": lambda settings, state, outcome: agreement.ended(
-            agreement.set_(state, outcome=outcome)  # the host waits for no bye
+        "leave": lambda settings, state, outcome: state_machine.ended(
+            state_machine.set_(state, outcome=outcome)  # the host waits for no bye
         ),
     }
-    monkeypatch.setattr(agreement, rule, wrong_rules[rule], raising=False)
+    monkeypatch.setattr(state_machine, rule, wrong_rules[rule], raising=False)
     assert any(
         wrong(schedule, SimulatedCluster(schedule).run())
         for schedule in (draw(random.Random(seed)) for seed in range(500))

@@ -18,9 +18,9 @@ import pytest
 from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore
 from tests.ports import free_ports
-from tfpreempt.storage.interface import ObjectStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.open_store import open_store
 from tfpreempt.storage.prefixed import PrefixedStore
 
 ENDPOINT = os.environ.get("TFPREEMPT_TEST_GCS_ENDPOINT", "")

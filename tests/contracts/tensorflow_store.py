@@ -7,7 +7,7 @@ import json
 import os
 
 from tests.ports import free_ports
-from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.coordination.key_value_store import KeyValueStore
 
 
 def make() -> tuple[KeyValueStore, None]:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import LocalFiles, create, write_durably
 
 
@@ -26,17 +26,17 @@ def test_what_is_written_can_be_read(root):
         files.sync_file(path)
         files.sync_dir(folder)
         assert os.stat(path).st_size == len(data)
-        with reading.open_file(path) as file:
+        with file_reading.open_file(path) as file:
             assert file.read() == data
-    with reading.open_file(path) as file:
+    with file_reading.open_file(path) as file:
         assert (file.read(3), file.seek(-2, os.SEEK_END), file.read()) == (
             b"sec",
             4,
             b"nd",
         )
         assert file.tell() == 6
-    assert reading.names(root) == ["a"]
-    assert list(reading.walk(root)) == [
+    assert file_reading.names(root) == ["a"]
+    assert list(file_reading.walk(root)) == [
         (root, ["a"], []),
         (os.path.join(root, "a"), ["b"], []),
         (folder, [], ["file"]),
@@ -47,30 +47,35 @@ def test_what_a_path_is(root):
     files = LocalFiles(root)
     path, gone = os.path.join(root, "file"), os.path.join(root, "gone")
     files.write(path, [b"x"])
-    assert reading.is_file(path)
-    assert reading.is_there(path)
-    assert reading.is_dir(root)
-    assert reading.is_there(root)
-    assert not reading.is_dir(path)
-    assert not reading.is_file(root)
-    assert reading.is_real_dir(root)
-    assert not reading.is_real_dir(path)
-    assert not reading.is_link(path)
-    for answer in (reading.is_file, reading.is_dir, reading.is_there, reading.is_link):
+    assert file_reading.is_file(path)
+    assert file_reading.is_there(path)
+    assert file_reading.is_dir(root)
+    assert file_reading.is_there(root)
+    assert not file_reading.is_dir(path)
+    assert not file_reading.is_file(root)
+    assert file_reading.is_real_dir(root)
+    assert not file_reading.is_real_dir(path)
+    assert not file_reading.is_link(path)
+    for answer in (
+        file_reading.is_file,
+        file_reading.is_dir,
+        file_reading.is_there,
+        file_reading.is_link,
+    ):
         assert not answer(gone)
-    assert not reading.is_real_dir(gone)
-    assert list(reading.walk(gone)) == []
-    assert reading.names(gone) == []
+    assert not file_reading.is_real_dir(gone)
+    assert list(file_reading.walk(gone)) == []
+    assert file_reading.names(gone) == []
 
 
 def test_what_is_not_there(root):
     with pytest.raises(FileNotFoundError, match="gone"):
-        reading.open_file(os.path.join(root, "gone"))
+        file_reading.open_file(os.path.join(root, "gone"))
 
 
 def test_a_directory_is_no_file(root):
     with pytest.raises(IsADirectoryError):
-        reading.open_file(root).read()
+        file_reading.open_file(root).read()
 
 
 def test_deleting(root):
@@ -81,21 +86,21 @@ def test_deleting(root):
     with pytest.raises(OSError, match="d") as caught:
         files.remove_dir(folder)
     assert caught.value.errno == errno.ENOTEMPTY
-    assert reading.is_file(path)
+    assert file_reading.is_file(path)
     files.remove(path)
     files.remove(path)
     files.remove_dir(folder)
     files.remove_dir(folder)
-    assert reading.names(root) == []
+    assert file_reading.names(root) == []
 
 
 def test_small_files_are_whole(root):
     path = os.path.join(root, "small")
     for data in (b"old", b"new"):
         write_durably(LocalFiles(root), path, data)
-        with reading.open_file(path) as file:
+        with file_reading.open_file(path) as file:
             assert file.read() == data
-    assert reading.names(root) == ["small"]
+    assert file_reading.names(root) == ["small"]
 
 
 def test_a_file_that_is_written_bit_by_bit(root):
@@ -103,5 +108,5 @@ def test_a_file_that_is_written_bit_by_bit(root):
     with create(path) as file:
         file.write(b"ab")
         file.write(b"cd")
-    with reading.open_file(path) as file:
+    with file_reading.open_file(path) as file:
         assert file.read() == b"abcd"

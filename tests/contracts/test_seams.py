@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 pytestmark = pytest.mark.tensorflow
 
@@ -24,29 +24,33 @@ LIBRARIES = ("tf_keras", "keras", "tensorflow")
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
-    seams.require.cache_clear()
+    private_api.check_available.cache_clear()
     yield
-    seams.require.cache_clear()
+    private_api.check_available.cache_clear()
 
 
 def is_here(feature: str) -> bool:
     """Whether the libraries that a feature is about are installed."""
-    modules = (seams.MODULES[name] for name in seams.FEATURES[feature].names)
+    modules = (
+        private_api.MODULES[name] for name in private_api.FEATURES[feature].names
+    )
     roots = {module.partition(".")[0] for module in modules}
     return all(importlib.util.find_spec(root) is not None for root in roots)
 
 
-@pytest.mark.parametrize("feature", seams.FEATURES)
+@pytest.mark.parametrize("feature", private_api.FEATURES)
 def test_every_name_is_there(feature: str) -> None:
     if not is_here(feature):
         pytest.skip("not installed")
-    assert list(seams.missing(feature)) == []
-    seams.require(feature)
+    assert list(private_api.missing(feature)) == []
+    private_api.check_available(feature)
 
 
 def test_a_missing_module_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(seams.MODULES, "eager_context", "tensorflow.no_such_module")
-    missing = list(seams.missing("coordination"))
+    monkeypatch.setitem(
+        private_api.MODULES, "eager_context", "tensorflow.no_such_module"
+    )
+    missing = list(private_api.missing("coordination"))
     assert missing.count("tensorflow.no_such_module") == 1
 
 
@@ -54,7 +58,7 @@ def test_a_missing_module_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_installed_version_was_seen(library: str) -> None:
     """Else the matrix is to be run with it first."""
     pytest.importorskip(library)
-    assert seams.was_seen(library)
+    assert private_api.was_seen(library)
 
 
 def test_an_unseen_minor_is_named_once(
@@ -65,18 +69,20 @@ def test_an_unseen_minor_is_named_once(
     from tests.keras import small_fit
 
     for library in ("keras", "tensorflow"):
-        monkeypatch.setitem(seams.SEEN, library, ("2.0.0", "2.1.0rc0"))
-    seams.name_if_unseen.cache_clear()
+        monkeypatch.setitem(private_api.SEEN, library, ("2.0.0", "2.1.0rc0"))
+    private_api.name_if_unseen.cache_clear()
     with small_fit.machine("keras") as on:
         on.run(on.fit, ("begin", 0, 1))
-    seams.name_if_unseen.cache_clear()
+    private_api.name_if_unseen.cache_clear()
     named = [
-        each.getMessage() for each in caplog.records if each.name == seams.__name__
+        each.getMessage()
+        for each in caplog.records
+        if each.name == private_api.__name__
     ]
     assert sorted(named) == [
-        f"tfpreempt: not yet tested with {library} {seams.version(library)}; tested "
-        "with 2.0.0, 2.1.0rc0. A resumed run may differ from an undisturbed run: "
-        "compare the two before you rely on the resume, or install "
+        f"tfpreempt: not yet tested with {library} {private_api.version(library)}; "
+        "tested with 2.0.0, 2.1.0rc0. A resumed run may differ from an undisturbed "
+        "run: compare the two before you rely on the resume, or install "
         f"{library}==2.0.0"
         for library in ("keras", "tensorflow")
     ]
@@ -87,10 +93,10 @@ def test_what_is_named_is_looked_for() -> None:
     module = types.SimpleNamespace(Sample=Sample, function=print)
     there = ("function", "Sample", "Sample.method", "Sample.set_in_method")
     for name in (*there, "Sample.method:local", "Sample.method:argument"):
-        assert seams._is_there(module, name), name
+        assert private_api._is_there(module, name), name
     absent = ("other", "Other", "Other.method", "Sample.other", "Sample.method:other")
     for name in (*absent, "Sample.other:local", "Sample.only_read"):
-        assert not seams._is_there(module, name), name
+        assert not private_api._is_there(module, name), name
 
 
 class Sample:
@@ -105,12 +111,12 @@ def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.delattr(concatenate_op, "_ConcatenateDataset")
     with pytest.raises(errors.UnsupportedVersionError) as caught:
-        seams.require("pipelines")
+        private_api.check_available("pipelines")
     message = str(caught.value)
     name = "tensorflow.python.data.ops.concatenate_op._ConcatenateDataset"
-    assert f"tensorflow {seams.version('tensorflow')} has no {name}" in message
+    assert f"tensorflow {private_api.version('tensorflow')} has no {name}" in message
     assert "the place in the data of model.fit needs it" in message
-    seams.require("checkpoints")  # what does not need it goes on working
+    private_api.check_available("checkpoints")  # what does not need it goes on working
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -118,16 +124,18 @@ def test_a_version_that_is_recommended_is_a_final_one(library: str) -> None:
     """pip takes candidates and nightly builds only where they are named."""
     pytest.importorskip(library)
     root = {"tensorflow": "tensorflow.python"}.get(library, f"{library}.src")
-    message = seams._advice(seams.FEATURES["pipelines"], [f"{root}.gone"])
+    message = private_api._advice(private_api.FEATURES["pipelines"], [f"{root}.gone"])
     [recommended] = re.findall(rf"such as {library}==(\S+),", message)
     assert re.fullmatch(r"\d+\.\d+\.\d+", recommended)
-    assert recommended in seams.SEEN[library]
+    assert recommended in private_api.SEEN[library]
 
 
 def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(seams.MODULES, "shuffle_op", "tensorflow.python.data.moved")
+    monkeypatch.setitem(
+        private_api.MODULES, "shuffle_op", "tensorflow.python.data.moved"
+    )
     with pytest.raises(errors.UnsupportedVersionError, match=r"no .*data\.moved,"):
-        seams.require("pipelines")
+        private_api.check_available("pipelines")
 
 
 @pytest.mark.parametrize(

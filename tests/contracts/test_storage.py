@@ -11,10 +11,10 @@ from tests.contracts.storage_places import PLACES
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import (
+from tfpreempt.storage.object_store import (
     MAX_PARTS,
     ComposingStore,
-    ObjectMissingError,
+    ObjectNotFoundError,
     summed,
 )
 
@@ -220,7 +220,7 @@ def test_what_is_missing(store):
     put(store, "there/x", b"")
     for name in ("nothing", "there", "there/x/below"):
         assert store.stat(name) is None
-        with pytest.raises(ObjectMissingError, match=name):
+        with pytest.raises(ObjectNotFoundError, match=name):
             get(store, name)
 
 
@@ -445,7 +445,7 @@ def test_of_racing_composers_exactly_one_wins(composer, place):
 @on_those_that_compose
 def test_an_object_of_one_that_is_missing(composer):
     (name,) = put_parts(composer, b"there")
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises(ObjectNotFoundError):
         composer.compose("x", [name, "parts/nothing"])
     assert composer.stat("x") is None
 

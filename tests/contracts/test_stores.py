@@ -11,22 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.errors import KeyExistsError, StoreGoneError, WaitTimeoutError
-from tfpreempt.testing.store import FaultyStore, StoreFault
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.errors import (
+    CoordinationServiceUnavailableError,
+    KeyExistsError,
+    PeerTimeoutError,
+)
+from tfpreempt.testing.store import FaultyKeyValueStore, StoreFault
 
 ROOT = Path(__file__).parents[2]
 SOON = 10.0  # seconds in which anything that must happen has happened
 
 
 def closing_memory():
-    store = MemoryStore()
+    store = InMemoryStore()
     return store, store.close
 
 
 def closing_faulty():
-    inner = MemoryStore()
-    return FaultyStore(inner), inner.close
+    inner = InMemoryStore()
+    return FaultyKeyValueStore(inner), inner.close
 
 
 STORES = {"memory": closing_memory, "faulty": closing_faulty}
@@ -105,7 +109,7 @@ def test_an_insert_wakes_every_get_that_waits(store):
 
 def test_a_get_gives_up_at_its_time_out(store):
     started = time.monotonic()
-    with pytest.raises(WaitTimeoutError, match="c/never"):
+    with pytest.raises(PeerTimeoutError, match="c/never"):
         store.get("c/never", timeout=0.05)
     assert 0.04 <= time.monotonic() - started < SOON
 
@@ -113,7 +117,7 @@ def test_a_get_gives_up_at_its_time_out(store):
 def test_a_deleted_key_can_be_inserted_again(store):
     store.insert("c/again", "first")
     store.delete("c/again")
-    with pytest.raises(WaitTimeoutError):
+    with pytest.raises(PeerTimeoutError):
         store.get("c/again", timeout=0.05)
     store.insert("c/again", "second")
     assert store.get("c/again") == "second"
@@ -124,7 +128,7 @@ def test_delete_takes_the_subtree_and_nothing_else(store):
         store.insert(key, key)
     store.delete("c/tree")
     for key in ("c/tree", "c/tree/1", "c/tree/1/2"):
-        with pytest.raises(WaitTimeoutError):
+        with pytest.raises(PeerTimeoutError):
             store.get(key, timeout=0.02)
     assert store.get("c/trees") == "c/trees"
 
@@ -144,14 +148,14 @@ def test_a_store_that_is_gone_says_so_to_everyone(opened):
     thread, results = in_thread(lambda: store.get("c/gone"))
     close()
     thread.join(SOON)
-    assert [type(result) for result in results] == [StoreGoneError]
+    assert [type(result) for result in results] == [CoordinationServiceUnavailableError]
     for call in (
         lambda: store.insert("c/x", "x"),
         lambda: store.get("c/x", timeout=SOON),
         lambda: store.delete("c/x"),
         store.dead_workers,
     ):
-        with pytest.raises(StoreGoneError):
+        with pytest.raises(CoordinationServiceUnavailableError):
             call()
 
 
@@ -187,10 +191,10 @@ def test_the_coordination_service_keeps_the_contract():
 
 def test_a_fault_meets_the_operation_that_it_names():
     fault = StoreFault(operation="insert", key="a/*", after=1)
-    store = FaultyStore(faults=[fault])
+    store = FaultyKeyValueStore(faults=[fault])
     store.insert("b/1", "1")
     store.insert("a/1", "1")
-    with pytest.raises(StoreGoneError, match="simulated"):
+    with pytest.raises(CoordinationServiceUnavailableError, match="simulated"):
         store.insert("a/2", "2")
     store.insert("a/2", "2")
     assert store.get("a/2") == "2"
@@ -198,9 +202,11 @@ def test_a_fault_meets_the_operation_that_it_names():
 
 
 def test_an_answer_can_be_lost_although_the_key_is_there():
-    inner = MemoryStore()
-    store = FaultyStore(inner, faults=[StoreFault(operation="insert", is_done=True)])
-    with pytest.raises(StoreGoneError):
+    inner = InMemoryStore()
+    store = FaultyKeyValueStore(
+        inner, faults=[StoreFault(operation="insert", is_done=True)]
+    )
+    with pytest.raises(CoordinationServiceUnavailableError):
         store.insert("a", "1")
     assert inner.get("a") == "1"
 
@@ -208,18 +214,18 @@ def test_an_answer_can_be_lost_although_the_key_is_there():
 def test_a_slow_operation_takes_its_time_and_works():
     slept: list[float] = []
     slow = StoreFault(operation="get", error=None, delay_seconds=3.0, times=None)
-    store = FaultyStore(faults=[slow], sleep=slept.append)
+    store = FaultyKeyValueStore(faults=[slow], sleep=slept.append)
     store.insert("a", "1")
     assert [store.get("a"), store.get("a")] == ["1", "1"]
     assert slept == [3.0, 3.0]
 
 
 def test_a_lost_connection_stays_lost():
-    store = FaultyStore(faults=[StoreFault(after=2, times=None)])
+    store = FaultyKeyValueStore(faults=[StoreFault(after=2, times=None)])
     store.insert("a", "1")
     store.get("a")
     for _ in range(2):
-        with pytest.raises(StoreGoneError):
+        with pytest.raises(CoordinationServiceUnavailableError):
             store.get("a")
-    with pytest.raises(StoreGoneError):
+    with pytest.raises(CoordinationServiceUnavailableError):
         store.dead_workers()

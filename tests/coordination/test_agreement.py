@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tfpreempt.coordination import agreement
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import INITIAL, IllegalEventError, step
-from tfpreempt.coordination.events import (
+from tfpreempt.coordination import protocol_types as ev
+from tfpreempt.coordination import state_machine
+from tfpreempt.coordination.protocol_types import (
     CommitKind,
-    Count,
-    Decided,
+    DecidedStep,
     Insert,
     Key,
-    Main,
+    MainThreadState,
     NoticeKind,
+    StepCount,
     Tombstone,
-    Watch,
+    WatcherState,
 )
+from tfpreempt.coordination.state_machine import INITIAL, IllegalEventError, step
 from tfpreempt.core.events import Outcome
 
-ALONE = ev.Settings(0, 1)
-CHIEF, OTHER = ev.Settings(0, 2), ev.Settings(1, 2)
+ALONE = ev.ProtocolConfig(0, 1)
+CHIEF, OTHER = ev.ProtocolConfig(0, 2), ev.ProtocolConfig(1, 2)
 
 
 def feed(settings, *events, state=None):
@@ -36,7 +36,7 @@ def feed(settings, *events, state=None):
 
 
 def test_it_imports_nothing_that_does_anything():
-    tree = ast.parse(Path(agreement.__file__).read_text())
+    tree = ast.parse(Path(state_machine.__file__).read_text())
     imported = {
         node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
         for node in ast.walk(tree)
@@ -45,7 +45,7 @@ def test_it_imports_nothing_that_does_anything():
     ours = {name for name in imported if name and name.startswith("tfpreempt")}
     assert ours == {
         "tfpreempt.coordination",
-        "tfpreempt.coordination.events",
+        "tfpreempt.coordination.protocol_types",
         "tfpreempt.core.events",
     }
     rest = imported - ours
@@ -53,8 +53,8 @@ def test_it_imports_nothing_that_does_anything():
 
 
 def test_every_event_has_a_row():
-    rows = {**agreement.WATCH, **agreement.MAIN, **agreement.ANY}
-    kinds = {getattr(ev, kind.__name__) for kind in ev.Event.__subclasses__()}
+    rows = {**state_machine.WATCH, **state_machine.MAIN, **state_machine.ANY}
+    kinds = {getattr(ev, kind.__name__) for kind in ev.ProtocolEvent.__subclasses__()}
     assert set(rows) == kinds
 
 
@@ -66,13 +66,13 @@ def test_an_illegal_event_names_event_state_and_worker():
 
 
 def test_an_event_of_an_older_round_changes_nothing():
-    state = ev.State(round=3)
+    state = ev.WorkerState(round=3)
     for event in (
         ev.NoticeRead(2, NoticeKind.FINAL),
-        ev.OwnCount(1, Count(4)),
-        ev.CountsRead(2, (Count(4),)),
+        ev.OwnCount(1, StepCount(4)),
+        ev.AllCountsReceived(2, (StepCount(4),)),
         ev.CommitRead(2, CommitKind.EXIT),
-        ev.ByesRead(1),
+        ev.AllGoodbyesReceived(1),
     ):
         assert step(CHIEF, state, event) == (state, ())
 
@@ -88,8 +88,8 @@ def test_one_process_alone_saves_where_it_stands():
         ev.LocalNotice(NoticeKind.FINAL),
         ev.NoticeRead(1, NoticeKind.FINAL),
         ev.CounterRead(1, 7),
-        ev.OwnCount(1, Count(7)),
-        ev.DecisionRead(1, Decided(7)),
+        ev.OwnCount(1, StepCount(7)),
+        ev.DecisionRead(1, DecidedStep(7)),
     )
     state, actions = feed(ALONE, ev.Boundary(7), state=state)
     assert actions == (ev.Save(7, alone=False, repeat=False),)
@@ -98,17 +98,17 @@ def test_one_process_alone_saves_where_it_stands():
     state, actions = feed(ALONE, ev.Committed(CommitKind.EXIT), state=state)
     assert actions == (Insert(Key.COMMIT, 1, CommitKind.EXIT),)
     state, actions = feed(ALONE, ev.CommitRead(1, CommitKind.EXIT), state=state)
-    assert actions == (ev.Leave(Outcome.COMMITTED),)
-    assert state.main is Main.ENDED
+    assert actions == (ev.Exit(Outcome.COMMITTED),)
+    assert state.main is MainThreadState.ENDED
 
 
 def decided(settings, boundary):
-    return ev.State(
-        watch=Watch.FOLLOWING,
+    return ev.WorkerState(
+        watch=WatcherState.FOLLOWING,
         notice=NoticeKind.FINAL,
-        own=Count(5),
-        decision=Decided(boundary),
-        counts=(Count(5), Count(5)) if settings.host else (),
+        own=StepCount(5),
+        decision=DecidedStep(boundary),
+        counts=(StepCount(5), StepCount(5)) if settings.host else (),
     )
 
 
@@ -129,54 +129,65 @@ def test_the_last_boundary_counts_as_any_decision():
 
 
 def test_the_largest_count_decides():
-    state = ev.State(watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4),))
-    _, actions = feed(CHIEF, ev.CountsRead(1, (Count(6),)), state=state)
-    assert actions == (Insert(Key.DECISION, 1, Decided(6)),)
+    state = ev.WorkerState(
+        watch=WatcherState.DECIDING, notice=NoticeKind.FINAL, counts=(StepCount(4),)
+    )
+    _, actions = feed(CHIEF, ev.AllCountsReceived(1, (StepCount(6),)), state=state)
+    assert actions == (Insert(Key.DECISION, 1, DecidedStep(6)),)
 
 
 @pytest.mark.parametrize(("collectives", "boundary"), [(True, None), (False, 4)])
 def test_a_tombstone_loses_the_round_if_all_are_needed(collectives, boundary):
-    settings = ev.Settings(0, 2, collectives=collectives)
-    state = ev.State(watch=Watch.DECIDING, notice=NoticeKind.FINAL, counts=(Count(4),))
-    _, actions = feed(settings, ev.CountsRead(1, (Tombstone(),)), state=state)
-    assert actions == (Insert(Key.DECISION, 1, Decided(boundary)),)
+    settings = ev.ProtocolConfig(0, 2, collectives=collectives)
+    state = ev.WorkerState(
+        watch=WatcherState.DECIDING, notice=NoticeKind.FINAL, counts=(StepCount(4),)
+    )
+    _, actions = feed(settings, ev.AllCountsReceived(1, (Tombstone(),)), state=state)
+    assert actions == (Insert(Key.DECISION, 1, DecidedStep(boundary)),)
 
 
 def test_when_all_are_final_and_nobody_is_noticed_training_is_over():
-    state = ev.State(main=Main.FINISHING, counts=(Count(4, True),))
-    _, actions = feed(CHIEF, ev.CountsRead(1, (Count(4, True),)), state=state)
+    state = ev.WorkerState(main=MainThreadState.FINISHING, counts=(StepCount(4, True),))
+    _, actions = feed(
+        CHIEF, ev.AllCountsReceived(1, (StepCount(4, True),)), state=state
+    )
     assert actions == (Insert(Key.NOTICE, 1, NoticeKind.FINISHED),)
 
 
 def test_who_finds_its_tombstone_never_saves():
-    state = ev.State(watch=Watch.PUBLISHING, notice=NoticeKind.FINAL)
+    state = ev.WorkerState(watch=WatcherState.PUBLISHING, notice=NoticeKind.FINAL)
     state, _ = feed(OTHER, ev.OwnCount(1, Tombstone()), ev.Boundary(5), state=state)
-    assert state.main is Main.LEAVING
+    assert state.main is MainThreadState.LEAVING
     assert state.outcome is Outcome.LOST
 
 
 def test_a_shorter_notice_goes_into_the_next_round():
-    state = ev.State(watch=Watch.DECIDING, notice=NoticeKind.PERIODIC)
+    state = ev.WorkerState(watch=WatcherState.DECIDING, notice=NoticeKind.PERIODIC)
     _, actions = feed(OTHER, ev.LocalNotice(NoticeKind.FINAL), state=state)
     assert actions == (Insert(Key.NOTICE, 2, NoticeKind.FINAL),)
 
 
 def test_a_boundary_that_is_committed_is_not_written_again():
     state = decided(OTHER, 5)
-    state = agreement.set_(state, round=2, saved_at=5)
+    state = state_machine.set_(state, round=2, saved_at=5)
     _, actions = feed(OTHER, ev.Boundary(5), state=state)
     assert actions == (ev.Save(5, alone=False, repeat=True),)
 
 
-@pytest.mark.parametrize("main", [Main.WAITING, Main.AWAITING, Main.COLLECTING])
+@pytest.mark.parametrize(
+    "main",
+    [MainThreadState.WAITING, MainThreadState.AWAITING, MainThreadState.COLLECTING],
+)
 def test_a_gone_store_before_the_commit_was_read_means_lost(main):
-    settings = CHIEF if main is Main.COLLECTING else OTHER
-    state = agreement.set_(decided(settings, 5), main=main)
+    settings = CHIEF if main is MainThreadState.COLLECTING else OTHER
+    state = state_machine.set_(decided(settings, 5), main=main)
     _, actions = feed(settings, ev.StoreGone(), state=state)
-    assert actions == (ev.Leave(Outcome.LOST),)
+    assert actions == (ev.Exit(Outcome.LOST),)
 
 
-@pytest.mark.parametrize("late", [ev.ByeSaid(), ev.ByesRead(1), ev.DonesRead(1, (1,))])
+@pytest.mark.parametrize(
+    "late", [ev.GoodbyeSent(), ev.AllGoodbyesReceived(1), ev.AllStagedReceived(1, (1,))]
+)
 def test_what_comes_late_changes_nothing(late):
-    state = ev.State(main=Main.ENDED, outcome=Outcome.COMMITTED)
+    state = ev.WorkerState(main=MainThreadState.ENDED, outcome=Outcome.COMMITTED)
     assert step(CHIEF, state, late) == (state, ())

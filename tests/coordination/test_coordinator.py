@@ -7,12 +7,17 @@ import threading
 
 import pytest
 
-from tfpreempt.coordination import events as ev
 from tfpreempt.coordination import keys
+from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.coordination.protocol_types import (
+    CommitKind,
+    Key,
+    MainThreadState,
+    NoticeKind,
+)
+from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Decision, Notice, Outcome
 
@@ -23,19 +28,19 @@ CLOCK = SystemClock()
 class Member:
     """A worker: its coordinator, what it recorded, and whether it overran."""
 
-    def __init__(self, store, worker, world=3, save_timeout=SOON):
+    def __init__(self, store, worker, world=3, peer_timeout=SOON):
         self.records: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.overran = threading.Event()
         self.coordinator: Coordinator
-        runtime = Runtime(
+        runtime = StoreExecutor(
             store, CLOCK, lambda error: self.coordinator.store_gone(error), 0.001
         )
         self.coordinator = Coordinator(
-            ev.Settings(worker, world),
+            ev.ProtocolConfig(worker, world),
             "0",
             runtime,
             CLOCK,
-            save_timeout=save_timeout,
+            peer_timeout=peer_timeout,
             step_seconds=lambda: 0.0,
             record=self.records.put,
             on_overrun=self.overrun,
@@ -59,7 +64,7 @@ class Member:
 
     def boundary(self, count, last=False):
         self.gate.started = count
-        self.coordinator.feed(ev.Boundary(count, last))
+        self.coordinator.dispatch(ev.Boundary(count, last))
 
     def decision(self):
         while not isinstance(found := self.records.get(timeout=SOON), Decision):
@@ -71,18 +76,18 @@ class Member:
         c = self.coordinator
         verdict = c.wait(SOON)
         assert isinstance(verdict, ev.Save)
-        c.feed(ev.Saved(True))
+        c.dispatch(ev.Saved(True))
         verdict = c.wait(SOON)
         if isinstance(verdict, ev.WriteMarker):
             assert verdict.workers == (0, 1, 2)
-            c.feed(ev.Committed(c.commit_kind()))
+            c.dispatch(ev.Committed(c.commit_kind()))
             verdict = c.wait(SOON)
         return verdict
 
 
 @pytest.fixture
 def store():
-    store = MemoryStore()
+    store = InMemoryStore()
     yield store
     store.close()
 
@@ -128,7 +133,7 @@ def test_all_save_commit_and_leave(members, store):
     assert members[0].coordinator.wait(SOON) == ev.Proceed(5)
     for member in members:
         member.boundary(5)
-    assert together(Member.save, members) == [ev.Leave(Outcome.COMMITTED)] * 3
+    assert together(Member.save, members) == [ev.Exit(Outcome.COMMITTED)] * 3
     text = store.get("tfpreempt/0/1/commit")
     assert keys.decode(Key.COMMIT, text)[0] is CommitKind.EXIT
 
@@ -143,7 +148,7 @@ def test_all_finish(members):
     for member in members:
         member.boundary(3, last=True)
     verdicts = together(lambda member: member.coordinator.wait(SOON), members)
-    assert verdicts == [ev.Leave(Outcome.FINISHED)] * 3
+    assert verdicts == [ev.Exit(Outcome.FINISHED)] * 3
 
 
 def test_waiting_can_be_given_up(members):
@@ -161,13 +166,13 @@ def test_without_a_worker_the_chief_commits_alone(store):
     chief.boundary(1)
     other.boundary(1)
     assert chief.coordinator.wait(SOON) == ev.Save(1, alone=True, repeat=False)
-    chief.coordinator.feed(ev.Saved(True))
+    chief.coordinator.dispatch(ev.Saved(True))
     assert chief.coordinator.wait(SOON) == ev.WriteMarker((0,))
     assert chief.coordinator.commit_kind() is CommitKind.ALONE
-    chief.coordinator.feed(ev.Committed(CommitKind.ALONE))
-    assert other.coordinator.wait(SOON) == ev.Leave(Outcome.LOST)
+    chief.coordinator.dispatch(ev.Committed(CommitKind.ALONE))
+    assert other.coordinator.wait(SOON) == ev.Exit(Outcome.LOST)
     store.insert("tfpreempt/0/1/bye/2", keys.encode(True))
-    assert chief.coordinator.wait(SOON) == ev.Leave(Outcome.COMMITTED)
+    assert chief.coordinator.wait(SOON) == ev.Exit(Outcome.COMMITTED)
 
 
 def test_a_worker_that_is_reported_dead_is_given_up_at_once(store):
@@ -186,7 +191,7 @@ def test_a_wait_ends_at_the_deadline(store):
     while not alone.gate.flag:
         threading.Event().wait(0.001)
     alone.boundary(1)
-    assert alone.coordinator.wait() == ev.Leave(Outcome.LOST)
+    assert alone.coordinator.wait() == ev.Exit(Outcome.LOST)
     why = alone.coordinator.notes.lost_because
     assert why == "waited 0 s in vain for worker 0 in the agreement on a step"
 
@@ -202,8 +207,8 @@ def test_who_waits_in_vain_says_for_whom_how_long_and_in_what(store):
         member.boundary(1)
         assert isinstance(member.coordinator.wait(SOON), ev.Save)
     for member in members[1:]:
-        member.coordinator.feed(ev.Saved(True))
-    assert members[1].coordinator.wait(SOON) == ev.Leave(Outcome.LOST)
+        member.coordinator.dispatch(ev.Saved(True))
+    assert members[1].coordinator.wait(SOON) == ev.Exit(Outcome.LOST)
     why = members[1].coordinator.notes.lost_because
     assert "in vain for worker 0 in the save (all parts, then the commit)" in why
 
@@ -222,10 +227,12 @@ def test_who_is_dead_is_named_with_the_phase(store):
 def test_a_save_with_others_that_the_chief_has_given_up_is_ended(store, monkeypatch):
     """It hung in what the chief did not do any more, for ten such waits."""
     alarms = []
-    monkeypatch.setattr(Runtime, "at", lambda self, when, call: alarms.append(call))
+    monkeypatch.setattr(
+        StoreExecutor, "call_at", lambda self, when, call: alarms.append(call)
+    )
     member = Member(store, 1)
     member.notice()
-    store.insert("tfpreempt/0/1/decision", keys.encode(ev.Decided(1)))
+    store.insert("tfpreempt/0/1/decision", keys.encode(ev.DecidedStep(1)))
     assert member.decision() == 1
     member.boundary(1)
     assert isinstance(member.coordinator.wait(SOON), ev.Save)
@@ -242,16 +249,18 @@ def test_a_save_with_others_that_the_chief_has_given_up_is_ended(store, monkeypa
 def test_who_has_its_verdict_is_not_ended_where_it_is(store, monkeypatch):
     """The alarm rang as main had given up its wait, and ended it in the exit."""
     alarms = []
-    monkeypatch.setattr(Runtime, "at", lambda self, when, call: alarms.append(call))
+    monkeypatch.setattr(
+        StoreExecutor, "call_at", lambda self, when, call: alarms.append(call)
+    )
     member = Member(store, 1)
     member.notice()
     while not member.gate.flag:
         threading.Event().wait(0.001)
     member.boundary(1)
-    member.coordinator.feed(ev.DeadlinePassed())
+    member.coordinator.dispatch(ev.DeadlinePassed())
     for ring in list(alarms):
         ring()
-    assert member.coordinator.wait(SOON) == ev.Leave(Outcome.LOST)
+    assert member.coordinator.wait(SOON) == ev.Exit(Outcome.LOST)
     assert not member.overran.is_set()
 
 
@@ -264,7 +273,7 @@ def test_a_wait_is_woken_when_its_deadline_comes_to_be_known(store):
     member.notice(grace=0.2)
     waiting.join(SOON)
     assert not waiting.is_alive()
-    assert member.coordinator.state.main is Main.ENDED
+    assert member.coordinator.state.main is MainThreadState.ENDED
 
 
 def test_an_overrun_is_called_before_the_deadline(store):
@@ -331,10 +340,10 @@ def test_a_gone_store_ends_every_wait(members, store):
     for member in members[1:]:
         member.boundary(1)
         assert isinstance(member.coordinator.wait(SOON), ev.Save)
-        member.coordinator.feed(ev.Saved(True))
+        member.coordinator.dispatch(ev.Saved(True))
     store.close()
     verdicts = together(lambda member: member.coordinator.wait(SOON), members[1:])
-    assert verdicts == [ev.Leave(Outcome.LOST)] * 2
+    assert verdicts == [ev.Exit(Outcome.LOST)] * 2
     assert "closed" in members[1].coordinator.notes.lost_because
 
 

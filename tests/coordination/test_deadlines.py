@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfpreempt.coordination.deadlines import Deadlines
-from tfpreempt.coordination.events import Key
-from tfpreempt.core.deadline import LATE
+from tfpreempt.coordination.protocol_types import Key
+from tfpreempt.core.deadline import LATEST_SHUTDOWN_SECONDS
 from tfpreempt.testing.clock import FakeClock
 
 
@@ -20,7 +20,7 @@ class Alarms:
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def at(self, when: float, call: Callable[[], None]) -> None:
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
         self.times.append(when)
 
 
@@ -47,13 +47,13 @@ def test_a_machine_that_was_told_may_be_going_until_some_time_after_its_deadline
     """Also where the notice was served, and training goes on."""
     clock = FakeClock()
     deadlines = deadlines_on(clock)
-    assert not deadlines.may_go
+    assert not deadlines.shutdown_pending
     deadlines.shorten(clock.monotonic(), grace)
     deadlines.forget()
-    clock.advance(end + LATE - 1)
-    assert deadlines.may_go
+    clock.advance(end + LATEST_SHUTDOWN_SECONDS - 1)
+    assert deadlines.shutdown_pending
     clock.advance(2)
-    assert not deadlines.may_go
+    assert not deadlines.shutdown_pending
 
 
 @pytest.mark.parametrize(("step", "left"), [(10.0, 18.8), (600.0, 29.8)])
@@ -120,7 +120,7 @@ def test_a_second_commit_pays_from_three_saves_and_six_steps(
 ) -> None:
     deadlines = deadlines_on(FakeClock(), step)
     deadlines.save_seconds = save
-    assert deadlines.pays_twice(grace) is pays
+    assert deadlines.second_commit_is_worthwhile(grace) is pays
 
 
 seconds = st.floats(0.01, 10_000)
@@ -135,7 +135,7 @@ def test_where_it_pays_the_last_call_leaves_time_for_the_save(
     deadlines = deadlines_on(clock, step, alarms)
     deadlines.save_seconds = save
     deadlines.shorten(clock.monotonic(), grace)
-    deadlines.set_last_call()
+    deadlines.schedule_final_round()
     assert alarms.times[-1] < clock.monotonic() + grace - save - 2 * step
 
 
@@ -162,7 +162,7 @@ def wait(
     """Seconds that a wait for others takes which begins so long before the end."""
     clock = FakeClock()
     deadlines = deadlines_on(clock, world=world)
-    deadlines.save_timeout, deadlines.save_seconds = limit, save
+    deadlines.peer_timeout, deadlines.save_seconds = limit, save
     deadlines.share_seconds = share
     if total is not None:
         deadlines.shorten(clock.monotonic() + total - 1000.0, 1000.0)
@@ -198,7 +198,7 @@ def test_shards_are_waited_for_longer_than_counts_but_not_to_the_end(
         (20.0, 13.0, 2.0),  # some wait there is
         (14.0, 16.0, 9.8),  # another one takes too long: only a slow worker helps
         (30.0, 60.0, 21.0),
-        (100.0, 10.0, 21.0),  # no wait is longer than `save_timeout`
+        (100.0, 10.0, 21.0),  # no wait is longer than `peer_timeout`
         (None, 60.0, 21.0),  # nobody told a deadline
     ],
 )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.events import Count, Key, Tombstone
-from tfpreempt.coordination.gathering import Gathering
+from tfpreempt.coordination.key_gather import KeyGather
+from tfpreempt.coordination.protocol_types import Key, StepCount, Tombstone
 
 
 class RecordingRuntime:
@@ -31,21 +31,21 @@ class RecordingRuntime:
         self.report_dead = then
 
 
-def gather(runtime: RecordingRuntime, **options: Any) -> Gathering:
+def gather(runtime: RecordingRuntime, **options: Any) -> KeyGather:
     """The counts of workers 1 to 3."""
     names = {j: f"count/{j}" for j in (1, 2, 3)}
     options = {"then": lambda worker, value, extra: None, **options}
-    return Gathering(runtime, Key.COUNT, names, by=0, **options)  # type: ignore[arg-type]
+    return KeyGather(runtime, Key.COUNT, names, by=0, **options)  # type: ignore[arg-type]
 
 
 def test_all_values_come_together_in_the_order_of_the_workers() -> None:
     runtime, whole = RecordingRuntime(), []
     gather(runtime, whole=whole.append)
-    for index, value in ((2, Count(7)), (0, Count(5)), (1, Tombstone())):
+    for index, value in ((2, StepCount(7)), (0, StepCount(5)), (1, Tombstone())):
         assert whole == []
         runtime.got(index, keys.encode(value))
     assert [list(values.items()) for values in whole] == [
-        [(1, Count(5)), (2, Tombstone()), (3, Count(7))]
+        [(1, StepCount(5)), (2, Tombstone()), (3, StepCount(7))]
     ]
 
 
@@ -61,7 +61,7 @@ def test_a_worker_is_given_up_once_however_often_it_is_reported_dead() -> None:
 def test_who_has_answered_is_not_given_up() -> None:
     runtime = RecordingRuntime()
     gathering = gather(runtime)
-    runtime.got(0, keys.encode(Count(5)))
+    runtime.got(0, keys.encode(StepCount(5)))
     gathering.give_up(frozenset({1, 3}), "too late")
     assert runtime.inserted == ["count/3"]
     assert gathering.missing == {2, 3}

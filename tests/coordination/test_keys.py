@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.events import (
+from tfpreempt.coordination.protocol_types import (
     CommitKind,
-    Count,
-    Decided,
+    DecidedStep,
     Key,
     NoticeKind,
+    StepCount,
     Tombstone,
 )
 from tfpreempt.errors import CoordinationError
@@ -18,13 +18,13 @@ from tfpreempt.errors import CoordinationError
 VALUES = [
     *((Key.NOTICE, kind) for kind in NoticeKind),
     *((Key.COMMIT, kind) for kind in CommitKind),
-    (Key.COUNT, Count(0)),
-    (Key.COUNT, Count(12, final=True)),
+    (Key.COUNT, StepCount(0)),
+    (Key.COUNT, StepCount(12, final=True)),
     (Key.COUNT, Tombstone()),
     (Key.DONE, Tombstone()),
-    (Key.DECISION, Decided(7)),
-    (Key.DECISION, Decided(0)),
-    (Key.DECISION, Decided(None)),
+    (Key.DECISION, DecidedStep(7)),
+    (Key.DECISION, DecidedStep(0)),
+    (Key.DECISION, DecidedStep(None)),
     (Key.DONE, True),
     (Key.DONE, False),
     (Key.BYE, True),
@@ -41,8 +41,8 @@ def test_what_is_encoded_is_decoded(key, value):
 
 
 def test_what_travels_beside_never_changes_the_value():
-    text = keys.encode(Count(5), {"count": 99, "final": True})
-    assert keys.decode(Key.COUNT, text)[0] == Count(5)
+    text = keys.encode(StepCount(5), {"count": 99, "final": True})
+    assert keys.decode(Key.COUNT, text)[0] == StepCount(5)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tfpreempt.coordination import rendezvous
-from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.coordination.rendezvous import agree, bounded
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.errors import CheckpointError, StoreGoneError, WaitTimeoutError
+from tfpreempt.errors import (
+    CheckpointError,
+    CoordinationServiceUnavailableError,
+    PeerTimeoutError,
+)
 
 
 def start(
@@ -27,7 +31,7 @@ def start(
 
     The store ends with them: who waits for a worker that never comes would wait on.
     """
-    store = MemoryStore()
+    store = InMemoryStore()
 
     def one(worker):
         check = (checks or {}).get(worker, lambda plan: (None, worker))
@@ -105,7 +109,7 @@ def test_a_chief_that_waits_itself_has_more_time_than_a_worker():
 
 def test_a_missing_worker_is_named_in_time():
     for error in start([0, 1], timeout=0.05):
-        assert isinstance(error, WaitTimeoutError)
+        assert isinstance(error, PeerTimeoutError)
         assert "worker 2 is missing in the start of a handler: it did not" in str(error)
 
 
@@ -124,24 +128,26 @@ def test_who_comes_at_the_very_end_is_not_missed(monkeypatch):
 
 def test_a_dead_worker_is_not_waited_for(monkeypatch):
     """It was for five minutes, though the service had reported it after ten seconds."""
-    monkeypatch.setattr(MemoryStore, "dead_workers", lambda store: frozenset({2}))
+    monkeypatch.setattr(InMemoryStore, "dead_workers", lambda store: frozenset({2}))
     for error in start([0, 1], timeout=600.0):
-        assert isinstance(error, WaitTimeoutError)
+        assert isinstance(error, PeerTimeoutError)
         assert "the coordination service reports it dead" in str(error)
 
 
 def test_a_missing_chief_is_named_in_time():
     (other,) = start([1], timeout=0.05)
-    assert isinstance(other, WaitTimeoutError)
+    assert isinstance(other, PeerTimeoutError)
     assert "worker 0" in str(other)
 
 
 def test_a_chief_that_goes_is_named():
     """With it goes the store."""
-    store = MemoryStore()
+    store = InMemoryStore()
     closing = threading.Timer(0.05, store.close)
     closing.start()
-    with pytest.raises(StoreGoneError, match="worker 0 was lost in the start"):
+    with pytest.raises(
+        CoordinationServiceUnavailableError, match="worker 0 was lost in the start"
+    ):
         agree(
             store,
             "start/1",
@@ -154,9 +160,9 @@ def test_a_chief_that_goes_is_named():
 
 
 def test_a_gone_store_is_not_mistaken_for_a_missing_worker():
-    store = MemoryStore()
+    store = InMemoryStore()
     store.close()
-    with pytest.raises(StoreGoneError):
+    with pytest.raises(CoordinationServiceUnavailableError):
         bounded(lambda: store.get("a"), 10.0, "reading")
 
 
@@ -166,6 +172,6 @@ def test_a_bounded_call_may_return_none():
 
 def test_a_call_that_blocks_is_left_alone_at_its_limit():
     release = threading.Event()
-    with pytest.raises(WaitTimeoutError, match=r"sleeping took longer than 0\.01 s"):
+    with pytest.raises(PeerTimeoutError, match=r"sleeping took longer than 0\.01 s"):
         bounded(release.wait, 0.01, "sleeping")
     release.set()

@@ -7,11 +7,15 @@ import threading
 
 import pytest
 
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import FEWEST_WALKS, Runtime, walks
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.coordination.store_executor import (
+    FEWEST_WALKS,
+    StoreExecutor,
+    reader_thread_count,
+)
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.errors import StoreGoneError
-from tfpreempt.testing.store import FaultyStore, StoreFault
+from tfpreempt.errors import CoordinationServiceUnavailableError
+from tfpreempt.testing.store import FaultyKeyValueStore, StoreFault
 
 SOON = 10.0  # seconds in which anything that must happen has happened
 
@@ -34,7 +38,7 @@ class Answers:
 
 @pytest.fixture
 def store():
-    return MemoryStore()
+    return InMemoryStore()
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def gone():
 
 @pytest.fixture
 def runtime(store, gone):
-    yield Runtime(store, SystemClock(), gone, deaths_every=0.001)
+    yield StoreExecutor(store, SystemClock(), gone, deaths_every=0.001)
     store.close()  # lets the threads that still read go
 
 
@@ -79,7 +83,7 @@ def test_many_keys_come_with_their_index(runtime, store):
     ("keys", "threads"), [(0, 0), (1, 1), (8, 8), (63, 8), (1000, 31), (10_000, 100)]
 )
 def test_many_keys_are_read_by_a_few_threads(keys: int, threads: int) -> None:
-    assert walks(keys) == threads
+    assert reader_thread_count(keys) == threads
 
 
 def test_a_get_of_no_keys_does_nothing(runtime):
@@ -96,10 +100,10 @@ def test_an_insert_tells_what_the_key_holds(runtime, store):
 
 
 def test_inserts_take_effect_in_order():
-    inner = MemoryStore()
+    inner = InMemoryStore()
     slow = StoreFault(operation="insert", key="a", error=None, delay_seconds=0.01)
-    store, answers = FaultyStore(inner, faults=[slow]), Answers()
-    runtime = Runtime(store, SystemClock(), lambda error: None)
+    store, answers = FaultyKeyValueStore(inner, faults=[slow]), Answers()
+    runtime = StoreExecutor(store, SystemClock(), lambda error: None)
     for key in "abc":
         runtime.insert(key, key, answers)
     assert answers.take(3) == ["a", "b", "c"]
@@ -107,15 +111,15 @@ def test_inserts_take_effect_in_order():
 
 def test_alarms_ring_in_the_order_of_their_times(runtime):
     now, rung = SystemClock().monotonic(), Answers()
-    runtime.at(now + 0.02, lambda: rung("third"))
-    runtime.at(now + 0.01, lambda: rung("second"))
-    runtime.at(now - 5, lambda: rung("first"))
+    runtime.call_at(now + 0.02, lambda: rung("third"))
+    runtime.call_at(now + 0.01, lambda: rung("second"))
+    runtime.call_at(now - 5, lambda: rung("first"))
     assert rung.take(3) == ["first", "second", "third"]
 
 
 def test_an_alarm_may_set_another(runtime):
     rung = Answers()
-    runtime.at(0.0, lambda: runtime.at(0.0, lambda: rung("inner")))
+    runtime.call_at(0.0, lambda: runtime.call_at(0.0, lambda: rung("inner")))
     assert rung.take() == ["inner"]
 
 
@@ -127,10 +131,10 @@ def test_a_bug_in_a_callback_is_logged_and_ends_nothing(runtime, store, caplog):
     store.insert("a", "1")
     runtime.get("a", fail)
     runtime.insert("b", "2", fail)
-    runtime.at(0.0, lambda: fail(""))
+    runtime.call_at(0.0, lambda: fail(""))
     runtime.get("a", answers)
     runtime.insert("c", "3", answers)
-    runtime.at(0.0, lambda: answers("alarm"))
+    runtime.call_at(0.0, lambda: answers("alarm"))
     assert sorted(answers.take(3)) == ["1", "3", "alarm"]
     assert "a bug of tfpreempt" in caplog.text
 
@@ -139,9 +143,11 @@ def test_a_store_that_goes_is_told(runtime, store, gone):
     runtime.get("a", lambda text: None)
     runtime.get_each(["b"], lambda index, text: None)
     store.close()
-    assert {type(error) for error in gone.take(2)} == {StoreGoneError}
+    assert {type(error) for error in gone.take(2)} == {
+        CoordinationServiceUnavailableError
+    }
     runtime.insert("c", "3", lambda text: None)
-    assert isinstance(gone.take()[0], StoreGoneError)
+    assert isinstance(gone.take()[0], CoordinationServiceUnavailableError)
 
 
 def test_deaths_are_told_until_nobody_asks(runtime, store):
@@ -152,7 +158,7 @@ def test_deaths_are_told_until_nobody_asks(runtime, store):
     until.set()
 
 
-class Silent(MemoryStore):
+class Silent(InMemoryStore):
     """Its host is frozen from the third question on, until it thaws."""
 
     def __init__(self) -> None:
@@ -170,7 +176,9 @@ class Silent(MemoryStore):
 @pytest.mark.slow  # waits in real time
 def test_a_store_that_falls_silent_is_told(gone):
     store = Silent()
-    Runtime(store, SystemClock(), gone).watch_store("mine", threading.Event(), 0.5)
+    StoreExecutor(store, SystemClock(), gone).watch_store(
+        "mine", threading.Event(), 0.5
+    )
     [error] = gone.take()
     assert store.asked == 3
     assert "has not answered for 0.5 s" in str(error)
@@ -179,10 +187,10 @@ def test_a_store_that_falls_silent_is_told(gone):
 
 def test_a_store_is_watched_until_nobody_asks(gone):
     store, until = Silent(), threading.Event()
-    runtime, rung = Runtime(store, SystemClock(), gone), Answers()
+    runtime, rung = StoreExecutor(store, SystemClock(), gone), Answers()
     runtime.watch_store("mine", until, 0.01)
     until.set()
-    runtime.at(SystemClock().monotonic() + 0.05, lambda: rung("later"))
+    runtime.call_at(SystemClock().monotonic() + 0.05, lambda: rung("later"))
     assert rung.take() == ["later"]
     assert store.asked <= 1
     assert gone.is_empty()
@@ -191,4 +199,4 @@ def test_a_store_is_watched_until_nobody_asks(gone):
 def test_asking_for_deaths_ends_with_the_store(runtime, store, gone):
     runtime.watch_deaths(threading.Event(), lambda dead: None)
     store.close()
-    assert isinstance(gone.take()[0], StoreGoneError)
+    assert isinstance(gone.take()[0], CoordinationServiceUnavailableError)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tfpreempt.core.threads import (
-    OutOfTimeError,
-    OwnedThread,
+    CallTimeoutError,
+    ManagedThread,
     call_within,
     map_in_threads,
 )
@@ -27,13 +27,13 @@ def test_without_jobs_it_is_over_at_once():
 def test_no_thread_is_begun_for_jobs_that_are_done(monkeypatch):
     begun = []
 
-    class Quick(OwnedThread):
+    class Quick(ManagedThread):
         def start(self):
             begun.append(self.name)
             super().start()
             self.join(60)
 
-    monkeypatch.setattr("tfpreempt.core.threads.OwnedThread", Quick)
+    monkeypatch.setattr("tfpreempt.core.threads.ManagedThread", Quick)
     done = map_in_threads(str, [1, 2, 3], threads=3, name="test")
     assert done == ["1", "2", "3"]
     assert begun == ["test-0"]
@@ -79,13 +79,13 @@ def test_the_caller_may_give_up():
 
 def test_a_call_is_waited_for_no_longer_than_allowed():
     release = threading.Event()
-    with pytest.raises(OutOfTimeError, match=r"0\.1 s"):
+    with pytest.raises(CallTimeoutError, match=r"0\.1 s"):
         call_within(0.1, lambda: release.wait(60))
     release.set()
     assert call_within(60.0, lambda: 5) == 5
     with pytest.raises(TimeoutError, match="its own") as caught:
         call_within(60.0, raise_its_own)
-    assert not isinstance(caught.value, OutOfTimeError)
+    assert not isinstance(caught.value, CallTimeoutError)
 
 
 def raise_its_own():

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import wait_until
-from tfpreempt.core.life import STACKS_SIGNAL, VARIABLE, LifeFile, Sign, Stage
+from tfpreempt.core.heartbeat import (
+    STACKS_SIGNAL,
+    VARIABLE,
+    Heartbeat,
+    HeartbeatFile,
+    WorkerPhase,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]  # starts interpreters
 
@@ -34,42 +40,44 @@ life.tell(sign)
 
 
 @pytest.fixture
-def file() -> Iterator[LifeFile]:
-    made = LifeFile()
+def file() -> Iterator[HeartbeatFile]:
+    made = HeartbeatFile()
     yield made
     made.close()
 
 
-def newest(file: LifeFile) -> Sign:
+def newest(file: HeartbeatFile) -> Heartbeat:
     told = file.read()
     assert told is not None
     return told[1]
 
 
-def start(file: LifeFile, program: str, *wrapper: str) -> subprocess.Popen[bytes]:
+def start(file: HeartbeatFile, program: str, *wrapper: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **file.to_environment()}
     command = [*wrapper, sys.executable, "-c", PROGRAM + program]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
 
 
-def test_what_a_process_tells_is_read(file: LifeFile) -> None:
+def test_what_a_process_tells_is_read(file: HeartbeatFile) -> None:
     assert file.read() is None
     with start(file, "wait_for_data()") as process:
         wait_until(lambda: file.read() is not None, "a sign")
-    told = Sign(pid=process.pid, boundaries=5, step=1 << 40, stage=Stage.STEPS)
+    told = Heartbeat(
+        pid=process.pid, boundaries=5, step=1 << 40, stage=WorkerPhase.STEPS
+    )
     assert newest(file) == told
     file.clear()
     assert file.read() is None
 
 
-def test_the_last_sign_is_that_of_the_end(file: LifeFile) -> None:
+def test_the_last_sign_is_that_of_the_end(file: HeartbeatFile) -> None:
     """The thread is ended by then: what it told before would stand for ever."""
     with start(file, "stage = life.Stage.APART"):
         pass
-    assert newest(file).stage is Stage.APART
+    assert newest(file).stage is WorkerPhase.APART
 
 
-def test_a_process_writes_its_stacks_though_main_is_stuck(file: LifeFile) -> None:
+def test_a_process_writes_its_stacks_though_main_is_stuck(file: HeartbeatFile) -> None:
     with start(file, "wait_for_data()") as process:
         wait_until(lambda: file.read() is not None, "a sign")
 
@@ -81,7 +89,7 @@ def test_a_process_writes_its_stacks_though_main_is_stuck(file: LifeFile) -> Non
         assert newest(file).boundaries == 5
 
 
-def test_a_process_that_is_stopped_writes_none(file: LifeFile) -> None:
+def test_a_process_that_is_stopped_writes_none(file: HeartbeatFile) -> None:
     with start(file, "wait_for_data()") as process:
         wait_until(lambda: file.read() is not None, "a sign")
         process.send_signal(signal.SIGSTOP)
@@ -90,7 +98,9 @@ def test_a_process_that_is_stopped_writes_none(file: LifeFile) -> None:
         process.kill()
 
 
-def test_a_worker_in_a_pid_namespace_of_its_own_is_signalled(file: LifeFile) -> None:
+def test_a_worker_in_a_pid_namespace_of_its_own_is_signalled(
+    file: HeartbeatFile,
+) -> None:
     """The worker has process id 1 there, which is another process here."""
     wrapper = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*wrapper, "true"], check=False).returncode:
@@ -108,7 +118,7 @@ def test_a_worker_in_a_pid_namespace_of_its_own_is_signalled(file: LifeFile) -> 
         wait_until(is_shown, "the stacks")
 
 
-def test_a_process_that_is_not_the_worker_is_not_signalled(file: LifeFile) -> None:
+def test_a_process_that_is_not_the_worker_is_not_signalled(file: HeartbeatFile) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as stranger:
         assert not file.ask_for_stacks(stranger.pid)
         stranger.communicate(b"\n")
@@ -116,7 +126,9 @@ def test_a_process_that_is_not_the_worker_is_not_signalled(file: LifeFile) -> No
     assert not file.ask_for_stacks(stranger.pid)  # it has ended
 
 
-def test_a_file_of_the_user_s_is_not_written(file: LifeFile, tmp_path: Path) -> None:
+def test_a_file_of_the_user_s_is_not_written(
+    file: HeartbeatFile, tmp_path: Path
+) -> None:
     """The path of the supervisor's file leads there in another pid namespace."""
     path = tmp_path / "file"
     path.write_text("precious")

@@ -43,7 +43,7 @@ def test_what_needs_tensorflow_says_which_to_install(program: str) -> None:
 def test_a_module_that_is_half_imported_is_not_taken_for_its_name() -> None:
     done = run_without(
         "import types, tfpreempt\n"
-        "half = types.ModuleType('tfpreempt.states.registered')\n"
+        "half = types.ModuleType('tfpreempt.states.api')\n"
         "sys.modules[half.__name__] = half\n"
         "tfpreempt.save_all_states\n"
     )

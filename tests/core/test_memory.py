@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfpreempt.core.memory import available_bytes
+from tfpreempt.core.snapshot_memory import available_bytes
 
 GIB = 1 << 30
 

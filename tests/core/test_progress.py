@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfpreempt.core import progress
+from tfpreempt.core import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -22,8 +22,8 @@ def test_a_bar_comes_late_and_on_a_terminal_only(monkeypatch, kind, is_shown):
     now = [0.0]
     monkeypatch.setattr(sys, "stderr", kind())
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.ByteBar("gs://bucket/[run]", 1 << 30) as bar:
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
+    with progress_bar.ByteBar("gs://bucket/[run]", 1 << 30) as bar:
         now[0] = 1.9
         bar.show(1 << 20)
         assert sys.stderr.getvalue() == ""
@@ -36,7 +36,7 @@ def test_a_bar_comes_late_and_on_a_terminal_only(monkeypatch, kind, is_shown):
 
 def test_without_bytes_there_is_no_bar(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(progress, "_QUIET_SECONDS", -1.0)
-    with progress.ByteBar("nothing", 0) as bar:
+    monkeypatch.setattr(progress_bar, "_QUIET_SECONDS", -1.0)
+    with progress_bar.ByteBar("nothing", 0) as bar:
         bar.show(0)
     assert sys.stderr.getvalue() == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfpreempt.core.python import StrEnum, add_note
+from tfpreempt.core.compat import StrEnum, add_note
 
 
 class Colour(StrEnum):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tfpreempt import TerminationConfig
-from tfpreempt.core import reach
+from tfpreempt.core import object_graph
 
 
 class Model:
@@ -31,7 +31,7 @@ class Model:
 
 def paths(wanted: Any, **roots: Any) -> list[str]:
     """Where something is found."""
-    places = reach.walk(roots, reach.is_of_program)
+    places = object_graph.walk(roots, object_graph.is_user_code)
     return [place.path for place in places if place.value is wanted]
 
 
@@ -95,27 +95,29 @@ def test_circles_end() -> None:
 
 def test_a_place_says_who_holds_it() -> None:
     numbers = [1, 2]
-    *_, last = reach.walk({"m": Model(numbers=numbers)}, lambda kind: True)
+    *_, last = object_graph.walk({"m": Model(numbers=numbers)}, lambda kind: True)
     assert last.owner is numbers
     assert (last.key, last.value) == (1, 2)
 
 
 def test_data_are_not_looked_into() -> None:
-    words = [f"word {number}" for number in range(reach.MANY + 1)]
+    words = [f"word {number}" for number in range(object_graph.MANY + 1)]
     rows = {word: (word, [1.0]) for word in words}
     model = Model(words=words, rows=rows, few=[1])
-    found = [place.path for place in reach.walk({"m": model}, lambda kind: True)]
+    found = [place.path for place in object_graph.walk({"m": model}, lambda kind: True)]
     assert found == ["m", "m.words", "m.rows", "m.few", "m.few[0]"]
 
 
 def test_an_object_among_many_items_is_found() -> None:
     it = Model()
-    assert paths(it, root=[0] * reach.MANY + [it]) == [f"root[{reach.MANY}]"]
+    assert paths(it, root=[0] * object_graph.MANY + [it]) == [
+        f"root[{object_graph.MANY}]"
+    ]
 
 
 def test_values_that_are_skipped_are_no_places_and_lead_to_none() -> None:
     model = Model(number=1, words=["a"], array=np.zeros(1), few=("b", [2]))
-    places = reach.walk(
+    places = object_graph.walk(
         {"m": model},
         lambda kind: kind is Model,
         skips=lambda value: not isinstance(value, tuple | str),
@@ -135,9 +137,9 @@ def test_properties_are_not_called() -> None:
 
 
 def test_what_is_installed_is_not_the_programs() -> None:
-    assert reach.is_of_program(Model)
+    assert object_graph.is_user_code(Model)
     installed = (int, logging.Logger, np.random.Generator, TerminationConfig)
-    assert not any(map(reach.is_of_program, installed))
+    assert not any(map(object_graph.is_user_code, installed))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_a_library_is_one_outside_of_site_packages(
     module = types.ModuleType(name)
     module.__file__ = str(tmp_path / file)
     monkeypatch.setitem(sys.modules, name, module)
-    assert reach.is_module_of_program.__wrapped__(name) == is_program
+    assert object_graph.is_user_module.__wrapped__(name) == is_program
 
 
 def test_what_a_class_assigns_is_what_dis_shows() -> None:
@@ -185,8 +187,8 @@ def test_what_a_class_assigns_is_what_dis_shows() -> None:
             for instruction in dis.get_instructions(inspect.unwrap(method))
             if instruction.opname == "STORE_ATTR"
         }
-        assert reach.set_by(cls) == shown, cls
-    assert len(reach.set_by(wide)) == 300
+        assert object_graph.set_by(cls) == shown, cls
+    assert len(object_graph.set_by(wide)) == 300
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_what_a_class_assigns_is_what_dis_shows() -> None:
 def test_another_thread_may_change_a_container_that_is_looked_through(
     changed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = reach.is_container
+    inner = object_graph.is_container
 
     def change(value: Any) -> bool:
         if isinstance(changed, dict):
@@ -206,8 +208,8 @@ def test_another_thread_may_change_a_container_that_is_looked_through(
             changed.append(())
         return inner(value)
 
-    monkeypatch.setattr(reach, "is_container", change)
-    assert not reach.is_data(changed)
+    monkeypatch.setattr(object_graph, "is_container", change)
+    assert not object_graph.is_data(changed)
 
 
 class Slotted:
@@ -228,7 +230,7 @@ def model_of_all_kinds() -> Model:
         frozen=(frozenset({1}), {3}),
         queue=collections.deque([1, 2]),
         slotted=slotted,
-        data=[0] * (reach.MANY + 1),
+        data=[0] * (object_graph.MANY + 1),
         unknown=object(),
     )
 
@@ -278,9 +280,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 def test_a_change_of_what_a_walk_has_found_is_seen(
     change: Callable[[Model], None],
 ) -> None:
-    model, reached = model_of_all_kinds(), reach.Reached()
+    model, reached = model_of_all_kinds(), object_graph.Reached()
     kinds = Model, Slotted
-    list(reach.walk({"model": model}, lambda kind: kind in kinds, reached=reached))
+    list(
+        object_graph.walk({"model": model}, lambda kind: kind in kinds, reached=reached)
+    )
     assert reached.is_unchanged()
     assert reached.is_unchanged()
     change(model)
@@ -299,8 +303,11 @@ def test_a_change_of_what_a_walk_has_found_is_seen(
     ],
 )
 def test_a_change_of_a_container_that_a_walk_skips_is_seen(change: Any) -> None:
-    model, reached = Model(numbers=[1], names={"a": 1}, pair=(1, [2])), reach.Reached()
-    model.data = [0] * (reach.MANY + 1)
+    model, reached = (
+        Model(numbers=[1], names={"a": 1}, pair=(1, [2])),
+        object_graph.Reached(),
+    )
+    model.data = [0] * (object_graph.MANY + 1)
 
     def skips(value: Any) -> bool:
         """A container with a container is looked into."""
@@ -312,7 +319,7 @@ def test_a_change_of_a_container_that_a_walk_skips_is_seen(change: Any) -> None:
     def is_model(kind: type) -> bool:
         return kind is Model
 
-    list(reach.walk({"m": model}, is_model, skips=skips, reached=reached))
+    list(object_graph.walk({"m": model}, is_model, skips=skips, reached=reached))
     model.data.append(0)
     assert reached.is_unchanged()
     change(model)
@@ -329,26 +336,30 @@ class Tags(set[int]):
 def test_the_attributes_of_a_set_are_places_and_its_items_are_none(
     items: tuple[int, ...],
 ) -> None:
-    tags, reached = Tags(items), reach.Reached()
+    tags, reached = Tags(items), object_graph.Reached()
     tags.rate = Model(one=1)
 
     def found() -> dict[str, Any]:
-        walked = reach.walk({"tags": tags}, reach.is_of_program, reached=reached)
+        walked = object_graph.walk(
+            {"tags": tags}, object_graph.is_user_code, reached=reached
+        )
         return {each.path: each.value for each in walked}
 
     assert found() == {"tags": tags, "tags.rate": tags.rate, "tags.rate.one": 1}
     assert reached.is_unchanged()
     tags.add(3)
     assert not reached.is_unchanged()
-    reached = reach.Reached()
+    reached = object_graph.Reached()
     found()
     tags.rate = 2.0
     assert not reached.is_unchanged()
 
 
 def test_an_object_that_the_program_drops_is_freed() -> None:
-    model, reached = Model(array=np.zeros(2), none=None), reach.Reached()
-    list(reach.walk({"model": model}, reach.is_of_program, reached=reached))
+    model, reached = Model(array=np.zeros(2), none=None), object_graph.Reached()
+    list(
+        object_graph.walk({"model": model}, object_graph.is_user_code, reached=reached)
+    )
     array = weakref.ref(model.array)
     model.array = None
     assert array() is None
@@ -356,8 +367,10 @@ def test_an_object_that_the_program_drops_is_freed() -> None:
 
 
 def test_the_containers_of_an_object_that_the_program_drops_are_freed() -> None:
-    model, reached = Model(part=Model(names={"a": np.zeros(2)})), reach.Reached()
-    list(reach.walk({"model": model}, reach.is_of_program, reached=reached))
+    model, reached = Model(part=Model(names={"a": np.zeros(2)})), object_graph.Reached()
+    list(
+        object_graph.walk({"model": model}, object_graph.is_user_code, reached=reached)
+    )
     array = weakref.ref(model.part.names["a"])
     del model.part
     assert array() is None
@@ -365,8 +378,10 @@ def test_the_containers_of_an_object_that_the_program_drops_are_freed() -> None:
 
 
 def test_contents_that_lead_nowhere_are_no_change() -> None:
-    model, reached = model_of_all_kinds(), reach.Reached()
-    list(reach.walk({"model": model}, reach.is_of_program, reached=reached))
+    model, reached = model_of_all_kinds(), object_graph.Reached()
+    list(
+        object_graph.walk({"model": model}, object_graph.is_user_code, reached=reached)
+    )
     model.array[0] = 1
     model.data.append(0)
     assert reached.is_unchanged()

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 
 LIMIT = 10.0
 
 
 def test_runs_and_stops() -> None:
-    thread = OwnedThread("t", lambda: None)
+    thread = ManagedThread("t", lambda: None)
     thread.start()
     assert thread.join(LIMIT)
     assert not thread.is_alive()
@@ -21,7 +21,7 @@ def test_runs_and_stops() -> None:
 
 def test_stop_event_ends_the_target() -> None:
     seen: list[bool] = []
-    thread = OwnedThread("t", lambda: seen.append(thread.stop_event.wait(LIMIT)))
+    thread = ManagedThread("t", lambda: seen.append(thread.stop_event.wait(LIMIT)))
     thread.start()
     assert thread.is_alive()
     assert not thread.join(0.0)
@@ -37,7 +37,7 @@ def test_a_failure_is_logged(
     def fail() -> None:
         raise error
 
-    thread = OwnedThread("the-name", fail)
+    thread = ManagedThread("the-name", fail)
     with caplog.at_level(logging.ERROR):
         thread.start()
         assert thread.join(LIMIT)
@@ -46,7 +46,7 @@ def test_a_failure_is_logged(
 
 def test_join_before_start_and_from_itself() -> None:
     answers: list[bool] = []
-    thread = OwnedThread("t", lambda: answers.append(thread.join(LIMIT)))
+    thread = ManagedThread("t", lambda: answers.append(thread.join(LIMIT)))
     assert thread.join(0.0)
     thread.start()
     assert thread.join(LIMIT)
@@ -55,7 +55,7 @@ def test_join_before_start_and_from_itself() -> None:
 
 def test_is_a_named_daemon() -> None:
     seen: list[threading.Thread] = []
-    thread = OwnedThread("a name", lambda: seen.append(threading.current_thread()))
+    thread = ManagedThread("a name", lambda: seen.append(threading.current_thread()))
     thread.start()
     assert thread.join(LIMIT)
     assert seen[0].daemon
@@ -63,7 +63,7 @@ def test_is_a_named_daemon() -> None:
 
 
 def test_starts_once() -> None:
-    thread = OwnedThread("t", lambda: None)
+    thread = ManagedThread("t", lambda: None)
     thread.start()
     with pytest.raises(RuntimeError):
         thread.start()

@@ -18,24 +18,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.docs import chart
-from tfpreempt.coordination import agreement
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.events import Action, Key, Main, State, Watch
+from tfpreempt.coordination import protocol_types as ev
+from tfpreempt.coordination import state_machine
+from tfpreempt.coordination.protocol_types import (
+    Action,
+    Key,
+    MainThreadState,
+    WatcherState,
+    WorkerState,
+)
 from tfpreempt.keras.fit import phases
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "agreement.md"
-ROLES: dict[str, type[Watch] | type[Main]] = {"watch": Watch, "main": Main}
+ROLES: dict[str, type[WatcherState] | type[MainThreadState]] = {
+    "watch": WatcherState,
+    "main": MainThreadState,
+}
 MANY = 4
 
 SETTINGS = (
-    ev.Settings(worker=0, world=2, saves_alone=True),
-    ev.Settings(worker=0, world=2, saves_alone=False),
-    ev.Settings(worker=1, world=2),
+    ev.ProtocolConfig(worker=0, num_workers=2, saves_alone=True),
+    ev.ProtocolConfig(worker=0, num_workers=2, saves_alone=False),
+    ev.ProtocolConfig(worker=1, num_workers=2),
 )
 # What the keys may hold, as far as it matters to the table. Main stands at boundary 1.
-COUNTS = (ev.Count(1, final=True), ev.Tombstone())
-DECISIONS = tuple(ev.Decided(boundary) for boundary in (1, 2, None))
+COUNTS = (ev.StepCount(1, final=True), ev.Tombstone())
+DECISIONS = tuple(ev.DecidedStep(boundary) for boundary in (1, 2, None))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Arrow:
 class Stage:
     """A worker on its way: what it knows and what it has asked for."""
 
-    state: State
+    state: WorkerState
     asked: frozenset[Action]
     is_flagged: bool = False
 
@@ -61,18 +70,19 @@ def arrows() -> set[Arrow]:
     """All of them, of both roles."""
     found: set[Arrow] = set()
     for settings in SETTINGS:
-        state, actions = agreement.INITIAL
+        state, actions = state_machine.INITIAL
         first = Stage(state, frozenset(actions))
         seen, left = {first}, [first]
         while left:
             stage = left.pop()
             for event, asked in events(stage):
-                after, actions = agreement.step(settings, stage.state, event)
+                after, actions = state_machine.step(settings, stage.state, event)
                 found |= changes(stage.state, event, after)
-                if after.round > 1 or after.main is Main.DETACHED:
+                if after.round > 1 or after.main is MainThreadState.DETACHED:
                     continue
                 is_heard = (
-                    after.watch is not Watch.GONE and after.main is not Main.ENDED
+                    after.watch is not WatcherState.GONE
+                    and after.main is not MainThreadState.ENDED
                 )
                 following = Stage(
                     after,
@@ -85,7 +95,9 @@ def arrows() -> set[Arrow]:
     return found
 
 
-def changes(before: State, event: ev.Event, after: State) -> set[Arrow]:
+def changes(
+    before: WorkerState, event: ev.ProtocolEvent, after: WorkerState
+) -> set[Arrow]:
     """The arrows of one event."""
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(event).__name__).lower()
     pairs = {"watch": (before.watch, after.watch), "main": (before.main, after.main)}
@@ -96,7 +108,7 @@ def changes(before: State, event: ev.Event, after: State) -> set[Arrow]:
     }
 
 
-def events(stage: Stage) -> Iterator[tuple[ev.Event, frozenset[Action]]]:
+def events(stage: Stage) -> Iterator[tuple[ev.ProtocolEvent, frozenset[Action]]]:
     """What may happen next, with what is still asked for then."""
     for action in stage.asked:
         for event in answers(action):
@@ -105,7 +117,7 @@ def events(stage: Stage) -> Iterator[tuple[ev.Event, frozenset[Action]]]:
         yield event, stage.asked
 
 
-def answers(action: Action) -> Iterator[ev.Event]:
+def answers(action: Action) -> Iterator[ev.ProtocolEvent]:
     """What the store may say to what the table asked."""
     match action:
         case ev.ReadCounter():
@@ -117,37 +129,39 @@ def answers(action: Action) -> Iterator[ev.Event]:
         case ev.Get(Key.COMMIT, round):
             yield from (ev.CommitRead(round, kind) for kind in ev.CommitKind)
         case ev.Gather(Key.COUNT, round):
-            yield from (ev.CountsRead(round, (count,)) for count in COUNTS)
+            yield from (ev.AllCountsReceived(round, (count,)) for count in COUNTS)
         case ev.Gather(Key.DONE, round, (other,)):
-            yield from (ev.DonesRead(round, staged) for staged in ((other,), ()))
+            yield from (
+                ev.AllStagedReceived(round, staged) for staged in ((other,), ())
+            )
         case ev.Gather(Key.BYE, round):
-            yield ev.ByesRead(round)
-        case ev.Insert(Key.COUNT, round, ev.Count(_, final)):
+            yield ev.AllGoodbyesReceived(round)
+        case ev.Insert(Key.COUNT, round, ev.StepCount(_, final)):
             kind = ev.FinalCount if final else ev.OwnCount
             yield from (kind(round, each) for each in (action.value, ev.Tombstone()))
         case ev.Insert(Key.BYE):
-            yield ev.ByeSaid()
+            yield ev.GoodbyeSent()
 
 
-def happenings(stage: Stage) -> Iterator[ev.Event]:
+def happenings(stage: Stage) -> Iterator[ev.ProtocolEvent]:
     """What may happen that nobody asked for."""
     state = stage.state
-    if state.main is Main.ENDED:
+    if state.main is MainThreadState.ENDED:
         yield ev.NextRound()
         return
-    if state.watch is not Watch.GONE:
+    if state.watch is not WatcherState.GONE:
         yield ev.StoreGone()
     match state.main:
-        case Main.TRAINING:
+        case MainThreadState.TRAINING:
             yield ev.Boundary(1, last=True)
             if stage.is_flagged:
                 yield ev.Boundary(1)
             yield ev.StepFailed()
-        case Main.SAVING:
+        case MainThreadState.SAVING:
             yield from (ev.Saved(ok) for ok in (True, False))
-        case Main.COMMITTING:
+        case MainThreadState.COMMITTING:
             yield from (ev.Committed(kind) for kind in ev.CommitKind)
-    if state.main in agreement.WAITS:
+    if state.main in state_machine.WAITS:
         yield ev.DeadlinePassed()
     yield ev.Detached()
 
@@ -195,7 +209,9 @@ def draw_fit() -> str:
         for phase, row in phases.TABLE.items()
         for event, following in row.items()
     ]
-    return chart.svg("The phases of a fit", [each.name for each in phases.Phase], drawn)
+    return chart.svg(
+        "The phases of a fit", [each.name for each in phases.FitPhase], drawn
+    )
 
 
 def drawings() -> dict[str, str]:

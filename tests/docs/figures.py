@@ -578,7 +578,7 @@ FIGURES = (
         title="A step without a notice",
         text="The time of a call of `handler.run(noop)` minus a bare `noop()`, "
         "against the same call of TensorFlow's handler; and "
-        '`handler.check()`. "Bare call" is the call of `noop()`.',
+        '`handler.check_preemption()`. "Bare call" is the call of `noop()`.',
         benches=("step_overhead",),
         label="{call}",
         sides={"ours": "tfpreempt", "theirs": "TensorFlow", "raw": "bare call"},
@@ -671,7 +671,7 @@ FIGURES = (
         "in the background, against the same step without a mirror, "
         "alternately.",
         benches=("mirror_step_overhead",),
-        label="{mebibytes} MiB every {save_every} steps",
+        label="{mebibytes} MiB every {save_freq} steps",
         sides={"ours": "with a mirror", "theirs": "without"},
         more={
             "while_copying": "ratio while copying",

@@ -7,7 +7,13 @@ import re
 import pytest
 
 from tests.docs import chart, diagrams
-from tfpreempt.coordination.events import CommitKind, Key, Main, NoticeKind, Watch
+from tfpreempt.coordination.protocol_types import (
+    CommitKind,
+    Key,
+    MainThreadState,
+    NoticeKind,
+    WatcherState,
+)
 
 PAGE = diagrams.PAGE.read_text(encoding="utf-8")
 
@@ -32,7 +38,7 @@ def test_every_transition_is_in_its_row() -> None:
 
 
 def test_every_state_has_its_words() -> None:
-    states = {state.name for role in (Watch, Main) for state in role}
+    states = {state.name for role in (WatcherState, MainThreadState) for state in role}
     rows = "\n".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))
     assert states - set(re.findall(r"`([A-Z]+)`", rows)) == set()
 

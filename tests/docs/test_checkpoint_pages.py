@@ -35,7 +35,7 @@ import tfpreempt
 filesystem = fsspec.filesystem("file")
 handler = tfpreempt.PreemptionCheckpointHandler(
     None, tf.train.Checkpoint(v=tf.Variable(0.0)), "ckpt",
-    remote_checkpoint_dir="file://" + __import__("os").path.abspath("mirror"))
+    mirror_dir="file://" + __import__("os").path.abspath("mirror"))
 handler.run(lambda: None)
 handler.close()
 """
@@ -117,7 +117,7 @@ def test_handles_and_the_status_of_the_mirror(zygote: Zygote, tmp_path: Path) ->
     (status,) = blocks("checkpoints/mirror.md")
     handles, notes = blocks("checkpoints/handles.md")
     shown = """
-assert status.is_complete and status.fault is None
+assert status.is_complete and status.last_error is None
 assert newest.get_metadata() == {"accuracy": 0.93, "by": "nightly"}
 """
     fork(zygote, f"{HANDLES}{status}{handles}{notes}{shown}", tmp_path, {})

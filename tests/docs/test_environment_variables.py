@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from tests.docs.pages import ROOT, read
-from tfpreempt.core import life
-from tfpreempt.core.memory import VARIABLES
+from tfpreempt.core import heartbeat
+from tfpreempt.core.snapshot_memory import VARIABLES
 
 PAGE = read("reference/environment-variables.md")
 VARIABLE = re.compile(r"\bTFPREEMPT_[A-Z_]+\b")
@@ -26,4 +26,4 @@ def test_every_variable_of_the_package_has_its_row() -> None:
 
 
 def test_what_a_supervisor_lends_is_internal() -> None:
-    assert {*VARIABLES, life.VARIABLE} <= set(listed("Internal variables"))
+    assert {*VARIABLES, heartbeat.VARIABLE} <= set(listed("Internal variables"))

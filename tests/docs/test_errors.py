@@ -17,7 +17,7 @@ ROWS = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE, re.MULTILINE)
 UNSEEN = {
     "CommitDamagedError": "the mirror drops that commit, and warns",
     "DemoFailedError": "`tfpreempt demo` prints what it says",
-    "NothingRunsError": "`tfpreempt notify` and `demo` print what it says",
+    "NothingRunsError": "`tfpreempt simulate` and `demo` print what it says",
     "SessionClosedError": "the source that closed the session ends with it",
 }
 """Errors of which nobody outside meets the class, and who handles each."""

@@ -89,7 +89,7 @@ def run(zygote: Zygote, directory: Path, *parts: str) -> str:
 @pytest.mark.tensorflow
 def test_a_loop_is_committed_at_its_end(zygote: Zygote, here: Place) -> None:
     (program,) = blocks("loops.md")
-    shown = "print(handler.runs, float(loss) if handler.runs else 'none')"
+    shown = "print(handler.run_calls, float(loss) if handler.run_calls else 'none')"
     runs, loss = run(zygote, here.path, program, shown).split()
     assert runs == "500"
     assert float(loss) < 1e-3
@@ -130,7 +130,9 @@ def test_protected_and_checked_in_an_evaluation(zygote: Zygote, here: Place) -> 
 def test_one_client_of_a_remote_worker(here: Place) -> None:
     (program,) = blocks("tpu.md")
     client = here.path / "client.py"
-    client.write_text(f"{program}\nprint('runs', handler.runs)\n", encoding="utf-8")
+    client.write_text(
+        f"{program}\nprint('runs', handler.run_calls)\n", encoding="utf-8"
+    )
     worker, coordinator = (f"127.0.0.1:{port}" for port in free_ports(2))
     cluster = {"worker": [worker], "coordinator": [coordinator]}
     here.start("server.py", 0, json.dumps(cluster))[0].wait_line("serving")

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tfpreempt.storage import checksum, pieces
+from tfpreempt.storage import checksum, chunks
 from tfpreempt.storage.files import Files, LocalFiles, write_durably
-from tfpreempt.storage.interface import (
-    ObjectMissingError,
+from tfpreempt.storage.object_store import (
+    ObjectNotFoundError,
     ObjectStat,
     check_name,
 )
@@ -168,11 +168,11 @@ class FaultyObjectStore(_Faulty):
             self._fault_at, self._crash = lambda at: None, None
 
     def put_if_absent(
-        self, name: str, source: pieces.Source, *, timeout: float | None = None
+        self, name: str, source: chunks.SeekableReader, *, timeout: float | None = None
     ) -> bool:
         del timeout
         check_name(name)
-        data = b"".join(pieces.of(source, _PIECE))
+        data = b"".join(chunks.of(source, _PIECE))
         with self._step("put_if_absent", name), self._held:
             if name in self._objects:
                 return False
@@ -188,7 +188,7 @@ class FaultyObjectStore(_Faulty):
             if missing := [
                 check_name(each) for each in parts if each not in self._objects
             ]:
-                raise ObjectMissingError(f"There is no object {missing[0]!r}.")
+                raise ObjectNotFoundError(f"There is no object {missing[0]!r}.")
             if name in self._objects:
                 return False
             self._objects[name] = b"".join(self._objects[each] for each in parts)
@@ -203,7 +203,7 @@ class FaultyObjectStore(_Faulty):
     def get(
         self,
         name: str,
-        target: pieces.Target,
+        target: chunks.SequentialWriter,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -213,7 +213,7 @@ class FaultyObjectStore(_Faulty):
         check_name(name)
         with self._step("get", name), self._held:
             if name not in self._objects:
-                raise ObjectMissingError(f"There is no object {name!r}.")
+                raise ObjectNotFoundError(f"There is no object {name!r}.")
             data = self._objects[name]
         end = len(data) if length is None else min(offset + length, len(data))
         for start in range(offset, end, _PIECE):

@@ -20,19 +20,24 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.lease.directory_lease import PACE
 from tfpreempt.checkpoint.lease.lease import Lease
-from tfpreempt.checkpoint.lease.lease_record import Found, this_process
-from tfpreempt.checkpoint.lease.lease_timeouts import LONGEST_GRACE, Patience
+from tfpreempt.checkpoint.lease.lease_record import ObservedLease, this_process
+from tfpreempt.checkpoint.lease.lease_timeouts import LONGEST_GRACE, LeaseWait
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange, clear_others
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer, clear_others
 from tfpreempt.checkpoint.restore.save import Save
-from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.handler import restore_agreement
-from tfpreempt.handler.restore_agreement import LEASE_TIMEOUT, Agreed, Start, agree
+from tfpreempt.handler.restore_agreement import (
+    LEASE_TIMEOUT,
+    Agreed,
+    RestoreAgreement,
+    agree,
+)
 from tfpreempt.handler.run import Run
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.object_store import ObjectStore
 
 pytestmark = pytest.mark.tensorflow
 LIMIT = 60.0
@@ -52,9 +57,9 @@ def begin(
     *,
     store: ObjectStore | None = None,
     in_use: Sequence[str] = (),
-) -> Start:
+) -> RestoreAgreement:
     """The start of a worker without a checkpoint, as its handler makes it."""
-    return Start(
+    return RestoreAgreement(
         directory=disk,
         cluster=cluster,
         store=store,
@@ -87,7 +92,7 @@ class Machines:
 
     def start(self) -> list[Agreed]:
         """All workers start."""
-        keys, starts = MemoryStore(), []
+        keys, starts = InMemoryStore(), []
         agreed: dict[int, Agreed] = {}
         for worker, disk in enumerate(self.disks):
             cluster = Cluster(worker=worker, jobs=(("worker", 2),))
@@ -227,7 +232,7 @@ def test_objects_of_other_programs_below_shards_are_not_deleted(is_over: bool) -
     for name in (*_OF_OTHERS, f"{ours}/kept.state", f"{ours}/{layout.MANIFEST}"):
         store.put_if_absent(name, io.BytesIO(b"bytes"))
     if is_over:
-        exchange = ShardExchange(store, 0, [1], LocalFiles("/"))
+        exchange = ShardTransfer(store, 0, [1], LocalFiles("/"))
         exchange.clear(f"{_A_START}-1")
     else:
         clear_others(store, "ba9876543210")
@@ -239,19 +244,19 @@ def test_a_missing_worker_is_not_waited_for_as_long_as_a_download(
 ) -> None:
     chief = Cluster(worker=0, jobs=(("worker", 2),))
     start = begin(machines.disks[0], chief, store=machines.store)
-    with pytest.raises(errors.WaitTimeoutError, match="worker 1 is missing"):
-        agree(start, MemoryStore(), "start", 0.2)
+    with pytest.raises(errors.PeerTimeoutError, match="worker 1 is missing"):
+        agree(start, InMemoryStore(), "start", 0.2)
 
 
 def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) -> None:
     """By all: who gave it up before would fail, and the chief then too."""
-    waits = Patience(this_process(0.0), PACE)
+    waits = LeaseWait(this_process(0.0), PACE)
     holder = dataclasses.replace(this_process(LONGEST_GRACE), boot="another")
-    waits.why_over(Found(token=holder.token, holder=holder, beat=b""))
+    waits.expiry_reason(ObservedLease(token=holder.token, holder=holder, beat=b""))
     assert waits.limit == LEASE_TIMEOUT
     worker = Cluster(worker=1, jobs=(("worker", 2),))
-    with pytest.raises(errors.WaitTimeoutError, match=r"plan took longer than 0\.3 s"):
-        agree(begin(tmp_path, worker), MemoryStore(), "start", 0.1, 0.2)
+    with pytest.raises(errors.PeerTimeoutError, match=r"plan took longer than 0\.3 s"):
+        agree(begin(tmp_path, worker), InMemoryStore(), "start", 0.1, 0.2)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -259,7 +264,7 @@ def test_a_directory_that_a_worker_has_open_is_refused_by_all(
     tmp_path: Path, which: int
 ) -> None:
     """Also where the others have dropped their handler of it."""
-    keys, refused = MemoryStore(), []
+    keys, refused = InMemoryStore(), []
 
     def refuse(worker: int) -> None:
         cluster = Cluster(worker=worker, jobs=(("worker", 2),))
@@ -276,12 +281,12 @@ def test_a_directory_that_a_worker_has_open_is_refused_by_all(
 def test_what_a_worker_with_another_disk_finds_wrong_is_raised_by_all(
     machines: Machines,
 ) -> None:
-    keys, raised = MemoryStore(), []
+    keys, raised = InMemoryStore(), []
 
     def disagree(worker: int) -> None:
         cluster = Cluster(worker=worker, jobs=(("worker", 2 + worker),))
         start = begin(machines.disks[worker], cluster, store=machines.store)
-        with pytest.raises(errors.WorkersDisagreeError, match="worker 0 counts 2"):
+        with pytest.raises(errors.WorkerMismatchError, match="worker 0 counts 2"):
             agree(start, keys, "start", LIMIT)
         raised.append(worker)
 

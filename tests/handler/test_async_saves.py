@@ -19,7 +19,7 @@ from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
 from tests.handler.test_life import opened_once_apart
 from tfpreempt import errors
-from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.core.deadline import SAFETY, until_end
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
@@ -80,7 +80,7 @@ def commits(program: Program) -> list[tuple[int, str]]:
 
 def test_training_goes_on_while_a_save_is_written(program: Program, disk: Gate) -> None:
     """It holds its step, whatever is trained meanwhile, and is no commit before."""
-    handler = program.handler(save_every=3)
+    handler = program.handler(save_freq=3)
     steps(program, handler, 3)
     handler.run(program.step)
     assert disk.reached.wait(LIMIT)
@@ -97,7 +97,7 @@ def test_training_goes_on_while_a_save_is_written(program: Program, disk: Gate) 
 
 
 def test_training_waits_where_that_is_asked_for(program: Program, disk: Gate) -> None:
-    handler = program.handler(save_every=3, async_save=False)
+    handler = program.handler(save_freq=3, async_save=False)
     steps(program, handler, 4)
     assert commits(program) == [(3, "periodic")]
     handler.close()
@@ -108,13 +108,13 @@ def test_a_managers_saves_are_waited_for(program: Program) -> None:
     manager = tf.train.CheckpointManager(
         program.checkpoint, str(program.directory), max_to_keep=2
     )
-    with program.handler(manager, save_every=3) as handler:
+    with program.handler(manager, save_freq=3) as handler:
         steps(program, handler, 4)
         assert commits(program) == [(3, "periodic")]
 
 
 def test_no_copy_is_kept_once_it_is_written(program: Program, disk: Gate) -> None:
-    with program.handler(save_every=3) as handler:
+    with program.handler(save_freq=3) as handler:
         steps(program, handler, 4)
         assert disk.reached.wait(LIMIT)
         assert all(tensor() is not None for tensor in disk.tensors)
@@ -126,7 +126,7 @@ def test_no_copy_is_kept_once_it_is_written(program: Program, disk: Gate) -> Non
 def test_one_that_comes_due_meanwhile_begins_when_it_is_over(
     program: Program, disk: Gate
 ) -> None:
-    with program.handler(save_every=3) as handler:
+    with program.handler(save_freq=3) as handler:
         steps(program, handler, 6)
         threading.Timer(0.2, disk.opened.set).start()
         steps(program, handler, 8)
@@ -137,7 +137,7 @@ def test_one_that_comes_due_meanwhile_begins_when_it_is_over(
 def test_who_waits_for_it_at_the_end_does_not_hang(
     program: Program, disk: Gate
 ) -> None:
-    handler = program.handler(save_every=3)
+    handler = program.handler(save_freq=3)
     steps(program, handler, 3)
     handler.save_checkpoint_if_preempted()
     assert disk.reached.wait(LIMIT)
@@ -146,7 +146,7 @@ def test_who_waits_for_it_at_the_end_does_not_hang(
 
 
 def test_close_waits_for_it(program: Program, disk: Gate) -> None:
-    handler = program.handler(save_every=3)
+    handler = program.handler(save_freq=3)
     steps(program, handler, 3)
     handler.save_checkpoint_if_preempted()
     assert disk.reached.wait(LIMIT)
@@ -158,18 +158,18 @@ def test_close_waits_for_it(program: Program, disk: Gate) -> None:
 def test_the_copy_elsewhere_is_of_it_too(program: Program, disk: Gate) -> None:
     """Who waits for the mirror means every save that was begun before."""
     store = FaultyObjectStore(uri="memory://asynchronous")
-    with program.handler(save_every=3, remote_checkpoint_dir=store) as handler:
+    with program.handler(save_freq=3, mirror_dir=store) as handler:
         steps(program, handler, 4)
         assert disk.reached.wait(LIMIT)
         assert not handler.wait_for_mirror(0.1)
         threading.Timer(0.2, disk.opened.set).start()
         assert handler.wait_for_mirror(LIMIT)
         assert handler.mirror_status is not None
-        assert handler.mirror_status.mirrored == 3
+        assert handler.mirror_status.mirrored_step == 3
 
 
 def test_another_save_comes_after_it(program: Program, disk: Gate) -> None:
-    with program.handler(save_every=3) as handler:
+    with program.handler(save_freq=3) as handler:
         steps(program, handler, 4)
         assert disk.reached.wait(LIMIT)
         threading.Timer(0.2, disk.opened.set).start()
@@ -180,7 +180,7 @@ def test_another_save_comes_after_it(program: Program, disk: Gate) -> None:
 def test_a_failure_is_told_and_training_goes_on(
     program: Program, disk: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with program.handler(save_every=3) as handler:
+    with program.handler(save_freq=3) as handler:
         steps(program, handler, 4)
         disk.failure = OSError(28, "No space left on device")
         disk.opened.set()
@@ -198,7 +198,7 @@ def test_a_failure_is_told_and_training_goes_on(
 def test_a_notice_waits_for_it_where_there_is_time_for_both(
     program: Program, disk: Gate
 ) -> None:
-    handler = program.handler(save_every=3, config={"grace_period": LIMIT})
+    handler = program.handler(save_freq=3, config={"grace_period": LIMIT})
     steps(program, handler, 4)
     assert disk.reached.wait(LIMIT)
     threading.Timer(0.2, disk.opened.set).start()
@@ -214,7 +214,7 @@ def test_a_notice_gives_up_what_would_take_too_long(
     """The newest step counts: the older one is never committed behind it."""
     grace = 6.0
     others = set(threading.enumerate())
-    handler = program.handler(save_every=3, config={"grace_period": grace})
+    handler = program.handler(save_freq=3, config={"grace_period": grace})
     steps(program, handler, 4)
     assert disk.reached.wait(LIMIT)
     deadlines = handler._session.coordinator.deadlines
@@ -236,7 +236,7 @@ def test_a_notice_ends_the_wait_for_the_save_before(
 ) -> None:
     """The disk is slower than saves are apart, and training stands still for it."""
     disk.holds = 1
-    handler = program.handler(save_every=3, config={"grace_period": 3.0})
+    handler = program.handler(save_freq=3, config={"grace_period": 3.0})
     steps(program, handler, 6)
     assert disk.reached.wait(LIMIT)
     handler._session.coordinator.deadlines.save_seconds = 1.0
@@ -254,7 +254,7 @@ def test_who_leaves_does_not_wait_for_what_was_given_up(
 ) -> None:
     """Its disk hangs, say, for all of a long grace."""
     disk.holds = 1
-    handler = program.handler(save_every=3, config={"grace_period": 90.0})
+    handler = program.handler(save_freq=3, config={"grace_period": 90.0})
     steps(program, handler, 4)
     assert disk.reached.wait(LIMIT)
     deadlines = handler._session.coordinator.deadlines
@@ -271,7 +271,7 @@ def test_what_it_took_is_known_when_a_notice_comes(
     program: Program, disk: Gate
 ) -> None:
     """Saves that training waits for are measured, others are all that there is."""
-    with program.handler(save_every=3) as handler:
+    with program.handler(save_freq=3) as handler:
         deadlines = handler._session.coordinator.deadlines
         steps(program, handler, 4)
         assert disk.reached.wait(LIMIT)
@@ -293,7 +293,7 @@ def test_what_it_took_is_known_when_a_notice_comes(
 
 
 def test_a_notice_at_its_very_step_leaves_with_it(program: Program, disk: Gate) -> None:
-    handler = program.handler(save_every=3, config={"grace_period": LIMIT})
+    handler = program.handler(save_freq=3, config={"grace_period": LIMIT})
     steps(program, handler, 3)
     handler._session.saves.try_save(handler._run)
     threading.Timer(0.2, disk.opened.set).start()
@@ -311,7 +311,7 @@ def test_a_periodic_save_by_time_follows_the_arguments_of_the_program(
     every = datetime.timedelta(seconds=0.05)
     written: list[str] = []
     options = tf.train.CheckpointOptions(experimental_write_callbacks=[written.append])
-    with program.handler(save_every=every) as handler:
+    with program.handler(save_freq=every) as handler:
         end = time.monotonic() + LIMIT
         while not commits(program) and time.monotonic() < end:
             program.step()
@@ -323,7 +323,7 @@ def test_a_periodic_save_by_time_follows_the_arguments_of_the_program(
 
 def test_by_time_it_is_asynchronous_too(program: Program, disk: Gate) -> None:
     every = datetime.timedelta(seconds=0.05)
-    with program.handler(save_every=every) as handler:
+    with program.handler(save_freq=every) as handler:
         while not disk.reached.is_set():
             handler.run(program.step)
         before = handler.total_run_calls
@@ -339,7 +339,7 @@ def test_one_that_came_to_nothing_is_made_good_at_the_end(
     program: Program, disk: Gate
 ) -> None:
     """Nothing was trained since, but nothing was committed either."""
-    handler = program.handler(save_every=3)
+    handler = program.handler(save_freq=3)
     steps(program, handler, 3)
     handler._session.saves.try_save(handler._run)
     disk.failure = OSError(28, "No space left on device")
@@ -352,7 +352,7 @@ def test_one_that_came_to_nothing_is_made_good_at_the_end(
 
 def test_another_handler_waits_for_it(program: Program, disk: Gate) -> None:
     """It takes the lease over; what is staged in the directory is left over then."""
-    first = program.handler(save_every=3)
+    first = program.handler(save_freq=3)
     steps(program, first, 4)
     assert disk.reached.wait(LIMIT)
     with pytest.raises(ZeroDivisionError):  # in a notebook, whose cell is run again
@@ -381,7 +381,7 @@ def test_a_copy_that_cannot_be_made_ends_no_training(
         raise problem
 
     monkeypatch.setattr("tfpreempt.checkpoint.tensors.gather.copied", copied)
-    with program.handler(save_every=3) as handler:
+    with program.handler(save_freq=3) as handler:
         steps(program, handler, 5)
     [fault] = program.events("fault")
     assert said in fault["error"]
@@ -398,11 +398,11 @@ def test_one_that_is_given_up_writes_no_more(program: Program) -> None:
     prefix = str(program.directory / "ckpt")
     program.directory.mkdir(exist_ok=True)
     tf.train.Checkpoint().write(prefix)
-    permit, asked = Permit(), itertools.count()
+    permit, asked = CancellationToken(), itertools.count()
 
     def check() -> None:
         if next(asked) == 2:
-            permit.give_up()
+            permit.cancel()
         permit.check()
 
     files = RecordingFiles()

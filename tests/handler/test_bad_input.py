@@ -75,7 +75,7 @@ def test_a_directory_without_a_whole_commit(
     damaged = sorted(program.directory.glob("*/*.data-*"))
     for path in damaged:
         path.write_bytes(path.read_bytes() + b"?")
-    with pytest.raises(errors.CheckpointDamagedError) as raised:
+    with pytest.raises(errors.CheckpointCorruptedError) as raised:
         program.handler()
     assert len(damaged) == 2
     assert all(str(path) in str(raised.value) for path in damaged)
@@ -229,15 +229,15 @@ def test_a_checkpoint_of_another_model(program: Program) -> None:
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("save_every", 0),
-        ("save_every", -1),
-        ("save_every", 2.5),
-        ("save_every", True),
-        ("save_every", "10"),
-        ("save_every", datetime.timedelta(0)),
-        ("save_timeout", 0),
-        ("save_timeout", float("nan")),
-        ("save_timeout", None),
+        ("save_freq", 0),
+        ("save_freq", -1),
+        ("save_freq", 2.5),
+        ("save_freq", True),
+        ("save_freq", "10"),
+        ("save_freq", datetime.timedelta(0)),
+        ("peer_timeout", 0),
+        ("peer_timeout", float("nan")),
+        ("peer_timeout", None),
         ("max_to_keep", 0),
         ("max_to_keep", "2"),
         ("termination_config", "SIGTERM"),

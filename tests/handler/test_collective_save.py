@@ -11,9 +11,9 @@ import pytest
 
 from tests.handler.test_session import FakeSave
 from tests.multiprocess.harness import wait_until
-from tfpreempt.checkpoint.directory.commit import Permit
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.checkpoint.directory.commit import CancellationToken
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.events import Commit
@@ -27,7 +27,7 @@ def quiet() -> Any:
     """As the coordinator is while there is no notice."""
     return types.SimpleNamespace(
         state=types.SimpleNamespace(notice=None, round=1),
-        deadlines=types.SimpleNamespace(save_timeout=SECONDS),
+        deadlines=types.SimpleNamespace(peer_timeout=SECONDS),
         is_saving=False,
     )
 
@@ -53,7 +53,7 @@ class Member:
         self.staged: list[str] = []
         self.present: list[Sequence[int]] = []
 
-    def stage(self, name: str, permit: Permit | None = None) -> FakeSave:
+    def stage(self, name: str, permit: CancellationToken | None = None) -> FakeSave:
         self.staged.append(name)
         return FakeSave(self, name, permit)
 
@@ -76,12 +76,12 @@ class Member:
 
 @pytest.fixture
 def pair() -> list[CollectiveSaves]:
-    store = MemoryStore()
+    store = InMemoryStore()
     return [
         CollectiveSaves(
             Cluster(worker=worker, jobs=(("worker", 2),)),
             "test",
-            Runtime(store, SystemClock(), lambda error: None, deaths_every=60.0),
+            StoreExecutor(store, SystemClock(), lambda error: None, deaths_every=60.0),
             quiet(),
             OpenMembers(),  # type: ignore[arg-type]
             on_broken=lambda error: None,
@@ -93,7 +93,7 @@ def pair() -> list[CollectiveSaves]:
 def set_timeout(pair: list[CollectiveSaves], seconds: float) -> None:
     """How long a chief waits for the part of another worker."""
     for saves in pair:
-        saves.coordinator.deadlines.save_timeout = seconds
+        saves.coordinator.deadlines.peer_timeout = seconds
 
 
 def save(saves: CollectiveSaves, run: Member, because: str = "save") -> Commit | None:
@@ -145,7 +145,7 @@ def test_a_part_that_failed_is_missing_although_its_worker_is_through(
         save(pair[0], chief)
     assert chief.present == []
     for saves, run in zip(pair, (chief, other), strict=True):
-        assert not saves.stands(run, SECONDS)  # type: ignore[arg-type]
+        assert not saves.last_save_is_committed(run, SECONDS)  # type: ignore[arg-type]
 
 
 def test_the_next_fit_needs_it_again(pair: list[CollectiveSaves]) -> None:
@@ -181,7 +181,7 @@ def test_all_know_whether_the_newest_save_stands(pair: list[CollectiveSaves]) ->
 
     def stands() -> list[bool]:
         return [
-            saves.stands(run, SECONDS)  # type: ignore[arg-type]
+            saves.last_save_is_committed(run, SECONDS)  # type: ignore[arg-type]
             for saves, run in zip(pair, (chief, other), strict=True)
         ]
 
@@ -203,8 +203,8 @@ def test_a_save_that_failed_on_the_chief_stands_nowhere(
     chief.commit = fail  # type: ignore[assignment,method-assign]
     with pytest.raises(SaveError):
         save_these(pair, chief, other)
-    assert not pair[0].stands(chief, SECONDS)  # type: ignore[arg-type]
-    assert not pair[1].stands(other, SECONDS)  # type: ignore[arg-type]
+    assert not pair[0].last_save_is_committed(chief, SECONDS)  # type: ignore[arg-type]
+    assert not pair[1].last_save_is_committed(other, SECONDS)  # type: ignore[arg-type]
 
 
 # --- asynchronous --------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Slow(Member):
         super().__init__()
         self.opened = threading.Event()
 
-    def capture(self, name: str, permit: Permit) -> FakeSave:
+    def capture(self, name: str, permit: CancellationToken) -> FakeSave:
         return self.stage(name, permit)
 
     def write(self, captured: FakeSave) -> FakeSave:
@@ -227,7 +227,7 @@ class Slow(Member):
     def commit(self, staged: FakeSave, because: str, workers: Sequence[int]) -> Commit:
         assert staged.permit is not None
         try:
-            staged.permit.take()
+            staged.permit.begin_commit()
         except SaveError:
             staged.discard()
             raise
@@ -304,14 +304,14 @@ def test_what_the_chief_has_committed_stands_everywhere(
     pair[0].end_async_within(SECONDS)
     assert runs[0].present == [(0, 1)]
     for saves, run in zip(pair, runs, strict=True):
-        assert saves.stands(run, SECONDS)  # type: ignore[arg-type]
+        assert saves.last_save_is_committed(run, SECONDS)  # type: ignore[arg-type]
 
 
 def test_a_part_that_cannot_be_captured_drops_the_save(
     pair: list[CollectiveSaves],
 ) -> None:
     class Broken(Slow):
-        def capture(self, name: str, permit: Permit) -> FakeSave:
+        def capture(self, name: str, permit: CancellationToken) -> FakeSave:
             raise SaveError("the disk is full")
 
     chief = Slow()
@@ -333,7 +333,7 @@ def test_a_save_that_is_given_up_stands_nowhere(pair: list[CollectiveSaves]) -> 
     for saves in pair:
         saves.end_async_within(0.0)
     for saves, run in zip(pair, runs, strict=True):
-        assert not saves.stands(run, SECONDS)  # type: ignore[arg-type]
+        assert not saves.last_save_is_committed(run, SECONDS)  # type: ignore[arg-type]
         run.opened.set()
     wait_until(lambda: runs[0].discarded == 1, "the part is discarded")
     assert runs[0].present == []
@@ -358,7 +358,7 @@ def test_in_a_round_the_part_of_a_worker_that_is_through_is_waited_for(
     """All have agreed to save, also who stands at its end."""
     chief, other = Slow(), Slow()
     pair[1].finishing()
-    staging = {chief: lambda name: chief.stage(name, Permit())}
+    staging = {chief: lambda name: chief.stage(name, CancellationToken())}
     pair[0].save(chief, "save", staging)  # type: ignore[arg-type]  # learns of the end
     assert chief.present == [(0,)]
     for saves, run in zip(pair, (chief, other), strict=True):

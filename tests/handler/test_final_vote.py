@@ -12,7 +12,7 @@ import pytest
 
 from tests.handler.test_session import LIMIT, FakeRun, FakeSave, notify
 from tfpreempt.coordination import deadlines
-from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.events import Exit
 from tfpreempt.errors import SaveError
@@ -21,7 +21,7 @@ from tfpreempt.handler import exit, final_vote, session, training_end
 pytestmark = pytest.mark.timeout(60)
 
 
-class Store(MemoryStore):
+class Store(InMemoryStore):
     """One whose service reports deaths."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Worker(FakeRun):
     is_resumed = is_unconfirmed = is_at_end = False
     steps_made = 1
 
-    def __init__(self, number: int, store: MemoryStore) -> None:
+    def __init__(self, number: int, store: InMemoryStore) -> None:
         super().__init__()
         self.snapshots = self
         cluster = Cluster(worker=number, jobs=(("worker", 2),))
@@ -120,8 +120,8 @@ def pair(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Worker]
     workers = [Worker(number, store) for number in range(2)]
     yield workers
     for worker in workers:
-        worker.session.part(worker)  # type: ignore[arg-type]
-        worker.session.come_back()
+        worker.session.unregister(worker)  # type: ignore[arg-type]
+        worker.session.resume_after_exit()
     assert not hard, "a deadline ended a process in place of the word"
 
 
@@ -361,7 +361,7 @@ def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
     other.begin()
     notify(chief.session)
     chief.session.gate.started += 1
-    chief.session.look()
+    chief.session.wait_at_boundary()
     other.thread.join(0.3)
     assert other.ended is None
     chief.begin()

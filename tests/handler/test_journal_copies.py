@@ -20,7 +20,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.journal_mirror import FOLDER, fetch
 from tfpreempt.cli import main
 from tfpreempt.handler import current_session
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.open_store import open_store
 
 pytestmark = pytest.mark.tensorflow
 
@@ -55,7 +55,7 @@ def commits(place: str) -> list[Any]:
 def train(program: Program, store: Any, steps: int, *, notice: bool = False) -> None:
     """From where it is to a step; then a notice, or the end."""
     config = {"exit_fn": None} if notice else {}
-    with program.handler(remote_checkpoint_dir=store, config=config) as handler:
+    with program.handler(mirror_dir=store, config=config) as handler:
         while handler.total_run_calls < steps:
             handler.run(program.step)
         if notice:
@@ -93,7 +93,7 @@ def test_a_machine_that_was_lost_without_a_word(
 ) -> None:
     """Nothing is left of it but what was copied while it trained."""
     monkeypatch.setattr("tfpreempt.checkpoint.mirror.journal_mirror.EVERY", 0.1)
-    handler = program.handler(remote_checkpoint_dir=mirror, save_every=1)
+    handler = program.handler(mirror_dir=mirror, save_freq=1)
     for _ in range(3):
         handler.run(program.step)
     assert handler.wait_for_mirror(LIMIT)
@@ -121,12 +121,12 @@ class Full(FaultyObjectStore):
 def test_a_journal_that_cannot_be_copied_is_one_warning(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with program.handler(remote_checkpoint_dir=Full(), save_every=1) as handler:
+    with program.handler(mirror_dir=Full(), save_freq=1) as handler:
         for _ in range(3):
             handler.run(program.step)
             assert handler.wait_for_mirror(LIMIT)
         assert handler.mirror_status is not None
-        assert handler.mirror_status.faults == 0
+        assert handler.mirror_status.error_count == 0
     assert caplog.text.count("no room for it") == 1
 
 

@@ -16,9 +16,9 @@ from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
-from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.lease.directory_lease import DirectoryLease
 from tfpreempt.checkpoint.lease.lease import Lease
-from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.handler.restore_agreement import upload_for_others
 from tfpreempt.handler.run import Run
@@ -33,7 +33,7 @@ def store() -> FaultyObjectStore:
 
 
 def is_free(directory: Path) -> bool:
-    return LeaseDirectory(str(directory)).look() is None
+    return DirectoryLease(str(directory)).read_owner() is None
 
 
 def commit(program: Program, **more: Any) -> None:
@@ -47,23 +47,23 @@ def test_a_start_that_finds_nothing_whole_keeps_no_lease(
     commit(program)
     for name in (program.directory / "1").glob("ckpt.data-*"):
         damage(str(name))
-    with pytest.raises(errors.CheckpointDamagedError) as caught:
-        program.handler(remote_checkpoint_dir=store)
+    with pytest.raises(errors.CheckpointCorruptedError) as caught:
+        program.handler(mirror_dir=store)
     assert caught.tb is not None  # which holds all that the start had
     assert is_free(program.directory)
-    assert StorePlace(store).look() is None
+    assert ObjectStoreLease(store).read_owner() is None
 
 
 def test_a_handler_that_cannot_restore_keeps_no_lease(
     program: Program, store: FaultyObjectStore
 ) -> None:
-    commit(program, remote_checkpoint_dir=store)
+    commit(program, mirror_dir=store)
     other = tf.train.Checkpoint(variable=tf.Variable([1.0, 2.0, 3.0]))
     with pytest.raises(errors.CheckpointMismatchError) as caught:
-        program.handler(other, remote_checkpoint_dir=store)
+        program.handler(other, mirror_dir=store)
     assert caught.tb is not None
     assert is_free(program.directory)
-    assert StorePlace(store).look() is None
+    assert ObjectStoreLease(store).read_owner() is None
 
 
 def test_a_fit_that_cannot_begin_keeps_no_lease(
@@ -124,7 +124,7 @@ def test_a_second_handler_does_not_go_on_from_what_came_between(
     commit(program)  # of this process itself
     commit_of_another_run(program.directory, 7, monkeypatch)
     for _ in range(2):
-        with pytest.raises(errors.DirectoryInUseError, match="since this process"):
+        with pytest.raises(errors.DirectoryLockedError, match="since this process"):
             program.handler()
         assert is_free(program.directory)
     assert catalog.scan(str(program.directory))[0].step == 7
@@ -136,17 +136,15 @@ def test_nor_from_what_came_to_the_store(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commit(program, remote_checkpoint_dir=store)
+    commit(program, mirror_dir=store)
     with monkeypatch.context() as patch:
         patch.setattr("tfpreempt.checkpoint.directory.head._PROCESS", "another")
         there = tmp_path / "elsewhere"
-        with program.handler(
-            checkpoint_dir=there, remote_checkpoint_dir=store
-        ) as other:
+        with program.handler(checkpoint_dir=there, mirror_dir=store) as other:
             other.run(program.step)
-    with pytest.raises(errors.DirectoryInUseError, match="since this process"):
-        program.handler(remote_checkpoint_dir=store)
-    assert StorePlace(store).look() is None
+    with pytest.raises(errors.DirectoryLockedError, match="since this process"):
+        program.handler(mirror_dir=store)
+    assert ObjectStoreLease(store).read_owner() is None
 
 
 def test_a_process_that_committed_nothing_begins_wherever_others_did(
@@ -166,9 +164,9 @@ def test_what_a_start_brings_for_other_workers_goes_by_way_of_the_lease(
     commit(program)
     mirror = Mirror(store, max_to_keep=2, lease=Lease())
     mirror.look()
-    commit_of_chief = catalog.at(str(program.directory / "1"))
-    other = StorePlace(store)
-    found = other.look()
+    commit_of_chief = catalog.read_at(str(program.directory / "1"))
+    other = ObjectStoreLease(store)
+    found = other.read_owner()
     assert found is not None
     other.end(found.token)
     assert other.take(ELSEWHERE)

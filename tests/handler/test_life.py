@@ -13,15 +13,21 @@ import pytest
 
 from tests.handler.program import Button, Program, wait_until
 from tests.handler.test_mirror import Stuck
-from tfpreempt.core.life import STACKS_SIGNAL, VARIABLE, LifeFile, Sign, Stage
+from tfpreempt.core.heartbeat import (
+    STACKS_SIGNAL,
+    VARIABLE,
+    Heartbeat,
+    HeartbeatFile,
+    WorkerPhase,
+)
 from tfpreempt.handler import current_session
 from tfpreempt.notice.source import OnNotice
-from tfpreempt.states.registered import State
+from tfpreempt.states.api import State
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
 
-def sign() -> Sign:
+def sign() -> Heartbeat:
     here = current_session.current()
     assert here is not None
     return here.activity.heartbeat()
@@ -32,7 +38,7 @@ class Noting(State):
 
     def __init__(self) -> None:
         super().__init__("noting")
-        self.seen: set[Stage] = set()
+        self.seen: set[WorkerPhase] = set()
 
     def save(self, fileobj: IO[bytes]) -> None:
         self.seen.add(sign().stage)
@@ -45,13 +51,15 @@ def test_steps_are_watched_and_what_they_may_trace_gets_longer(
     program: Program,
 ) -> None:
     with program.handler() as handler:
-        assert sign().stage is Stage.APART
+        assert sign().stage is WorkerPhase.APART
         inside = [handler.run(sign) for _ in range(4)]
-        assert [each.stage for each in inside] == [Stage.FIRST] * 2 + [Stage.STEPS] * 2
+        assert [each.stage for each in inside] == [WorkerPhase.FIRST] * 2 + [
+            WorkerPhase.STEPS
+        ] * 2
         assert [each.boundaries for each in inside] == [1, 2, 3, 4]
         assert [each.step for each in inside] == [0, 1, 2, 3]
-        assert sign().stage is Stage.STEPS  # data are read here, in many loops
-    assert sign().stage is Stage.APART
+        assert sign().stage is WorkerPhase.STEPS  # data are read here, in many loops
+    assert sign().stage is WorkerPhase.APART
 
 
 def test_steps_count_over_all_restarts(program: Program) -> None:
@@ -64,20 +72,20 @@ def test_steps_count_over_all_restarts(program: Program) -> None:
 
 def test_what_may_take_as_long_as_it_takes(program: Program) -> None:
     noting = Noting()
-    with program.handler(save_every=4) as handler:
+    with program.handler(save_freq=4) as handler:
         for _ in range(3):
             handler.run(program.step)
         handler.save()
-        with handler.without_hang_timeout():
-            assert sign().stage is Stage.APART
-        assert sign().stage is Stage.STEPS
+        with handler.pause_hang_detection():
+            assert sign().stage is WorkerPhase.APART
+        assert sign().stage is WorkerPhase.STEPS
         handler.run(program.step)
         handler.run(program.step)
         program.button.press()
         handler.run(program.step)
-        assert handler.run(sign).stage is Stage.STEPS
-    assert Stage.APART in noting.seen
-    assert Stage.STEPS not in noting.seen
+        assert handler.run(sign).stage is WorkerPhase.STEPS
+    assert WorkerPhase.APART in noting.seen
+    assert WorkerPhase.STEPS not in noting.seen
 
 
 @contextlib.contextmanager
@@ -86,7 +94,7 @@ def opened_once_apart(opened: threading.Event) -> Iterator[None]:
 
     def work() -> None:
         try:
-            wait_until(lambda: sign().stage is Stage.APART)
+            wait_until(lambda: sign().stage is WorkerPhase.APART)
             seen.append(True)
         finally:
             opened.set()
@@ -101,14 +109,14 @@ def opened_once_apart(opened: threading.Event) -> Iterator[None]:
 
 def test_the_copy_is_waited_for_as_long_as_that_takes(program: Program) -> None:
     store = Stuck()
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         for _ in range(3):
             handler.run(program.step)
         handler.save()
-        assert sign().stage is Stage.STEPS
+        assert sign().stage is WorkerPhase.STEPS
         with opened_once_apart(store.opened):
             assert handler.wait_for_mirror()
-        assert sign().stage is Stage.STEPS
+        assert sign().stage is WorkerPhase.STEPS
 
 
 def test_the_end_of_one_handler_takes_as_long_as_it_takes_beside_another(
@@ -116,7 +124,7 @@ def test_the_end_of_one_handler_takes_as_long_as_it_takes_beside_another(
 ) -> None:
     store, other = Stuck(), Program(tmp_path / "other")
     with other.handler() as beside:
-        handler = program.handler(remote_checkpoint_dir=store)
+        handler = program.handler(mirror_dir=store)
         for _ in range(3):
             beside.run(other.step)
             handler.run(program.step)
@@ -129,7 +137,7 @@ def test_main_is_watched_while_another_thread_waits_for_the_copy(
     program: Program,
 ) -> None:
     store = Stuck()
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         for _ in range(3):
             handler.run(program.step)
         handler.save()
@@ -146,7 +154,7 @@ def test_main_is_watched_while_another_thread_waits_for_the_copy(
             seen.add(sign().stage)
         store.opened.set()
         thread.join()
-    assert seen == {Stage.STEPS}
+    assert seen == {WorkerPhase.STEPS}
 
 
 def test_another_handler_may_be_made_as_long_as_that_takes(
@@ -164,8 +172,8 @@ def test_another_handler_may_be_made_as_long_as_that_takes(
             handler.run(program.step)
         config = {"sources": [Starting]}
         with Program(tmp_path / "other").handler(config=config):
-            assert seen == [Stage.APART]
-            assert sign().stage is Stage.STEPS
+            assert seen == [WorkerPhase.APART]
+            assert sign().stage is WorkerPhase.STEPS
 
 
 def test_first_steps_are_those_of_who_steps(program: Program, tmp_path: Path) -> None:
@@ -173,7 +181,7 @@ def test_first_steps_are_those_of_who_steps(program: Program, tmp_path: Path) ->
         other = Program(tmp_path / "other")
         with other.handler() as handler:
             stages = [handler.run(sign).stage for _ in range(4)]
-    assert stages == [Stage.FIRST] * 2 + [Stage.STEPS] * 2
+    assert stages == [WorkerPhase.FIRST] * 2 + [WorkerPhase.STEPS] * 2
 
 
 def test_a_boundary_ahead_of_the_first_step_is_not_its_end(program: Program) -> None:
@@ -183,7 +191,7 @@ def test_a_boundary_ahead_of_the_first_step_is_not_its_end(program: Program) -> 
             handler.save_checkpoint_if_preempted()
             stages.append(sign().stage)
             program.step()
-    assert stages == [Stage.FIRST] * 2 + [Stage.STEPS] * 2
+    assert stages == [WorkerPhase.FIRST] * 2 + [WorkerPhase.STEPS] * 2
 
 
 def test_who_counts_no_steps_may_trace_in_each_scope(program: Program) -> None:
@@ -192,7 +200,7 @@ def test_who_counts_no_steps_may_trace_in_each_scope(program: Program) -> None:
         for _ in range(4):
             with handler.watch_preemption_scope():
                 stages.append(sign().stage)
-    assert stages == [Stage.APART] + [Stage.FIRST] * 3
+    assert stages == [WorkerPhase.APART] + [WorkerPhase.FIRST] * 3
 
 
 def test_the_second_handler_of_a_process_has_first_steps_again(
@@ -201,8 +209,8 @@ def test_the_second_handler_of_a_process_has_first_steps_again(
     for _ in range(2):
         with program.handler() as handler:
             stages = [handler.run(sign).stage for _ in range(3)]
-        assert stages == [Stage.FIRST, Stage.FIRST, Stage.STEPS]
-        assert sign().stage is Stage.APART
+        assert stages == [WorkerPhase.FIRST, WorkerPhase.FIRST, WorkerPhase.STEPS]
+        assert sign().stage is WorkerPhase.APART
 
 
 def test_an_evaluation_with_checks_gives_signs(program: Program) -> None:
@@ -210,7 +218,7 @@ def test_an_evaluation_with_checks_gives_signs(program: Program) -> None:
         handler.run(program.step)
         handler.run(program.step)
         before = sign()
-        handler.check()
+        handler.check_preemption()
         after = sign()
     assert (after.boundaries - before.boundaries, after.step - before.step) == (1, 0)
 
@@ -227,13 +235,13 @@ def test_a_process_whose_step_failed_is_still_watched(program: Program) -> None:
         try:
             handler.run(fail)
         finally:
-            assert sign().stage is Stage.STEPS
+            assert sign().stage is WorkerPhase.STEPS
 
 
 def test_the_supervisor_reads_it_and_gets_the_stacks(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = LifeFile()
+    file = HeartbeatFile()
     for name, value in file.to_environment().items():
         monkeypatch.setenv(name, value)
     assert file.read() is None
@@ -270,7 +278,7 @@ def test_a_file_that_is_gone_is_told(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    file = LifeFile()
+    file = HeartbeatFile()
     [(name, value)] = file.to_environment().items()
     file.close()
     monkeypatch.setenv(name, value)

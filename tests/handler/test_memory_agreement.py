@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.fakes import cluster
-from tfpreempt.coordination.memory import MemoryStore
+from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.handler.restore_agreement import Agreed, agree_on_snapshot
 
 SECONDS = 10.0
@@ -23,7 +23,7 @@ class Memory:
         self.attempts = attempts
         self.damaged = damaged
 
-    def lacks(self, attempts: Collection[str]) -> list[str]:
+    def missing(self, attempts: Collection[str]) -> list[str]:
         whole = set(self.attempts) - set(self.damaged)
         return [each for each in attempts if each not in whole]
 
@@ -36,7 +36,7 @@ class Memory:
 
 def agree(chief: Memory, other: Memory | None) -> list[Agreed]:
     """What the two agree on, each in a thread."""
-    store = MemoryStore()
+    store = InMemoryStore()
     agreed: dict[int, Agreed] = {}
 
     def choose(worker: int, memory: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_worker_that_cannot_verify_its_snapshots_restores_none_nor_do_the_othe
     """The check of a State may raise any error, and the others wait for an answer."""
 
     class Failing(Memory):
-        def lacks(self, attempts: Collection[str]) -> list[str]:
+        def missing(self, attempts: Collection[str]) -> list[str]:
             raise ValueError("of a State")
 
     starts = agree(Memory("b", "a"), Failing("b", "a"))

@@ -21,8 +21,8 @@ from tests.fakes.storage import FaultyObjectStore, damage
 from tests.handler.program import Program
 from tfpreempt import Checkpoint, errors
 from tfpreempt.checkpoint.directory import catalog
-from tfpreempt.storage.interface import summed
 from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.object_store import summed
 
 pytestmark = pytest.mark.tensorflow
 LIMIT = 20.0
@@ -65,7 +65,7 @@ def elsewhere(program: Program, tmp_path: Path) -> Callable[[], Program]:
 
 def train(program: Program, store: Any, steps: int, **more: Any) -> None:
     """A run to its normal end."""
-    with program.handler(remote_checkpoint_dir=store, **more) as handler:
+    with program.handler(mirror_dir=store, **more) as handler:
         for _ in range(steps):
             handler.run(program.step)
 
@@ -87,13 +87,11 @@ def faults(program: Program) -> list[str]:
 def test_every_commit_is_copied_and_the_end_waits(
     program: Program, store: FaultyObjectStore
 ) -> None:
-    handler = program.handler(
-        remote_checkpoint_dir=store, save_every=2, async_save=False
-    )
+    handler = program.handler(mirror_dir=store, save_freq=2, async_save=False)
     for _ in range(5):
         handler.run(program.step)
     assert handler.wait_for_mirror(LIMIT)
-    assert handler.mirror_status.newest == handler.mirror_status.mirrored == 4
+    assert handler.mirror_status.latest_step == handler.mirror_status.mirrored_step == 4
     handler.close()
     assert steps(store) == [5, 4]  # max_to_keep acts there too
 
@@ -106,16 +104,16 @@ def test_a_commit_that_cannot_be_read_back_stands(
     def fail(path: str) -> NoReturn:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
 
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         handler.run(program.step)
         with monkeypatch.context() as patch:
-            patch.setattr(catalog, "at", fail)
+            patch.setattr(catalog, "read_at", fail)
             handler.save()
         handler.run(program.step)
         handler.save()
         assert handler.wait_for_mirror(LIMIT)
         assert handler.mirror_status is not None
-        assert handler.mirror_status.mirrored == 2
+        assert handler.mirror_status.mirrored_step == 2
     assert [r["step"] for r in program.events("commit")][:2] == [1, 2]
 
 
@@ -130,7 +128,7 @@ def test_another_machine_goes_on_from_the_store(
 ) -> None:
     train(program, store, 3)
     other = elsewhere()
-    handler = other.handler(remote_checkpoint_dir=store)
+    handler = other.handler(mirror_dir=store)
     assert handler.total_run_calls == 3
     assert other.variable.numpy().tolist() == [4.0, 5.0]
     assert (other.directory / "checkpoint").exists()  # stock TensorFlow finds it
@@ -148,14 +146,14 @@ def managed(program: Program) -> tf.train.CheckpointManager:
 def test_a_managers_checkpoints_go_the_same_way(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
-    handler = program.handler(managed(program), remote_checkpoint_dir=store)
+    handler = program.handler(managed(program), mirror_dir=store)
     kept = Words("kept", "as it was")
     for _ in range(3):
         handler.run(program.step)
     handler.close()
     kept.text = "changed"
     other = elsewhere()
-    handler = other.handler(managed(other), remote_checkpoint_dir=store)
+    handler = other.handler(managed(other), mirror_dir=store)
     assert (handler.total_run_calls, kept.text) == (3, "as it was")
     assert other.variable.numpy().tolist() == [4.0, 5.0]
     handler.run(other.step)
@@ -163,7 +161,7 @@ def test_a_managers_checkpoints_go_the_same_way(
     assert (other.directory / "ckpt-2.index").exists()  # its own, as it counts
     assert steps(store) == [4, 3]
     assert len(list(other.directory.glob("*/COMMITTED"))) == 2  # one was fetched
-    with elsewhere().handler(remote_checkpoint_dir=store) as third:
+    with elsewhere().handler(mirror_dir=store) as third:
         assert third.total_run_calls == 4
 
 
@@ -173,13 +171,13 @@ def test_where_both_have_one_the_newer_wins(
     train(program, store, 3)
     other = elsewhere()
     train(other, store, 2)
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 5  # of the other machine
-    with other.handler(remote_checkpoint_dir=store) as handler:
+    with other.handler(mirror_dir=store) as handler:
         handler.run(other.step)
     with other.handler() as handler:  # not copied
         handler.run(other.step)
-    with other.handler(remote_checkpoint_dir=store) as handler:
+    with other.handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 7  # its own
     assert steps(store)[0] == 7  # which the start has copied
 
@@ -195,13 +193,13 @@ def test_a_damaged_copy_falls_back_to_the_older_one(
     newest = next(iter(catalog.commits(store, pytest.fail)))
     store.damage(f"{newest.name}/{newest.manifest.files[0].name}")
     other = elsewhere()
-    with other.handler(remote_checkpoint_dir=store) as handler:
+    with other.handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 3
         handler.run(other.step)
         handler.run(other.step)
     assert newest.manifest.files[0].name in caplog.text
     third = elsewhere()
-    with third.handler(remote_checkpoint_dir=store) as handler:
+    with third.handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 5  # ranks above the damaged one
 
 
@@ -213,9 +211,9 @@ def test_where_all_copies_are_damaged_the_start_is_refused(
     for commit in list(catalog.commits(store, pytest.fail)):
         store.damage(f"{commit.name}/{commit.manifest.files[0].name}")
     other = elsewhere()
-    with pytest.raises(errors.CheckpointDamagedError, match="or memory://"):
-        other.handler(remote_checkpoint_dir=store)
-    with other.handler(remote_checkpoint_dir=store, restore=False) as handler:
+    with pytest.raises(errors.CheckpointCorruptedError, match="or memory://"):
+        other.handler(mirror_dir=store)
+    with other.handler(mirror_dir=store, restore=False) as handler:
         assert handler.total_run_calls == 0
 
 
@@ -225,7 +223,7 @@ def test_what_is_damaged_here_comes_back_whole(
     train(program, store, 3)
     for name in (program.directory / "3").glob("ckpt.data-*"):
         damage(str(name))
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 3
         assert program.variable.numpy().tolist() == [4.0, 5.0]
     tokens = [entry.token for entry in catalog.scan(str(program.directory))]
@@ -235,12 +233,12 @@ def test_what_is_damaged_here_comes_back_whole(
 def test_faults_of_the_store_never_stop_training(
     program: Program, store: FaultyObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler = program.handler(remote_checkpoint_dir=store, save_every=1)
+    handler = program.handler(mirror_dir=store, save_freq=1)
     store.fail_from(len(store.operations), errors.SaveError("503 from the bucket"))
     for _ in range(4):
         handler.run(program.step)
     assert not handler.wait_for_mirror(0.2)
-    assert "503" in handler.mirror_status.fault
+    assert "503" in handler.mirror_status.last_error
     store.revive()
     handler.close()
     assert steps(store)[0] == 4
@@ -253,7 +251,7 @@ def test_the_exit_waits_for_the_mirror(
 ) -> None:
     there: list[list[int]] = []
     config = {"exit_fn": lambda: there.append(steps(store))}
-    handler = program.handler(remote_checkpoint_dir=store, config=config)
+    handler = program.handler(mirror_dir=store, config=config)
     for _ in range(3):
         handler.run(program.step)
     program.button.press()
@@ -266,8 +264,8 @@ def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Stuck()
-    config = {"exit_fn": None, "unmirrored_exit_code": 75}
-    more = {"remote_checkpoint_dir": store, "save_timeout": 1.0}
+    config = {"exit_fn": None, "mirror_incomplete_exit_code": 75}
+    more = {"mirror_dir": store, "peer_timeout": 1.0}
     handler = program.handler(config=config, **more)
     handler.run(program.step)
     program.button.press()
@@ -281,14 +279,14 @@ def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
     assert (recorded["outcome"], recorded["code"]) == ("committed", 75)
     handler._run.close()
     store.opened.set()
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 1  # here nothing was lost
         assert handler.wait_for_mirror(LIMIT)
         assert steps(store) == [1]
 
 
 def test_without_a_code_of_its_own_it_is_the_restart_code(program: Program) -> None:
-    more = {"remote_checkpoint_dir": Stuck(), "save_timeout": 1.0}
+    more = {"mirror_dir": Stuck(), "peer_timeout": 1.0}
     handler = program.handler(config={"exit_fn": None}, **more)
     handler.run(program.step)
     program.button.press()
@@ -302,7 +300,7 @@ def test_a_notice_while_the_end_waits_has_the_run_started_again(
     program: Program,
 ) -> None:
     store = Stuck()
-    more = {"remote_checkpoint_dir": store, "save_timeout": 1.0}
+    more = {"mirror_dir": store, "peer_timeout": 1.0}
     handler = program.handler(config={"exit_fn": None}, **more)
     handler.run(program.step)
 
@@ -325,7 +323,7 @@ def test_what_is_not_of_this_run_is_not_deleted(
     train(program, store, 2)
     other = elsewhere()
     train(other, FaultyObjectStore(uri=f"memory://{uuid.uuid4()}"), 2)
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         assert handler.wait_for_mirror(LIMIT)
         for foreign in (
             Checkpoint(other.directory / "2"),
@@ -348,8 +346,8 @@ def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
     store.fail_from(len(store.operations), errors.CheckpointError("no route"))
     other = elsewhere()
     with pytest.raises(errors.CheckpointError, match="does not begin anew"):
-        other.handler(remote_checkpoint_dir=store)
-    handler = program.handler(remote_checkpoint_dir=store)
+        other.handler(mirror_dir=store)
+    handler = program.handler(mirror_dir=store)
     assert handler.total_run_calls == 2
     assert "cannot be asked for a newer commit" in caplog.text
     store.revive()
@@ -363,14 +361,14 @@ def test_who_starts_afresh_ranks_above_what_is_there(
     train(program, store, 2)
     other = elsewhere()
     train(other, store, 1, restore=False)
-    with elsewhere().handler(remote_checkpoint_dir=store) as handler:
+    with elsewhere().handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 1
 
 
 def test_deleting_acts_on_both_sides(
     program: Program, store: FaultyObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler = program.handler(remote_checkpoint_dir=store)
+    handler = program.handler(mirror_dir=store)
     for _ in range(2):
         handler.run(program.step)
         handler.save()
@@ -390,26 +388,26 @@ def test_deleting_acts_on_both_sides(
 def test_two_open_handlers_cannot_share_a_place(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
-    handler = program.handler(remote_checkpoint_dir=store)
+    handler = program.handler(mirror_dir=store)
     with pytest.raises(errors.ConfigurationError, match="a place of its own"):
-        elsewhere().handler(remote_checkpoint_dir=store)
+        elsewhere().handler(mirror_dir=store)
     handler.close()
-    elsewhere().handler(remote_checkpoint_dir=store).close()
+    elsewhere().handler(mirror_dir=store).close()
 
 
 def test_a_handler_that_was_dropped_leaves_its_place_to_another(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
-    handler = program.handler(remote_checkpoint_dir=store)
+    handler = program.handler(mirror_dir=store)
     del handler
     gc.collect()
-    elsewhere().handler(remote_checkpoint_dir=store).close()
+    elsewhere().handler(mirror_dir=store).close()
 
 
 @pytest.mark.parametrize("place", ["ftp://host/x", 5, "gs:/bucket/x"])
 def test_a_place_that_cannot_be_one(program: Program, place: Any) -> None:
     with pytest.raises(errors.ConfigurationError):
-        program.handler(remote_checkpoint_dir=place)
+        program.handler(mirror_dir=place)
 
 
 @pytest.fixture
@@ -417,7 +415,7 @@ def supervised(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     place = tmp_path / "remote"
-    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", place.as_uri())
+    monkeypatch.setenv("TFPREEMPT_MIRROR_DIR", place.as_uri())
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(tmp_path))
     return place
 
@@ -437,7 +435,7 @@ def test_a_damaged_local_commit_is_not_copied(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Stuck()
-    handler = program.handler(remote_checkpoint_dir=store)
+    handler = program.handler(mirror_dir=store)
     handler.run(program.step)
     handler.save()
     assert store.entered.wait(LIMIT)

@@ -13,7 +13,7 @@ from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import Program
 from tests.handler.test_mirror import LIMIT, steps, train
 from tfpreempt import errors
-from tfpreempt.checkpoint.mirror import mirror, status
+from tfpreempt.checkpoint.mirror import mirror, mirror_status
 from tfpreempt.storage.local import LocalStore
 
 pytestmark = pytest.mark.tensorflow
@@ -41,13 +41,13 @@ def test_a_store_that_does_not_answer_is_said_before_it_is_waited_for(
     store = Silent(errors.CheckpointError("connection refused"), needs=0.0)
     train(program, store, 2)
     store.asked, store.needs = [], 9.0
-    program.handler(remote_checkpoint_dir=store).close()
+    program.handler(mirror_dir=store).close()
     assert store.asked[:2] == [2.0, 8.0]  # a local commit is not kept waiting
     text = caplog.text
     assert text.count("does not answer") == 1
     assert text.index("asked again for up to 8 s") < text.index("cannot be asked")
     store.asked = []
-    with Program(tmp_path / "other").handler(remote_checkpoint_dir=store) as handler:
+    with Program(tmp_path / "other").handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 2
     assert store.asked[:2] == [2.0, None]
 
@@ -59,7 +59,7 @@ def test_what_only_a_person_mends_is_not_asked_for_twice(
     train(program, store, 2)
     store.error.is_permanent = True
     store.asked, store.needs = [], 9.0
-    handler = program.handler(remote_checkpoint_dir=store)
+    handler = program.handler(mirror_dir=store)
     assert store.asked[0] == 2.0
     assert "does not answer" not in caplog.text
     assert "no such bucket" in caplog.text
@@ -71,12 +71,12 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(status, "REFUSED", 0.2)
+    monkeypatch.setattr(mirror_status, "REFUSED", 0.2)
     monkeypatch.setattr(mirror, "SILENT", 0.0)
     store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
     error = errors.SaveError("no such bucket.")
     error.is_permanent = True
-    handler = program.handler(remote_checkpoint_dir=store)
+    handler = program.handler(mirror_dir=store)
     store.fail_from(0, error)
     handler.run(program.step)
     handler.close()  # not for as long as a store may be away
@@ -88,7 +88,7 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     assert f"The commit stands in {program.directory}" in said
     assert "no such bucket" in program.events("fault")[-1]["error"]
     store.revive()
-    with program.handler(remote_checkpoint_dir=store) as handler:
+    with program.handler(mirror_dir=store) as handler:
         assert handler.wait_for_mirror(LIMIT)
     assert steps(store) == [1]
 
@@ -97,7 +97,7 @@ def test_the_way_out_says_that_the_copy_is_whole(
     program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FaultyObjectStore(uri=f"memory://{uuid.uuid4()}")
-    handler = program.handler(remote_checkpoint_dir=store, config={"exit_fn": None})
+    handler = program.handler(mirror_dir=store, config={"exit_fn": None})
     handler.run(program.step)
     program.button.press()
     with pytest.raises(SystemExit):
@@ -116,4 +116,4 @@ def test_a_mirror_that_shares_files_with_the_directory(
     place = tmp_path / "link" if beside == "link" else program.directory / beside
     for given in (f"file://{place}", str(place), LocalStore(str(place))):
         with pytest.raises(errors.ConfigurationError, match="lies in the other"):
-            program.handler(remote_checkpoint_dir=given)
+            program.handler(mirror_dir=given)

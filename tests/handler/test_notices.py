@@ -61,7 +61,7 @@ def test_a_notice_within_a_periodic_save_waits_for_no_step(
             pass
 
     told, exits_before = Told("told"), []
-    with program.handler(save_every=2, async_save=async_save) as handler:
+    with program.handler(save_freq=2, async_save=async_save) as handler:
         for _ in range(3):
             handler.run(lambda: exits_before.append(program.exits))
     assert told.was_told
@@ -128,25 +128,25 @@ def test_a_check_that_is_refused_is_no_boundary(program: Program) -> None:
         other.close()
         before = here.gate.started
         with pytest.raises(errors.HandlerClosedError):
-            other.check()
+            other.check_preemption()
         assert here.gate.started == before
 
 
 def test_a_check_is_a_boundary_that_counts_no_step(program: Program) -> None:
     handler = program.handler(config={"exit_fn": None})
-    handler.check()
+    handler.check_preemption()
     handler.run(program.step)
-    handler.check()
+    handler.check_preemption()
     assert handler.total_run_calls == 1
     with pytest.raises(errors.NestedRunError, match=r"check\(\)"):
-        handler.run(handler.check)
+        handler.run(handler.check_preemption)
 
 
 def test_a_check_after_close_is_refused(program: Program) -> None:
     handler = program.handler()
     handler.close()
     with pytest.raises(errors.HandlerClosedError):
-        handler.check()
+        handler.check_preemption()
 
 
 def test_an_error_after_a_check_in_a_bare_step_commits_no_half_step(
@@ -157,7 +157,7 @@ def test_an_error_after_a_check_in_a_bare_step_commits_no_half_step(
     def half_a_step() -> NoReturn:
         with program.handler() as handler:
             handler.save_checkpoint_if_preempted()
-            handler.check()
+            handler.check_preemption()
             program.button.press()
             raise ValueError("half")
 

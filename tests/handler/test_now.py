@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import wait_until
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.handler import status_file
 from tfpreempt.handler.status_file import (
-    Doing,
-    Now,
+    StatusWriter,
     StepRate,
-    Telling,
-    now_path,
-    read_now,
+    WorkerActivity,
+    WorkerStatus,
+    read_worker_status,
+    status_path,
 )
 from tfpreempt.testing.clock import FakeClock
 
@@ -35,14 +35,20 @@ class Worker:
     """One that tells of itself, and what it would say."""
 
     def __init__(self, journal: Path) -> None:
-        self.path = now_path(journal, 0)
+        self.path = status_path(journal, 0)
         self.clock = FakeClock()
         self.looks = 0
-        self.says: Now | None = Now(
-            at=1e9, worker=0, world=1, host="h", pid=1, doing=Doing.TRAINING, step=1
+        self.says: WorkerStatus | None = WorkerStatus(
+            at=1e9,
+            worker=0,
+            num_workers=1,
+            host="h",
+            pid=1,
+            doing=WorkerActivity.TRAINING,
+            step=1,
         )
 
-    def look(self) -> Now | None:
+    def look(self) -> WorkerStatus | None:
         self.looks += 1
         return self.says
 
@@ -51,8 +57,8 @@ class Worker:
         self.says = dataclasses.replace(self.says, **values)  # type: ignore[arg-type]  # its fields
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[Telling]:
-        told = Telling(self.path, self.clock, self.look)
+    def telling(self) -> Iterator[StatusWriter]:
+        told = StatusWriter(self.path, self.clock, self.look)
         try:
             yield told
         finally:
@@ -64,7 +70,7 @@ class Worker:
 
     def wait_step(self, step: int) -> None:
         def is_told() -> bool:
-            told = read_now(self.path)
+            told = read_worker_status(self.path)
             return told is not None and told.step == step
 
         wait_until(is_told, f"step {step}")
@@ -81,7 +87,7 @@ def test_it_is_told_every_few_seconds_and_not_at_each_look(worker: Worker) -> No
         worker.wait_step(1)
         worker.say(step=2)
         worker.wait_looks()
-        told = read_now(worker.path)
+        told = read_worker_status(worker.path)
         assert told is not None
         assert (told.step, told.stepped_at) == (1, told.at)
         worker.clock.advance(status_file.TOLD_EVERY)
@@ -89,7 +95,9 @@ def test_it_is_told_every_few_seconds_and_not_at_each_look(worker: Worker) -> No
 
 
 @pytest.mark.parametrize(
-    "change", [{"doing": Doing.SAVING}, {"noticed_at": 1e9}, {"deadline": 1e9}], ids=str
+    "change",
+    [{"doing": WorkerActivity.SAVING}, {"noticed_at": 1e9}, {"deadline": 1e9}],
+    ids=str,
 )
 def test_a_change_of_what_it_does_is_told_at_once(
     worker: Worker, change: dict[str, object]
@@ -101,12 +109,14 @@ def test_a_change_of_what_it_does_is_told_at_once(
 
 
 def test_all_of_it_comes_back(worker: Worker) -> None:
-    upload = MirrorStatus(uri="gs://bucket/run", newest=3, sent_bytes=7, fault="503 é")
+    upload = MirrorStatus(
+        uri="gs://bucket/run", latest_step=3, sent_bytes=7, last_error="503 é"
+    )
     worker.say(noticed_at=1.5, deadline=2.5, upload=upload, host="h" * 200)
     with worker.telling():
         worker.wait_step(1)
     worker.say(stepped_at=1e9)
-    assert read_now(worker.path) == worker.says
+    assert read_worker_status(worker.path) == worker.says
 
 
 def test_the_last_report_has_an_upload_that_was_complete_since_and_its_own_time(
@@ -115,9 +125,9 @@ def test_the_last_report_has_an_upload_that_was_complete_since_and_its_own_time(
     with worker.telling() as telling:
         worker.wait_step(1)
     worker.say(step=2, at=2e9)
-    uploaded = MirrorStatus(uri="gs://bucket/run", newest=2, mirrored=2)
+    uploaded = MirrorStatus(uri="gs://bucket/run", latest_step=2, mirrored_step=2)
     telling.write_upload(uploaded)
-    told = read_now(worker.path)
+    told = read_worker_status(worker.path)
     assert told is not None
     assert (told.upload, told.step, told.at) == (uploaded, 1, 1e9)
 
@@ -126,7 +136,7 @@ def test_less_leaves_nothing_of_more(worker: Worker) -> None:
     worker.say(host="h" * 200)
     with worker.telling():
         worker.wait_step(1)
-        worker.say(host="h", doing=Doing.WAITING, step=2)
+        worker.say(host="h", doing=WorkerActivity.WAITING, step=2)
         worker.wait_step(2)
     assert len(worker.path.read_bytes().splitlines()) == 1
 
@@ -173,7 +183,7 @@ def test_a_link_is_not_followed(worker: Worker, tmp_path: Path) -> None:
     with worker.telling():
         worker.wait_looks()
     assert others.read_text() == "theirs"
-    assert read_now(worker.path) is None
+    assert read_worker_status(worker.path) is None
 
 
 def test_who_is_gone_is_told_of_no_more(worker: Worker) -> None:
@@ -190,7 +200,7 @@ def test_half_of_it_is_nothing(worker: Worker, cut: int) -> None:
     with worker.telling():
         worker.wait_step(1)
     worker.path.write_bytes(worker.path.read_bytes()[:cut])
-    assert read_now(worker.path) is None
+    assert read_worker_status(worker.path) is None
 
 
 def test_one_digit_of_another_is_nothing(worker: Worker) -> None:
@@ -198,7 +208,7 @@ def test_one_digit_of_another_is_nothing(worker: Worker) -> None:
         worker.wait_step(1)
     whole = worker.path.read_bytes()
     worker.path.write_bytes(whole.replace(b'"step": 1', b'"step": 7'))
-    assert read_now(worker.path) is None
+    assert read_worker_status(worker.path) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +237,7 @@ def test_what_no_worker_says_is_nothing(
     assert worker.says is not None
     text = json.dumps(dataclasses.asdict(worker.says) | values).encode()
     worker.path.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
-    assert read_now(worker.path) is None
+    assert read_worker_status(worker.path) is None
 
 
 class TestStepRate:

@@ -377,7 +377,7 @@ class Slow(LocalStore):
         return super().put_if_absent(*args, **kwargs)
 def fail():
     raise ValueError("a bug")
-h = make(remote_checkpoint_dir=Slow(d + "-copy"))
+h = make(mirror_dir=Slow(d + "-copy"))
 h.run(step)
 h.save()
 {where}

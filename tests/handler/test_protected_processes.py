@@ -29,7 +29,7 @@ def fail():
     raise ValueError("the exit function is wrong")
 
 
-tfpreempt.protect(Config({arguments}))
+tfpreempt.handle_early_notices(Config({arguments}))
 {before}
 os.kill(os.getpid(), signal.SIGTERM)
 {after}

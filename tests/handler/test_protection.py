@@ -98,7 +98,7 @@ def test_a_notice_in_the_last_commit_is_protections_after_it(
     program: Program, out: Ways
 ) -> None:
     """The handler has no boundary any more, so nobody else would leave."""
-    tfpreempt.protect(out.config())
+    tfpreempt.handle_early_notices(out.config())
     train(program, None, program.button.press)
     assert out.taken == 1
     assert program.exits == 0
@@ -109,7 +109,7 @@ def test_with_a_known_grace_the_program_may_end_by_itself(
     program: Program, out: Ways
 ) -> None:
     """The time that has passed since the notice is taken off."""
-    tfpreempt.protect(out.config())
+    tfpreempt.handle_early_notices(out.config())
 
     def press() -> None:
         program.button.press()
@@ -127,7 +127,7 @@ def test_a_grace_that_outlasts_the_training_is_not_forgotten(
     program: Program, out: Ways, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its commit was made at once, and training has ended before the machine goes."""
-    tfpreempt.protect(out.config())
+    tfpreempt.handle_early_notices(out.config())
     with program.handler(config={"grace_period": LONG}) as handler:
         handler.run(program.step)
         program.button.press()
@@ -170,7 +170,7 @@ def test_the_next_handler_serves_a_notice_in_the_last_commit(program: Program) -
 def test_a_notice_that_was_served_is_left_to_nobody(
     program: Program, out: Ways
 ) -> None:
-    tfpreempt.protect(out.config())
+    tfpreempt.handle_early_notices(out.config())
     with program.handler() as handler:
         handler.run(program.step)
         program.button.press()
@@ -183,7 +183,7 @@ def test_a_notice_that_the_handler_was_closed_before_is_protections(
     program: Program, out: Ways
 ) -> None:
     """Both poll the same file, say, and protection has looked first."""
-    tfpreempt.protect(out.config())
+    tfpreempt.handle_early_notices(out.config())
     with program.handler() as handler:
         handler.run(program.step)
         out.bell.ring()
@@ -196,7 +196,7 @@ def test_a_notice_that_the_handler_was_closed_before_is_protections(
 def test_closed_protection_sets_off_no_alarm(program: Program, out: Ways) -> None:
     with program.handler() as handler:
         handler.run(program.step)
-    with tfpreempt.protect(out.config(grace=0.2)):
+    with tfpreempt.handle_early_notices(out.config(grace=0.2)):
         out.bell.ring()
     threading.Event().wait(0.4)
     assert out.taken == 0
@@ -216,7 +216,7 @@ def test_a_handler_that_begins_to_listen_meanwhile_hears_it(
         return LONG
 
     monkeypatch.setattr(current_session, "_seconds_to_wait", seconds_to_wait)
-    tfpreempt.protect(out.config())
+    tfpreempt.handle_early_notices(out.config())
     out.bell.ring()
     wait_until(is_told)
     opened[0].run(program.step)
@@ -232,8 +232,8 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
     workers = Cluster(worker=1, jobs=(("worker", 2),))
     monkeypatch.setattr(current_session.current(), "cluster", workers)
     config = out.config()
-    tfpreempt.protect(config)
-    with current_session.protected_start(config):
+    tfpreempt.handle_early_notices(config)
+    with current_session.handling_notices_during_setup(config):
         out.bell.ring()
     assert out.taken == 0
     out.bell.ring()  # nobody makes one any more
@@ -242,7 +242,7 @@ def test_a_second_handler_of_a_cluster_is_waited_for(
 
 def start(config: TerminationConfig, bell: Bell | None, error: BaseException) -> None:
     """A start that fails, perhaps under a notice."""
-    with current_session.protected_start(config):
+    with current_session.handling_notices_during_setup(config):
         if bell is not None:
             bell.ring()
         raise error
@@ -262,7 +262,7 @@ def test_a_start_that_fails_under_a_notice_leaves(
     workers = Cluster(worker=1, jobs=(("worker", 2),))
     monkeypatch.setattr(current_session.current(), "cluster", workers)
     config = out.config(grace)
-    tfpreempt.protect(config)
+    tfpreempt.handle_early_notices(config)
 
     def fail(is_told: bool) -> None:
         with pytest.raises(OSError, match="no disk"):
@@ -285,7 +285,7 @@ def test_ctrl_c_in_a_start_is_the_users_under_a_notice_too(
     workers = Cluster(worker=1, jobs=(("worker", 2),))
     monkeypatch.setattr(current_session.current(), "cluster", workers)
     config = out.config()
-    tfpreempt.protect(config)
+    tfpreempt.handle_early_notices(config)
     with pytest.raises(KeyboardInterrupt):
         start(config, out.bell, KeyboardInterrupt())
     assert out.taken == 0
@@ -295,11 +295,11 @@ def test_a_start_hears_the_signals_of_its_own_config_too(
     program: Program, out: Ways
 ) -> None:
     """Another config is protected, which does not know them."""
-    tfpreempt.protect(out.config())
+    tfpreempt.handle_early_notices(out.config())
     own = Ways()
     config = TerminationConfig(exit_fn=own.leave, signals=("USR1",))
     before = signal.getsignal(signal.SIGUSR1)
-    with current_session.protected_start(config):
+    with current_session.handling_notices_during_setup(config):
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until(lambda: own.taken)
     assert signal.getsignal(signal.SIGUSR1) is before
@@ -308,8 +308,8 @@ def test_a_start_hears_the_signals_of_its_own_config_too(
 
 def test_what_both_listen_to_is_heard_once(program: Program, out: Ways) -> None:
     config = TerminationConfig(exit_fn=out.leave, signals=("USR1",))
-    tfpreempt.protect(config)
-    with current_session.protected_start(config):
+    tfpreempt.handle_early_notices(config)
+    with current_session.handling_notices_during_setup(config):
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until(lambda: out.taken)
         time.sleep(0.05)
@@ -321,7 +321,7 @@ def test_another_process_has_no_notices_of_this_one(
 ) -> None:
     with program.handler() as handler:
         handler.run(program.step)
-    tfpreempt.protect(out.config(LONG))
+    tfpreempt.handle_early_notices(out.config(LONG))
     out.bell.ring()
     with (
         current_session.new_process(),

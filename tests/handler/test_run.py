@@ -59,5 +59,5 @@ def test_the_next_save_is_planned_as_one_that_the_chief_makes_alone(
     assert commit is not None
     assert commit.save_seconds == 2.0
     assert deadlines.save_seconds == pytest.approx(planned)
-    assert deadlines.pays_twice(3 * planned)
-    assert not deadlines.pays_twice(2.9 * planned)
+    assert deadlines.second_commit_is_worthwhile(3 * planned)
+    assert not deadlines.second_commit_is_worthwhile(2.9 * planned)

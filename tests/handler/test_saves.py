@@ -44,7 +44,7 @@ def test_the_keys_of_the_first_save_are_searched_for_after_the_first_step(
 ) -> None:
     """The grace of a notice is not spent on the search."""
     searches: list[int] = []
-    watch_searches(monkeypatch, lambda: searches.append(handler.runs))
+    watch_searches(monkeypatch, lambda: searches.append(handler.run_calls))
     with program.handler() as handler:
         for _ in range(3):
             handler.run(program.step)
@@ -121,8 +121,8 @@ def test_a_save_fn_that_raises(program: Program) -> None:
 
 
 def test_save_every_steps_and_by_hand(program: Program) -> None:
-    """`save_every=3` and `save()`; no more than `max_to_keep` stay."""
-    with program.handler(save_every=3, max_to_keep=2) as handler:
+    """`save_freq=3` and `save()`; no more than `max_to_keep` stay."""
+    with program.handler(save_freq=3, max_to_keep=2) as handler:
         while handler.total_run_calls < 8:
             handler.run(program.step)
             if handler.total_run_calls == 4:
@@ -143,9 +143,9 @@ def test_save_every_steps_and_by_hand(program: Program) -> None:
 
 
 def test_save_every_so_much_time(program: Program) -> None:
-    """`save_every=timedelta(...)`: commits go on while training does; nobody leaves."""
+    """`save_freq=timedelta(...)`: commits go on while training does; nobody leaves."""
     every = datetime.timedelta(seconds=0.1)
-    with program.handler(save_every=every) as handler:
+    with program.handler(save_freq=every) as handler:
         end = time.monotonic() + LIMIT
         while len(program.events("commit")) < 2 and time.monotonic() < end:
             handler.run(program.step)
@@ -177,11 +177,11 @@ def test_an_evaluation_after_a_restart_at_the_last_step(program: Program) -> Non
         handler.run(program.step)
     program.button.press()
     with pytest.raises(SystemExit):
-        handler.check()
+        handler.check_preemption()
     again = Program(program.directory)
     with again.handler() as handler:
         assert handler.total_run_calls == 3
-        handler.check()
+        handler.check_preemption()
         found.value.append("evaluated")
     found.value = []
     with Program(program.directory).handler():
@@ -212,7 +212,7 @@ def test_an_end_without_a_step_keeps_what_is_made_in_the_first_step(
         if is_preempted:
             here.button.press()
             with pytest.raises(SystemExit):
-                handler.check()
+                handler.check_preemption()
         else:
             handler.close()
         return [float(each) for each in variable.numpy()]
@@ -341,7 +341,7 @@ def test_an_error_is_told_in_one_line_of_bounded_length() -> None:
 
 def test_a_final_save_that_fails_is_no_success(program: Program) -> None:
     """E.1: an exit with 0 would not be started again, and nothing may be durable."""
-    handler = program.handler(save_every=2)
+    handler = program.handler(save_freq=2)
     in_the_way = program.directory / ".tfpreempt-staging"
     in_the_way.write_text("a file")
     for _ in range(3):
@@ -375,14 +375,14 @@ def test_after_a_failed_save_the_end_is_committed_or_close_raises(
             handler.save()
     elif failed == "preemption":  # the exit function returns
         program.button.press()
-        handler.check()
+        handler.check_preemption()
         assert program.exits == 1
     else:
         here = current_session.current()
         assert here is not None
         here.coordinator.periodic()
         wait_until(is_told)
-        handler.check()
+        handler.check_preemption()
         assert program.events("fault")
     if is_mended:
         in_the_way.unlink()

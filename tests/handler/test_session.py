@@ -18,18 +18,18 @@ from typing import IO, Any
 
 import pytest
 
-from tfpreempt.checkpoint.directory.commit import Permit
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
-from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.checkpoint.directory.commit import CancellationToken
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
+from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.checkpoint.state.state import REGISTRY, State
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster, read_cluster
+from tfpreempt.core.compat import add_note
 from tfpreempt.core.events import Commit, Event, Exit, Notice, Outcome
-from tfpreempt.core.life import Stage
-from tfpreempt.core.python import add_note
+from tfpreempt.core.heartbeat import WorkerPhase
 from tfpreempt.errors import (
     CollectiveReadError,
     ConfigurationError,
@@ -39,7 +39,7 @@ from tfpreempt.errors import (
 )
 from tfpreempt.handler import current_session, session, training_end
 from tfpreempt.handler import exit as exiting
-from tfpreempt.handler.exit import held_back, tell_peers
+from tfpreempt.handler.exit import defer_sigint, tell_peers
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -67,10 +67,12 @@ class FakeMirror:
         return self._run.finish_mirror()
 
 
-class FakeSave(Staged):
+class FakeSave(StagedSave):
     """A save that writes nothing."""
 
-    def __init__(self, run: Any, name: str, permit: Permit | None = None) -> None:
+    def __init__(
+        self, run: Any, name: str, permit: CancellationToken | None = None
+    ) -> None:
         super().__init__(
             step=run.step, attempt=name, staging=name, started_at=0.0, permit=permit
         )
@@ -133,7 +135,7 @@ class FakeRun:
         self.calls.append(f"stage {name}")
         return FakeSave(self, name)
 
-    def commit(self, save: Staged, because: str, workers: Sequence[int]) -> Commit:
+    def commit(self, save: StagedSave, because: str, workers: Sequence[int]) -> Commit:
         self.calls.append(f"commit {because} {list(workers)}")
         return Commit(
             step=self.step,
@@ -172,7 +174,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Session]:
     with current_session.new_process():
         made = current_session.find_session(None, 5.0)
         yield made
-        made.come_back()
+        made.resume_after_exit()
 
 
 def notify(current: session.Session, grace: float | None = None) -> None:
@@ -197,13 +199,13 @@ def boundary(current: session.Session) -> None:
     """As `run()` does."""
     current.gate.started += 1
     if current.gate.flag:
-        current.look()
+        current.wait_at_boundary()
 
 
 def test_one_session_a_process(current: session.Session) -> None:
     """All handlers share it; the shortest time-out holds; one cluster only."""
     assert current_session.find_session(None, 3.0) is current
-    assert current.coordinator.deadlines.save_timeout == 3.0
+    assert current.coordinator.deadlines.peer_timeout == 3.0
     other = Resolver({"worker": ["a", "b"]}, ("worker", 1))
     with pytest.raises(UsageError, match="one process can belong to one cluster"):
         current_session.find_session(other, 3.0)
@@ -258,22 +260,22 @@ def test_who_waits_for_the_others_says_so() -> None:
     """Its supervisor must not take that for something that takes as long as it takes:
     the others may hang."""
     cluster = Cluster(worker=0, jobs=(("worker", 2),))
-    waiting = session.Session(cluster, MemoryStore(), "0", 5.0, [])
+    waiting = session.Session(cluster, InMemoryStore(), "0", 5.0, [])
     run = FakeRun()
     waiting.open(run)
     boundary(waiting)
     stages = [waiting.activity.heartbeat().stage]
 
     def look() -> None:
-        while Stage.WAITS not in stages:
+        while WorkerPhase.WAITS not in stages:
             stages.append(waiting.activity.heartbeat().stage)
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
     assert not training_end.pass_last_boundary(waiting, 0.5)
     watcher.join(LIMIT)
-    assert stages[0] is Stage.FIRST
-    assert stages[-1] is Stage.WAITS
+    assert stages[0] is WorkerPhase.FIRST
+    assert stages[-1] is WorkerPhase.WAITS
 
 
 class Saving(FakeRun):
@@ -295,7 +297,7 @@ def test_no_worker_waits_for_one_that_waits_for_it_in_a_periodic_save() -> None:
 
     Told to stop at the boundary of that save, the other would wait there for the chief.
     """
-    store, runs = MemoryStore(), [Saving(), Saving()]
+    store, runs = InMemoryStore(), [Saving(), Saving()]
     workers = [
         session.Session(Cluster(worker=i, jobs=(("worker", 2),)), store, "0", 2.0, [])
         for i in range(2)
@@ -371,7 +373,7 @@ def test_nor_does_it_where_the_program_catches_the_error(
                 break
             threading.Event().wait(0.001)
     run.cluster = be_one_of(current, 2)
-    settings = dataclasses.replace(current.coordinator.settings, world=2)
+    settings = dataclasses.replace(current.coordinator.settings, num_workers=2)
     current.coordinator.settings = settings
     with pytest.raises(CollectiveReadError):
         current.save(run) if of == "save()" else boundary(current)
@@ -386,7 +388,7 @@ def test_all_open_handlers_are_saved(current: session.Session) -> None:
     for run in (first, second, closed):
         current.open(run)
     current.open(FakeRun())  # dropped at once
-    current.part(closed)
+    current.unregister(closed)
     assert list(current.runs) == [first, second]
     notify(current)
     boundary(current)
@@ -448,7 +450,7 @@ def test_ctrl_c_in_the_save_of_a_preemption_changes_nothing(
         boundary(current)
     assert left.value.code == 143
     assert "commit preemption [0]" in run.calls
-    current.come_back()
+    current.resume_after_exit()
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -470,7 +472,7 @@ def test_ctrl_c_on_the_way_out_does_not_change_its_code(
     with pytest.raises(SystemExit) as left, ctrl_c_in_a_finally():
         boundary(current)
     assert left.value.code == 143
-    current.come_back()
+    current.resume_after_exit()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
@@ -525,7 +527,7 @@ def test_what_a_share_takes_is_known_before_others_are_waited_for(
     run = Sharing()
     current.open(run)
     current.coordinator.deadlines.share_seconds = 77.0
-    current.coordinator.deadlines.world = 2  # so that there is another's share
+    current.coordinator.deadlines.num_workers = 2  # so that there is another's share
     boundary(current)
     notify(current)
     boundary(current)
@@ -571,7 +573,7 @@ def test_a_programs_own_ctrl_c_is_called_after_the_save(
 
 def test_ctrl_c_in_a_wait_without_end_is_honoured_at_once() -> None:
     """Who is through waits for workers that may train for days."""
-    with pytest.raises(KeyboardInterrupt), held_back(lambda: False):
+    with pytest.raises(KeyboardInterrupt), defer_sigint(lambda: False):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -713,7 +715,7 @@ def test_a_way_out_that_never_ends_is_ended() -> None:
 
     def program() -> None:
         exit = exiting.WatchedExit(7)
-        exiting.LastExit(exit, 0.05)
+        exiting.ExitWatchdog(exit, 0.05)
         try:
             raise exit
         finally:
@@ -730,7 +732,7 @@ def test_an_exit_that_was_caught_ends_nothing() -> None:
     def program() -> None:
         before = threading.active_count()
         exit = exiting.WatchedExit(7)
-        exiting.LastExit(exit, 0.05)
+        exiting.ExitWatchdog(exit, 0.05)
         with contextlib.suppress(SystemExit):
             raise exit
         while threading.active_count() > before:
@@ -761,9 +763,9 @@ def test_who_serves_on_after_a_caught_exit_is_left_alone(
         way = f"def main():\n{way}\nmain()"
     program = (
         "import contextlib, os, threading, time\n"
-        "from tfpreempt.handler.exit import LastExit, WatchedExit\n"
+        "from tfpreempt.handler.exit import ExitWatchdog, WatchedExit\n"
         "exit = WatchedExit(7)\n"
-        "LastExit(exit, 1.0)\n"
+        "ExitWatchdog(exit, 1.0)\n"
         "watching = threading.enumerate()[-1]\n"
         "def serve():\n"
         "    watching.join()\n"
@@ -793,14 +795,14 @@ def test_python_takes_itself_apart_where_there_is_time(end: str, printed: str) -
     """
     program = (
         "import atexit, os, sys\n"
-        "from tfpreempt.handler.exit import LastExit, WatchedExit\n"
+        "from tfpreempt.handler.exit import ExitWatchdog, WatchedExit\n"
         "class Last:\n"
         "    def __del__(self, write=os.write):\n"
         "        write(1, b'taken apart\\n')\n"
         "sys.last = Last()\n"
         "atexit.register(lambda: print('hook'))\n"
         "exit = WatchedExit(7)\n"
-        f"LastExit(exit, {end})\n"
+        f"ExitWatchdog(exit, {end})\n"
         "try: raise exit\n"
         "finally: print('finally')\n"
     )
@@ -864,7 +866,7 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
             current, run = current_session.find_session(None, 5.0), FakeRun()
             run.leave = fail  # type: ignore[assignment,method-assign]
             current.open(run)
-            alarm = threading.Thread(target=current.exit.overrun, args=("late",))
+            alarm = threading.Thread(target=current.exit.force_exit, args=("late",))
             alarm.start()
             alarm.join(LIMIT)
 
@@ -927,11 +929,11 @@ def test_the_last_boundary_can_still_start_threads() -> None:
 
 def test_the_first_failure_is_named_by_all() -> None:
     """Errors follow each other through a cluster; each names the first one."""
-    store = MemoryStore()
+    store = InMemoryStore()
     sent: list[tuple[str, int | None]] = []
     notes: list[list[str]] = []
     for worker, error in enumerate([ValueError("a bad batch"), OSError("no peer")]):
-        runtime = Runtime(store, SystemClock(), lambda gone: None)
+        runtime = StoreExecutor(store, SystemClock(), lambda gone: None)
 
         def send(message: str, code: int | None) -> None:
             sent.append((message, code))
@@ -945,11 +947,11 @@ def test_the_first_failure_is_named_by_all() -> None:
 
 def test_the_first_failure_names_the_worker_that_is_gone() -> None:
     """The cause of the first error reaches the workers that do not know the cause."""
-    store = MemoryStore()
+    store = InMemoryStore()
     errors = [RuntimeError("aborted"), RuntimeError("aborted too")]
     add_note(errors[0], "worker 2 broke off the connection in step 5")
     for worker, error in enumerate(errors):
-        runtime = Runtime(store, SystemClock(), lambda gone: None)
+        runtime = StoreExecutor(store, SystemClock(), lambda gone: None)
         tell_peers(worker, runtime, "failure", error, lambda message, code: None)
     [note] = errors[1].__notes__
     assert note.startswith("worker 0 failed first: RuntimeError: aborted")
@@ -992,7 +994,7 @@ def test_workers_are_numbered_chief_first(
 ) -> None:
     """The chief is 0, whatever the order of the jobs in TF_CONFIG."""
     found = read_cluster(Resolver(jobs, task))
-    assert (found.worker, found.world) == expected
+    assert (found.worker, found.num_workers) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from tests.checkpoint.fakes import OwnContents, Words, cluster, content, open_directory
 from tests.fakes.storage import FaultyFiles, SimulatedCrash
 from tfpreempt.checkpoint.state.state import StateRegistry
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.handler.snapshots import KEPT, Snapshots, attempt_of
 
 pytestmark = pytest.mark.slow  # searches long
 
-MEMORY = LentMemory(directory="/never", bytes=1 << 40)
+MEMORY = SnapshotMemory(directory="/never", bytes=1 << 40)
 
 
 def snapshots(
@@ -53,7 +53,7 @@ def look(directory: Path) -> list[int]:
     """
     made, contents, word = snapshots(directory)
     found = made.find()
-    assert made.lacks([attempt_of(each) for each in found]) == []
+    assert made.missing([attempt_of(each) for each in found]) == []
     for each in found:
         made.directory.restore(each)
         assert contents.restored_from == content(each.step)
@@ -132,9 +132,9 @@ def test_a_damaged_one_is_lacking(base: Path, caplog: pytest.LogCaptureFixture) 
     path = Path(newest.path, "ckpt.data-00001-of-00002")
     path.write_bytes(path.read_bytes()[:-1])
     attempts = [attempt_of(newest), attempt_of(older)]
-    assert made.lacks(attempts) == [attempt_of(newest)]
+    assert made.missing(attempts) == [attempt_of(newest)]
     assert "is passed over" in caplog.text
-    assert made.lacks([*attempts, "start-round-9"])[-1] == "start-round-9"
+    assert made.missing([*attempts, "start-round-9"])[-1] == "start-round-9"
 
 
 def test_another_number_of_workers_has_none(base: Path) -> None:

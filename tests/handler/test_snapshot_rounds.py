@@ -17,9 +17,9 @@ from tests.fakes.storage import FaultyFiles
 from tests.handler.test_snapshot_crashes import snapshots
 from tfpreempt.checkpoint.directory.manifest import FileEntry, Parent
 from tfpreempt.checkpoint.state.state import State, StateRegistry
-from tfpreempt.coordination.events import Key, NoticeKind
+from tfpreempt.coordination.protocol_types import Key, NoticeKind
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.errors import CollectiveReadError
 from tfpreempt.handler.collective_save import PLAIN, RoundSave
 from tfpreempt.handler.snapshots import (
@@ -29,7 +29,7 @@ from tfpreempt.handler.snapshots import (
     directory_for,
     is_newer,
 )
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 
 SAID = "no snapshots are taken any more"
 
@@ -41,13 +41,13 @@ class Worker:
         self.directory = directory
         self.snapshots, *self.parts = snapshots(directory, "words")
         self.snapshots.directory.start()
-        self.is_told_to_go = False
+        self.preemption_pending = False
         self.is_busy = False
         self.is_armed = self.has_moved = True
         self.steps_made = 0
         self.extra: dict[Key, Any] = {}
         self.commit_extra: dict[str, Any] = {}
-        self.settings = SimpleNamespace(world=2, host=number == 0, worker=number)
+        self.settings = SimpleNamespace(num_workers=2, host=number == 0, worker=number)
         self.state = SimpleNamespace(round=0, notice=NoticeKind.PERIODIC)
         self.deadlines = SimpleNamespace(save_seconds=None)
         self.gate = SimpleNamespace(started=0)
@@ -170,7 +170,7 @@ def test_a_damaged_one_goes_before_an_older_one_that_was_gone_on_from(
     take(pair, 3)
     assert in_common(pair) == {"start-round-1", "start-round-3"}
     for worker in pair:
-        assert worker.snapshots.lacks(worker.whole) == []
+        assert worker.snapshots.missing(worker.whole) == []
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -216,16 +216,16 @@ def test_a_notice_waits_for_no_snapshot(
 
     monkeypatch.setattr(pair[1].snapshots.directory.contents, "write", slow)
     take(pair, 1, wait=False)
-    pair[1].is_told_to_go = True
+    pair[1].preemption_pending = True
     assert not take(pair, 2, wait=False)  # returns, though the first is not through
     released.set()
     pair[1].snapshots.wait()
-    pair[1].is_told_to_go = False
+    pair[1].preemption_pending = False
     assert take(pair, 3)
 
     saves = [worker.begin(4) for worker in pair]
     assert [save.stage(PLAIN) for save in saves] == [True, True]
-    pair[1].is_told_to_go = True
+    pair[1].preemption_pending = True
     saves[0].mark((0, 1), True)
     for worker, save in zip(pair, saves, strict=True):
         worker.commit_extra = dict(pair[0].extra[Key.COMMIT])
@@ -271,13 +271,13 @@ def test_one_that_a_commit_has_broken_off_is_nobodys_failure(
 def test_each_looks_at_no_more_than_the_first_ones(
     pair: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, really = [0], reading.is_real_dir
+    looks, really = [0], file_reading.is_real_dir
 
     def counted(path: str) -> bool:
         looks[-1] += 1
         return really(path)
 
-    monkeypatch.setattr(reading, "is_real_dir", counted)
+    monkeypatch.setattr(file_reading, "is_real_dir", counted)
     for round in range(1, 14):
         take(pair, round)
         looks.append(0)
@@ -388,7 +388,7 @@ def test_memory_that_is_short_now_is_left_alone(
 
 def test_as_many_workers_take_theirs_at_the_same_time(tmp_path: Path) -> None:
     made, _, _ = snapshots(tmp_path)
-    made.expect(1000)
+    made.set_expected_size(1000)
     made.available = lambda: 100_000
     assert made.capture(1, "start-round-1")
     made.discard()
@@ -404,7 +404,7 @@ def test_the_first_one_has_a_bound_too(
     made, _, _ = snapshots(tmp_path)
     made.memory = dataclasses.replace(made.memory, bytes=17_000)
     if is_known:
-        made.expect(7000)
+        made.set_expected_size(7000)
     captured = []
     contents = made.directory.contents
     capture = contents.capture
@@ -422,7 +422,7 @@ def test_what_is_there_for_other_directories_goes_where_room_is_short(
     tmp_path: Path,
 ) -> None:
     """As for the first of many fits, each of which has a directory of its own."""
-    memory = LentMemory(directory=str(tmp_path), bytes=1)
+    memory = SnapshotMemory(directory=str(tmp_path), bytes=1)
     first, second, peers = (
         Path(directory_for(memory, name, worker))
         for name, worker in (("first", 1), ("second", 1), ("first", 0))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tfpreempt.handler.activity import SnapshotScheduler
-from tfpreempt.handler.snapshots import Taken
+from tfpreempt.handler.snapshots import SnapshotTiming
 from tfpreempt.testing.clock import FakeClock
 
 STEP = 0.1
@@ -26,10 +26,10 @@ class Training:
         self.base = self.steps_made = 0
         self.saved_at = 0
         self.is_armed = True
-        self.is_off = self.is_busy = self.is_told_to_go = self.is_dropped = False
+        self.is_off = self.is_busy = self.preemption_pending = self.is_dropped = False
         self.is_saving = False
         self.refused = 0
-        self.taken: Taken | None = None
+        self.taken: SnapshotTiming | None = None
         self.asked: list[int] = []  # steps that had been made
         self.next_look: Callable[[], Any] = lambda: None
         here: Any = self
@@ -49,7 +49,7 @@ class Training:
     def has_moved(self) -> bool:
         return self.steps_made != self.saved_at
 
-    def at(self, when: float, call: Callable[[], Any]) -> None:
+    def call_at(self, when: float, call: Callable[[], Any]) -> None:
         self.next_look = call
 
     def periodic(self, *, snapshot: bool) -> bool:
@@ -75,7 +75,7 @@ class Training:
         which take no longer than others."""
         now = self.clock.monotonic()
         self.clock.advance(0.1)
-        self.taken = Taken(
+        self.taken = SnapshotTiming(
             arrived=now,
             left=now + 0.1,
             steps=self.steps_made,
@@ -125,7 +125,7 @@ def test_a_validation_after_it_is_no_cost_of_a_snapshot(training: Training) -> N
     training.train(100)
     now = training.clock.monotonic()
     training.clock.advance(0.1)
-    training.taken = Taken(
+    training.taken = SnapshotTiming(
         arrived=now,
         left=now + 0.1,
         steps=training.steps_made,
@@ -151,7 +151,7 @@ def test_steps_beside_a_commit_say_nothing(training: Training) -> None:
 
 def test_none_is_asked_for_under_a_notice(training: Training) -> None:
     training.asked.clear()
-    training.is_told_to_go = True
+    training.preemption_pending = True
     training.train(3000)
     assert training.asked == []
 

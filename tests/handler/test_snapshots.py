@@ -22,8 +22,8 @@ from tests.handler.program import Program, wait_until
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import State, StateRegistry
 from tfpreempt.checkpoint.tensors import bundle_writer
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.handler import activity, current_session, session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
 
@@ -33,9 +33,9 @@ SOON = 0.05
 
 
 @pytest.fixture(autouse=True)
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LentMemory:
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SnapshotMemory:
     """Is lent to this process, which takes snapshots as often as it can."""
-    lent = LentMemory(directory=str(tmp_path / "memory"), bytes=1 << 24)
+    lent = SnapshotMemory(directory=str(tmp_path / "memory"), bytes=1 << 24)
     os.mkdir(lent.directory)
     for name, value in lent.to_environment().items():
         monkeypatch.setenv(name, value)
@@ -68,13 +68,13 @@ def start(tmp_path: Path) -> Iterator[Make]:
         yield start
 
 
-def snapshots(memory: LentMemory) -> list[Path]:
+def snapshots(memory: SnapshotMemory) -> list[Path]:
     """The whole ones, oldest first."""
     found = Path(memory.directory).glob("*-0/[0-9]*/COMMITTED")
     return sorted((each.parent for each in found), key=lambda each: int(each.name))
 
 
-def newest(memory: LentMemory) -> int:
+def newest(memory: SnapshotMemory) -> int:
     return max((int(each.name) for each in snapshots(memory)), default=0)
 
 
@@ -88,7 +88,9 @@ def train_until(
     wait_until(look)
 
 
-def test_a_killed_run_goes_on_from_the_newest(start: Make, memory: LentMemory) -> None:
+def test_a_killed_run_goes_on_from_the_newest(
+    start: Make, memory: SnapshotMemory
+) -> None:
     program = start()
     handler = program.handler()
     train_until(program, handler, lambda: len(snapshots(memory)) == 2)
@@ -108,7 +110,7 @@ def test_a_killed_run_goes_on_from_the_newest(start: Make, memory: LentMemory) -
 
 
 def test_what_nothing_has_of_a_snapshot_is_named_before_a_commit_is_without_it(
-    start: Make, memory: LentMemory, caplog: pytest.LogCaptureFixture
+    start: Make, memory: SnapshotMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = start()
     program.checkpoint.extra = tf.Variable(1.0)
@@ -124,7 +126,7 @@ def test_what_nothing_has_of_a_snapshot_is_named_before_a_commit_is_without_it(
 
 
 def test_nothing_of_a_snapshot_counts_as_a_save(
-    start: Make, memory: LentMemory
+    start: Make, memory: SnapshotMemory
 ) -> None:
     program = start()
     handler = program.handler()
@@ -136,7 +138,7 @@ def test_nothing_of_a_snapshot_counts_as_a_save(
 
 
 def test_a_commit_of_that_step_or_a_later_one_is_restored(
-    start: Make, memory: LentMemory
+    start: Make, memory: SnapshotMemory
 ) -> None:
     program = start()
     handler = program.handler()
@@ -151,7 +153,7 @@ def test_a_commit_of_that_step_or_a_later_one_is_restored(
 
 @pytest.mark.parametrize("how", ["garbled", "cut", "gone", "unmarked"])
 def test_a_damaged_one_is_passed_over_for_the_disk(
-    start: Make, memory: LentMemory, caplog: pytest.LogCaptureFixture, how: str
+    start: Make, memory: SnapshotMemory, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     program = start()
     handler = program.handler()
@@ -181,7 +183,7 @@ def test_a_damaged_one_is_passed_over_for_the_disk(
 
 
 def test_where_no_commit_is_whole_a_snapshot_is(
-    start: Make, memory: LentMemory
+    start: Make, memory: SnapshotMemory
 ) -> None:
     program = start()
     handler = program.handler()
@@ -200,7 +202,7 @@ def test_where_no_commit_is_whole_a_snapshot_is(
 
 
 def test_where_nothing_is_whole_the_start_is_refused(
-    start: Make, memory: LentMemory
+    start: Make, memory: SnapshotMemory
 ) -> None:
     program = start()
     handler = program.handler()
@@ -211,12 +213,12 @@ def test_where_nothing_is_whole_the_start_is_refused(
     for place in (again.directory / "1", *snapshots(memory)):
         [data] = place.glob("ckpt.data-*")
         data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(errors.CheckpointDamagedError, match="no commit in"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="no commit in"):
         again.handler()
 
 
 def test_what_another_run_has_committed_since_is_gone_on_from(
-    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+    start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where that is of an earlier step: two runs are never mixed."""
     program = start()
@@ -236,14 +238,14 @@ def test_what_another_run_has_committed_since_is_gone_on_from(
     assert again.events("restored")[-1]["tier"] == "disk"
 
 
-def test_restore_false_begins_anew(start: Make, memory: LentMemory) -> None:
+def test_restore_false_begins_anew(start: Make, memory: SnapshotMemory) -> None:
     program = start()
     train_until(program, program.handler(), lambda: snapshots(memory))
     assert start().handler(restore=False).total_run_calls == 0
     assert snapshots(memory) == []
 
 
-def test_random_generators_go_on(start: Make, memory: LentMemory) -> None:
+def test_random_generators_go_on(start: Make, memory: SnapshotMemory) -> None:
     program = start()
     random.seed(5)
     drawn: dict[int, tuple[float, float]] = {}
@@ -268,7 +270,7 @@ def test_random_generators_go_on(start: Make, memory: LentMemory) -> None:
 
 
 def test_a_state_can_be_loaded_when_its_snapshot_is_gone(
-    start: Make, memory: LentMemory
+    start: Make, memory: SnapshotMemory
 ) -> None:
     word = Words("word", "kept")
     program = start()
@@ -288,7 +290,9 @@ def test_a_state_can_be_loaded_when_its_snapshot_is_gone(
     assert other.text == "kept"
 
 
-def test_a_state_that_was_saved_since_is_newer(start: Make, memory: LentMemory) -> None:
+def test_a_state_that_was_saved_since_is_newer(
+    start: Make, memory: SnapshotMemory
+) -> None:
     """Snapshots have numbers of their own, and the directory has no commit yet."""
     word = Words("word", "kept")
     program = start()
@@ -305,7 +309,7 @@ def test_a_state_that_was_saved_since_is_newer(start: Make, memory: LentMemory) 
 
 
 def test_where_commits_follow_each_other_the_newest_is_gone_on_from(
-    start: Make, memory: LentMemory
+    start: Make, memory: SnapshotMemory
 ) -> None:
     """A snapshot names the newest one that was made, not what a start began from."""
     program = start()
@@ -320,7 +324,7 @@ def test_where_commits_follow_each_other_the_newest_is_gone_on_from(
 
 
 def test_the_memory_of_copies_goes_with_the_handler(
-    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+    start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
@@ -343,7 +347,7 @@ def test_the_memory_of_copies_goes_with_the_handler(
 
 def test_a_state_that_is_too_large_has_none(
     start: Make,
-    memory: LentMemory,
+    memory: SnapshotMemory,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -359,7 +363,7 @@ def test_a_state_that_is_too_large_has_none(
 
 
 def test_what_cannot_be_saved_ends_them_and_not_the_training(
-    start: Make, memory: LentMemory, caplog: pytest.LogCaptureFixture
+    start: Make, memory: SnapshotMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(State):
         def save(self, fileobj: Any) -> None:
@@ -379,7 +383,7 @@ def test_what_cannot_be_saved_ends_them_and_not_the_training(
 
 
 def test_large_tensors_are_copied_into_the_same_memory_again(
-    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+    start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_writer, "SMALL_BYTES", 0)
     monkeypatch.setattr(bundle_writer, "WORTH_BYTES", 0)
@@ -405,20 +409,20 @@ def test_large_tensors_are_copied_into_the_same_memory_again(
     assert again.variable.numpy().tolist() == [1.0 + step, 2.0 + step]
 
 
-def test_their_rounds_keep_no_keys(start: Make, memory: LentMemory) -> None:
+def test_their_rounds_keep_no_keys(start: Make, memory: SnapshotMemory) -> None:
     program = start()
     handler = program.handler()
     here = current_session.current()
     assert here is not None
     store = here.runtime.store
-    assert isinstance(store, MemoryStore)
+    assert isinstance(store, InMemoryStore)
     train_until(program, handler, lambda: here.coordinator.state.round > 6)
     rounds = {name.split("/")[2] for name in store._values if "/0/" in name}
     assert len(rounds - {"start"}) <= 3
 
 
 def test_what_was_not_trained_on_stays_for_the_next_handler(
-    start: Make, memory: LentMemory
+    start: Make, memory: SnapshotMemory
 ) -> None:
     """As of the first of two fits, which a restart skips."""
     program = start()
@@ -432,7 +436,7 @@ def test_what_was_not_trained_on_stays_for_the_next_handler(
         assert handler.total_run_calls == step
 
 
-def test_a_manager_has_them_too(start: Make, memory: LentMemory) -> None:
+def test_a_manager_has_them_too(start: Make, memory: SnapshotMemory) -> None:
     def manager(program: Program) -> tf.train.CheckpointManager:
         return tf.train.CheckpointManager(
             program.checkpoint, str(program.directory), max_to_keep=2
@@ -455,10 +459,10 @@ def test_a_manager_has_them_too(start: Make, memory: LentMemory) -> None:
 
 @pytest.mark.parametrize("every", [2, datetime.timedelta(seconds=0.02)])
 def test_periodic_commits_go_on_beside_them(
-    start: Make, memory: LentMemory, every: Any
+    start: Make, memory: SnapshotMemory, every: Any
 ) -> None:
     program = start()
-    handler = program.handler(save_every=every)
+    handler = program.handler(save_freq=every)
     train_until(program, handler, lambda: len(program.events("commit")) > 20)
     seen = {each["because"] for each in program.events("commit")}
     assert seen == {"periodic"}
@@ -466,7 +470,7 @@ def test_periodic_commits_go_on_beside_them(
 
 
 def test_a_commit_gives_up_the_snapshot_that_is_being_written(
-    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+    start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = start()
     handler = program.handler()
@@ -489,7 +493,7 @@ def test_a_commit_gives_up_the_snapshot_that_is_being_written(
 
 
 def test_none_without_memory_or_where_no_copy_is_wanted(
-    start: Make, memory: LentMemory, monkeypatch: pytest.MonkeyPatch
+    start: Make, memory: SnapshotMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for more in ({"async_save": False}, {"config": {"save_fn": lambda: None}}):
         handler = start().handler(**more)

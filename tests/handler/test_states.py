@@ -13,7 +13,7 @@ import tfpreempt
 from tests.checkpoint.fakes import Words
 from tests.handler.program import Program
 from tfpreempt import errors
-from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.lease.directory_lease import DirectoryLease
 from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.checkpoint.tensors.data_order import OrderState
 from tfpreempt.states import DatasetIteratorState, JsonState
@@ -37,7 +37,7 @@ def values_in(path: str) -> list[float]:
 
 def holder(directory: Path) -> str:
     """The token of the lease."""
-    found = LeaseDirectory(str(directory)).look()
+    found = DirectoryLease(str(directory)).read_owner()
     assert found is not None
     return found.token
 
@@ -225,7 +225,7 @@ def test_a_commit_without_fingerprints_of_data_is_restored(
     """An earlier version's."""
     checkpoint = tf.train.Checkpoint(data=iter(numbers(7)))
     with monkeypatch.context() as earlier:
-        earlier.setattr(OrderState, "is_wanted", lambda self: False)
+        earlier.setattr(OrderState, "should_save", lambda self: False)
         with program.handler(checkpoint) as handler:
             handler.run(next, checkpoint.data)
     checkpoint = tf.train.Checkpoint(data=iter(numbers(8)))

@@ -11,8 +11,13 @@ import pytest
 from tests.handler.program import Program, wait_until
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.handler import status_file
-from tfpreempt.handler.status_file import Doing, Now, now_path, read_now
-from tfpreempt.states.registered import State
+from tfpreempt.handler.status_file import (
+    WorkerActivity,
+    WorkerStatus,
+    read_worker_status,
+    status_path,
+)
+from tfpreempt.states.api import State
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
 
@@ -23,11 +28,11 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_file, "TOLD_EVERY", 0.01)
 
 
-def told(program: Program) -> Now | None:
-    return read_now(now_path(journal_directory(program.directory), 0))
+def told(program: Program) -> WorkerStatus | None:
+    return read_worker_status(status_path(journal_directory(program.directory), 0))
 
 
-def wait_told(program: Program, doing: Doing, step: int) -> Now:
+def wait_told(program: Program, doing: WorkerActivity, step: int) -> WorkerStatus:
     def is_told() -> bool:
         newest = told(program)
         return newest is not None and (newest.doing, newest.step) == (doing, step)
@@ -53,7 +58,7 @@ class Watched(State):
 
     def save(self, fileobj: IO[bytes]) -> None:
         if self.is_awaited:
-            wait_told(self.program, Doing.SAVING, 2)
+            wait_told(self.program, WorkerActivity.SAVING, 2)
 
     def load(self, fileobj: IO[bytes]) -> None:
         pass
@@ -64,10 +69,10 @@ def test_from_the_start_to_the_end(program: Program) -> None:
     with program.handler(config={"grace_period": 100.0}) as handler:
         assert told(program) is None
         handler.run(program.step)
-        first = wait_told(program, Doing.TRAINING, 1)
-        assert (first.worker, first.world, first.noticed_at) == (0, 1, None)
+        first = wait_told(program, WorkerActivity.TRAINING, 1)
+        assert (first.worker, first.num_workers, first.noticed_at) == (0, 1, None)
         handler.run(program.step)
-        assert wait_told(program, Doing.TRAINING, 2).at > first.at
+        assert wait_told(program, WorkerActivity.TRAINING, 2).at > first.at
         watched.is_awaited = True
         handler.save()
         watched.is_awaited = False
@@ -91,7 +96,7 @@ def test_from_the_start_to_the_end(program: Program) -> None:
 def test_a_closed_handler_tells_nothing_more(program: Program) -> None:
     with program.handler() as handler:
         handler.run(program.step)
-        wait_told(program, Doing.TRAINING, 1)
+        wait_told(program, WorkerActivity.TRAINING, 1)
     wait_until(lambda: not tells())
 
 
@@ -103,7 +108,7 @@ def test_nobody_looks_at_a_handler_that_may_be_dropped(program: Program) -> None
 
 def test_a_copy_that_is_made(program: Program, tmp_path: Path) -> None:
     copy = (tmp_path / "copy").as_uri()
-    with program.handler(remote_checkpoint_dir=copy) as handler:
+    with program.handler(mirror_dir=copy) as handler:
         handler.run(program.step)
         handler.save()
         assert handler.wait_for_mirror(20)
@@ -113,7 +118,7 @@ def test_a_copy_that_is_made(program: Program, tmp_path: Path) -> None:
             return (
                 newest is not None
                 and newest.upload is not None
-                and newest.upload.mirrored == 1
+                and newest.upload.mirrored_step == 1
             )
 
         wait_until(is_told)
@@ -124,12 +129,12 @@ def test_an_upload_that_ends_with_the_training_is_in_the_last_report(
 ) -> None:
     monkeypatch.setattr(status_file, "_LOOKS_EVERY", 1000.0)
     copy = (tmp_path / "copy").as_uri()
-    with program.handler(remote_checkpoint_dir=copy) as handler:
+    with program.handler(mirror_dir=copy) as handler:
         handler.run(program.step)
     newest = told(program)
     assert newest is not None
     assert newest.upload is not None
-    assert newest.upload.mirrored == 1
+    assert newest.upload.mirrored_step == 1
 
 
 def test_the_next_start_notes_how_far_the_one_before_had_told_it_was(
@@ -138,7 +143,7 @@ def test_the_next_start_notes_how_far_the_one_before_had_told_it_was(
     handler = program.handler()
     for _ in range(2):
         handler.run(program.step)
-    wait_told(program, Doing.TRAINING, 2)
+    wait_told(program, WorkerActivity.TRAINING, 2)
     handler.close()
     program.handler().close()
     assert [each["reached"] for each in program.events("restored")] == [None, 2]

@@ -474,7 +474,7 @@ def test_nothing_is_said_of_what_is_held_or_stays(
     with program.handler(given) as handler:
         for number in range(4):
             handler.run(step, number)
-    assert handler.runs == 4
+    assert handler.run_calls == 4
     assert caplog.text == ""
     for state in (losses, seen):
         state.unregister()

@@ -24,13 +24,13 @@ from tfpreempt import PreemptionCheckpointHandler, TerminationConfig, errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.lease import lease_record as holders
-from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import current_session
-from tfpreempt.storage.interface import ObjectStore
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.open_store import open_store
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
@@ -49,7 +49,7 @@ class Cloud:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("TFPREEMPT_JOURNAL_DIR", raising=False)
-        monkeypatch.delenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", raising=False)
+        monkeypatch.delenv("TFPREEMPT_MIRROR_DIR", raising=False)
         self.go_to("first")
 
     def go_to(self, machine: str) -> None:
@@ -172,7 +172,7 @@ def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
 
 def test_the_end_waits_for_each_commit_that_is_to_stay(cloud: Cloud) -> None:
     cloud.server.fail(3)
-    train(9, save_every=2, max_to_keep=None, async_save=False)
+    train(9, save_freq=2, max_to_keep=None, async_save=False)
     assert cloud.there() == [9, 8, 6, 4, 2]
     train(10, max_to_keep=None)
     assert cloud.here() == [10]  # the disk need not hold what the bucket holds
@@ -358,7 +358,7 @@ def test_no_error_quotes_a_secret_of_the_url(
     with pytest.raises(errors.ConfigurationError) as refused:
         PreemptionCheckpointHandler(
             *(None, None, f"{scheme}://{before}bucket{after}", config),
-            remote_checkpoint_dir=more.get("mirror"),
+            mirror_dir=more.get("mirror"),
         )
     assert "SECRET" not in str(refused.value)
 
@@ -367,7 +367,7 @@ def test_a_manager_and_a_save_fn_are_refused(cloud: Cloud) -> None:
     program = Program(URL)  # type: ignore[arg-type]
     manager = tf.train.CheckpointManager(program.checkpoint, "ram://run", max_to_keep=2)
     for given, config in ((manager, {}), (None, {"save_fn": lambda: None})):
-        with pytest.raises(errors.ConfigurationError, match="remote_checkpoint_dir="):
+        with pytest.raises(errors.ConfigurationError, match="mirror_dir="):
             program.handler(given, config=config)
 
 
@@ -413,7 +413,7 @@ def test_damaged_commits_of_an_earlier_version_are_no_beginning(
 ) -> None:
     put(local_commit(tmp_path / "old", 2), "commit-abc/")
     open_store(URL).replace("commit-abc/ckpt.index", b"half")
-    with pytest.raises(errors.CheckpointDamagedError, match="no commit in gs://"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="no commit in gs://"):
         train(3)
     assert cloud.there() == []
 
@@ -444,7 +444,7 @@ def test_what_a_manager_saved_there_is_restored(
 def test_a_deleted_commit_is_named_no_more(cloud: Cloud) -> None:
     with current_session.new_process():
         program = Program(URL)  # type: ignore[arg-type]
-        with program.handler(save_every=1, async_save=False) as handler:
+        with program.handler(save_freq=1, async_save=False) as handler:
             for _ in range(3):
                 handler.run(program.step)
             handler.save()
@@ -479,13 +479,13 @@ class Looks:
     """Each look at the lease is half a minute after the last; the holder renews it."""
 
     def __init__(self, token: str) -> None:
-        self._place = StorePlace(open_store(URL))
+        self._place = ObjectStoreLease(open_store(URL))
         self._token = token
         self._count = 0
 
     def __call__(self, seconds: float) -> float:
         self._count += 1
-        self._place.beat(self._token, self._count)
+        self._place.renew(self._token, self._count)
         return 30.0
 
 
@@ -493,15 +493,17 @@ def test_a_program_on_another_machine_is_refused_by_name(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(1)
-    place = StorePlace(open_store(URL))
-    place.look()
+    place = ObjectStoreLease(open_store(URL))
+    place.read_owner()
     holder = dataclasses.replace(holders.this_process(30.0), host="node-7", boot="b")
     token = place.take(holder)
     assert token is not None
-    monkeypatch.setattr("tfpreempt.checkpoint.lease.lease._Looks", lambda: Looks(token))
+    monkeypatch.setattr(
+        "tfpreempt.checkpoint.lease.lease._PollTimer", lambda: Looks(token)
+    )
     cloud.go_to("second")
     with pytest.raises(
-        errors.DirectoryInUseError, match=r"'gs://bucket/run' is in use.*on node-7"
+        errors.DirectoryLockedError, match=r"'gs://bucket/run' is in use.*on node-7"
     ):
         train(2)
     assert cloud.there() == [1]

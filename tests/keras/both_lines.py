@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from tfpreempt.keras.record import Encoded
+from tfpreempt.keras.fit_record import EncodedValue
 
 LINES = pytest.mark.parametrize("line", ["keras", "tf_keras"])
 
@@ -29,7 +29,7 @@ def callbacks_of(line):
 def travelled(states):
     """As a commit writes them and another process reads them."""
     header = json.loads(json.dumps(states.header))
-    return Encoded(header=header, arrays=tuple(map(bytes, states.arrays)))
+    return EncodedValue(header=header, arrays=tuple(map(bytes, states.arrays)))
 
 
 def looks(callbacks):

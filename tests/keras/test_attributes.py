@@ -15,11 +15,11 @@ pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
-from tfpreempt.core import reach  # noqa: E402
-from tfpreempt.keras.fit.attributes import Attributes  # noqa: E402
+from tfpreempt.core import object_graph  # noqa: E402
+from tfpreempt.keras.fit.python_attributes import Attributes  # noqa: E402
 
 LARGE = [np.zeros(1 << 20) for _ in range(4)]  # 8 MiB each
-MANY = [0] * (reach.MANY + 1)
+MANY = [0] * (object_graph.MANY + 1)
 
 
 class Helper:
@@ -157,7 +157,7 @@ def model_with_values() -> Helper:
         stats=Stats(),
         slotted=Slotted(),
         part=Helper(inner=Helper(value=1)),
-        data=[0] * (reach.MANY + 1),
+        data=[0] * (object_graph.MANY + 1),
         mixed={1, object},
     )
 
@@ -214,9 +214,9 @@ def test_a_repeated_look_finds_what_a_new_look_finds(
     rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two looks goes through all objects each time."""
-    is_unchanged, answers = reach.Reached.is_unchanged, []
+    is_unchanged, answers = object_graph.Reached.is_unchanged, []
 
-    def recorded(reached: reach.Reached) -> bool:
+    def recorded(reached: object_graph.Reached) -> bool:
         answers.append(is_unchanged(reached))
         return answers[-1]
 
@@ -228,9 +228,9 @@ def test_a_repeated_look_finds_what_a_new_look_finds(
             edit = rng.choice(edits(model, rng))
             edit()
         with monkeypatch.context() as patch:
-            patch.setattr(reach.Reached, "is_unchanged", recorded)
+            patch.setattr(object_graph.Reached, "is_unchanged", recorded)
             found = repeated.capture()
         with monkeypatch.context() as patch:
-            patch.setattr(reach.Reached, "is_unchanged", lambda _: False)
+            patch.setattr(object_graph.Reached, "is_unchanged", lambda _: False)
             assert found == new.capture(), number
     assert {True, False} == set(answers)

@@ -34,7 +34,7 @@ from tfpreempt.checkpoint.state.encoding import write_parts  # noqa: E402
 from tfpreempt.handler import current_session  # noqa: E402
 from tfpreempt.handler.handler import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.keras import PreemptionCallback  # noqa: E402
-from tfpreempt.keras.record import Record  # noqa: E402
+from tfpreempt.keras.fit_record import FitRecord  # noqa: E402
 
 
 @pytest.fixture
@@ -407,7 +407,7 @@ def test_an_end_that_cannot_be_saved(on: Machine, line: str) -> None:
 
 def test_a_fit_of_an_earlier_version_is_told_as_such() -> None:
     """Its metrics and seeds lie elsewhere."""
-    state = Record("tfpreempt.keras", lambda: pytest.fail("nothing is saved"))
+    state = FitRecord("tfpreempt.keras", lambda: pytest.fail("nothing is saved"))
     file = io.BytesIO()
     write_parts(file, {"progress": {}, "callbacks": {}}, [])
     file.seek(0)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, travelled  # noqa: E402
-from tfpreempt.keras.callbacks import state  # noqa: E402
+from tfpreempt.keras.callbacks import callback_state  # noqa: E402
 
 APPEND = pytest.mark.parametrize("append", [True, False])
 
@@ -31,7 +31,7 @@ def train(one, *epochs):
 
 
 def captured(one):
-    return travelled(state.capture_files([one]))
+    return travelled(callback_state.capture_files([one]))
 
 
 def read(path):
@@ -65,7 +65,7 @@ def test_no_row_is_lost_or_doubled(line, append, before, done, left, tmp_path):
     if left == "gone":
         path.unlink()
     fresh = begun(line, str(path), append, ";")
-    state.restore_files([fresh], states)
+    callback_state.restore_files([fresh], states)
     assert (fresh.writer is None) == (done == 0)
     train(fresh, *range(done, 4))
     assert "é3".encode() in read(path)  # at once, as Keras does
@@ -83,7 +83,7 @@ def test_the_log_of_a_complete_fit_is_written_back_and_closed(line, tmp_path):
     states, text = captured(old), path.read_bytes()
     fresh = begun(line, str(path))
     fresh.on_train_end()
-    state.restore_files([fresh], states)
+    callback_state.restore_files([fresh], states)
     assert path.read_bytes() == text
     assert fresh.writer is None
     assert getattr(fresh.csv_file, "closed", True)  # a GFile does not tell
@@ -108,11 +108,11 @@ def test_a_log_keeps_its_owner_and_its_mode(line, tmp_path):
     train(old, 2)
     old.csv_file.close()
     inode = path.stat().st_ino
-    state.restore_files([begun(line, str(path), append=True)], states)
+    callback_state.restore_files([begun(line, str(path), append=True)], states)
     assert (path.read_bytes(), path.stat().st_ino) == (text, inode)
     assert path.stat().st_mode & 0o777 == 0o600
     (tmp_path / "copy.csv").hardlink_to(path)
-    state.restore_files([begun(line, str(path), append=True)], states)
+    callback_state.restore_files([begun(line, str(path), append=True)], states)
     assert (tmp_path / "copy.csv").read_bytes() == text
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -126,7 +126,7 @@ def test_the_log_of_an_extended_fit_has_one_header(line, append, tmp_path):
     old.on_train_end()
     states = captured(old)
     fresh = begun(line, str(path), append)
-    state.restore_files([fresh], states, extends=True)
+    callback_state.restore_files([fresh], states, extends=True)
     train(fresh, 2)
     fresh.on_train_end()
     rows = path.read_text().split()
@@ -143,7 +143,7 @@ def test_a_fit_that_is_passed_over_keeps_its_log(line, tmp_path):
     fresh = logger(line, str(path))
     states = captured(fresh)  # before `on_train_begin`, which empties the file
     fresh.on_train_begin()
-    state.restore_files([fresh], states)
+    callback_state.restore_files([fresh], states)
     fresh.on_train_end()
     assert path.read_bytes() == text
 
@@ -156,7 +156,7 @@ def test_a_log_that_was_deleted_while_training_begins_anew(line, tmp_path):
     path.unlink()
     states = captured(old)
     fresh = begun(line, str(path))
-    state.restore_files([fresh], states)
+    callback_state.restore_files([fresh], states)
     train(fresh, 1)
     fresh.on_train_end()
     assert [row[0] for row in path.read_text().split()] == ["e", "1"]
@@ -170,7 +170,7 @@ def test_a_log_on_a_disk_of_its_own_comes_back_in_a_new_place(line, tmp_path):
     moved.mkdir()
     fresh = begun(line, str(moved / "log.csv"))
     shutil.rmtree(moved)
-    state.restore_files([fresh], captured(old))
+    callback_state.restore_files([fresh], captured(old))
     assert read(moved / "log.csv") == read(tmp_path / "log.csv")
 
 
@@ -183,7 +183,7 @@ def test_a_log_that_only_tensorflow_can_open(done, tmp_path):
     states = captured(old)
     train(old, 5)
     fresh = begun("tf_keras", path)
-    state.restore_files([fresh], states)
+    callback_state.restore_files([fresh], states)
     train(fresh, done)
     fresh.on_train_end()
     rows = read(path).decode().split()
@@ -195,9 +195,9 @@ def test_two_loggers_and_one_that_is_new(tmp_path, caplog):
     old = [begun("keras", path) for path in paths[:2]]
     for epoch, one in enumerate(old):
         train(one, epoch)
-    states = state.capture_files(old)
+    states = callback_state.capture_files(old)
     fresh = [begun("keras", path) for path in paths]
-    state.restore_files(fresh, states)
+    callback_state.restore_files(fresh, states)
     assert [read(path)[-4:-2].decode() for path in paths[:2]] == ["NA", "NA"]
     assert [b"\xc3\xa90" in read(paths[0]), b"\xc3\xa91" in read(paths[1])] == [1, 1]
     (record,) = caplog.records

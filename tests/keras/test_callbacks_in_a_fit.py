@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("summaries")]
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, looks, travelled  # noqa: E402
-from tfpreempt.keras.callbacks import others, state  # noqa: E402
-from tfpreempt.keras.record import Encoded  # noqa: E402
+from tfpreempt.keras.callbacks import callback_list, callback_state  # noqa: E402
+from tfpreempt.keras.fit_record import EncodedValue  # noqa: E402
 
 EPOCHS, BATCHES = 6, 4
 PLACE = (3, 2)  # epoch and batch of the capture
@@ -30,8 +30,8 @@ class Taken:
     """What a commit would hold."""
 
     values: list[Any]  # of all variables at the beginning of the epoch
-    states: Encoded
-    files: Encoded
+    states: EncodedValue
+    files: EncodedValue
     looks: list[Any]
 
 
@@ -115,8 +115,8 @@ def run_through(line, callbacks):
         if batch == -1:
             taken["values"] = [v.numpy() for v in variables(model)]
             return
-        taken["states"] = state.capture(callbacks)
-        taken["files"] = state.capture_files(callbacks)
+        taken["states"] = callback_state.capture(callbacks)
+        taken["files"] = callback_state.capture_files(callbacks)
         taken["looks"] = looks(callbacks)
 
     train(model, [*callbacks, probe(line, {PLACE, (PLACE[0], -1)}, take)])
@@ -131,8 +131,8 @@ def go_on(line, callbacks, taken):
     restored = []
 
     def put(batch):
-        state.restore(callbacks, travelled(taken.states))
-        state.restore_files(callbacks, travelled(taken.files))
+        callback_state.restore(callbacks, travelled(taken.states))
+        callback_state.restore_files(callbacks, travelled(taken.files))
         if line == "tf_keras":
             model._train_counter.assign(STEP)
         restored.extend(looks(callbacks))
@@ -179,4 +179,4 @@ def test_a_fresh_fit_goes_on_as_the_old_one(line, tmp_path):
     late = [row for row in scalars(old) if is_late(*row[:2])]
     assert {"batch_loss", "epoch_loss"} <= {row[0] for row in late}
     assert scalars(new) == late
-    assert others.unsupported(callbacks) == []
+    assert callback_list.unsupported(callbacks) == []

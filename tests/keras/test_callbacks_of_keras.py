@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tensorflow
 tf = pytest.importorskip("tensorflow")
 
 from tests.keras.both_lines import LINES, callbacks_of, looks, travelled  # noqa: E402
-from tfpreempt.keras.callbacks import others, state  # noqa: E402
+from tfpreempt.keras.callbacks import callback_list, callback_state  # noqa: E402
 
 
 def keras_model(line):
@@ -22,8 +22,8 @@ def keras_model(line):
 
 
 def put_into(fresh, callback, extends=False):
-    states = travelled(state.capture([callback]))
-    state.restore([fresh], states, extends=extends)
+    states = travelled(callback_state.capture([callback]))
+    callback_state.restore([fresh], states, extends=extends)
 
 
 @LINES
@@ -75,10 +75,10 @@ def test_stateless_callbacks_leave_nothing(line, caplog):
         kinds.BackupAndRestore("somewhere"),
         kinds.LearningRateScheduler(print),
     ]
-    assert others.unsupported(callbacks) == []
-    states = state.capture(callbacks)
+    assert callback_list.unsupported(callbacks) == []
+    states = callback_state.capture(callbacks)
     assert states.header == {}
-    state.restore([kinds.History()], states)
+    callback_state.restore([kinds.History()], states)
     (record,) = caplog.records
     assert f"no state for the callback {line}.History" in record.getMessage()
 
@@ -98,7 +98,7 @@ def test_of_a_users_callback_only_what_it_adds_is_named(line):
         callback.set_params({"epochs": 1})
         callback.set_model(None)
         callback.on_train_begin()
-    (text,) = others.unsupported([mine, stopping])
+    (text,) = callback_list.unsupported([mine, stopping])
     assert text.endswith("Stopping (stops)")
 
 
@@ -196,11 +196,11 @@ def test_speeds_count_the_time_of_training_only(line, extends, tmp_path, monkeyp
     saved = board_at(4)
     clock.now += 3
     iterations.assign(10)
-    states = travelled(state.capture([saved]))
+    states = travelled(callback_state.capture([saved]))
     clock.now += 500
     fresh = board_at(0)
     iterations.assign(10)  # the variables are restored before the callbacks
-    state.restore([fresh], states, extends=extends)
+    callback_state.restore([fresh], states, extends=extends)
     clock.now += 1
     iterations.assign(13)
     assert fresh._compute_steps_per_second() == pytest.approx(
@@ -226,10 +226,10 @@ def test_the_bar_goes_on_where_it_was(line, verbose, target, monkeypatch, capsys
     clock = Clock(monkeypatch)
     whole = bar_at(line, clock, 6, target, verbose)
     saved = bar_at(line, clock, 5, target, verbose)
-    states = travelled(state.capture([saved]))
+    states = travelled(callback_state.capture([saved]))
     clock.now += 500
     fresh = bar_at(line, clock, 0, target, verbose)
-    state.restore([fresh], states)
+    callback_state.restore([fresh], states)
     clock.now += 2
     capsys.readouterr()
     fresh.on_train_batch_end(5, {"loss": 5.0})
@@ -256,10 +256,10 @@ def test_an_extended_fit_has_a_new_bar_of_the_known_length(line, monkeypatch):
 @LINES
 def test_a_bar_that_is_not_there_is_no_matter(line, monkeypatch, caplog):
     saved = bar_at(line, Clock(monkeypatch), 1)
-    states = travelled(state.capture([saved]))
-    state.restore([], states)
+    states = travelled(callback_state.capture([saved]))
+    callback_state.restore([], states)
     fresh = callbacks_of(line).ProgbarLogger()
-    state.restore([fresh], states)
+    callback_state.restore([fresh], states)
     assert fresh.progbar is None
     put_into(saved, fresh)
     assert not caplog.records

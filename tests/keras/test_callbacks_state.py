@@ -15,7 +15,7 @@ import pytest
 from tests.keras.both_lines import travelled
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import State
-from tfpreempt.keras.callbacks import others, state
+from tfpreempt.keras.callbacks import callback_list, callback_state
 
 
 class Callback:
@@ -84,18 +84,20 @@ class Remembering(Callback):
 )
 def test_a_state_that_cannot_be_kept_is_named(value, part):
     with pytest.raises(errors.SaveError, match=part) as caught:
-        state.capture([Callback(), Remembering(value)])
+        callback_state.capture([Callback(), Remembering(value)])
     assert f"{__name__}.Remembering" in str(caught.value)
 
 
 def test_a_commit_leaves_out_a_callback_that_fails_and_names_it(caplog):
     values = [np.zeros(2), [np.zeros(3), {1, 2}], np.ones(2)]
-    saved = state.capture([Remembering(value) for value in values], leaves_out=True)
+    saved = callback_state.capture(
+        [Remembering(value) for value in values], leaves_out=True
+    )
     (record,) = caplog.records
     assert "Remembering#2 is left out of this commit" in record.getMessage()
     assert "(set)" in record.getMessage()
     fresh = [Remembering(), Remembering("kept"), Remembering()]
-    state.restore(fresh, travelled(saved))
+    callback_state.restore(fresh, travelled(saved))
     assert [list(fresh[0].value), fresh[1].value] == [[0, 0], "kept"]
     assert list(fresh[2].value) == [1, 1]
 
@@ -105,9 +107,9 @@ def test_a_commit_leaves_out_a_callback_that_fails_and_names_it(caplog):
 
 def test_hooks_are_matched_by_class_and_order(caplog):
     saved = [Remembering(1), Callback(), Remembering([np.float32(2)])]
-    states = travelled(state.capture(saved))
+    states = travelled(callback_state.capture(saved))
     fresh = [Remembering(), Remembering(), Callback()]
-    state.restore(fresh, states)
+    callback_state.restore(fresh, states)
     assert [callback.value for callback in fresh[:2]] == [1, [2]]
     assert type(fresh[1].value[0]) is np.float32
     assert not caplog.records
@@ -117,9 +119,9 @@ def test_missing_and_new_callbacks_are_named(caplog):
     class New(Remembering):
         pass
 
-    states = state.capture([Remembering(1), Remembering(2)])
+    states = callback_state.capture([Remembering(1), Remembering(2)])
     fresh = [Remembering(), New()]
-    state.restore(fresh, travelled(states))
+    callback_state.restore(fresh, travelled(states))
     assert fresh[0].value == 1
     new, missing = (record.getMessage() for record in caplog.records)
     assert "no state for the callback" in new
@@ -129,13 +131,13 @@ def test_missing_and_new_callbacks_are_named(caplog):
 
 
 def test_a_callback_that_lost_its_hooks_goes_on_without():
-    states = state.capture([Remembering(1)])
+    states = callback_state.capture([Remembering(1)])
 
     class Plain(Callback):
         pass
 
     Plain.__module__, Plain.__qualname__ = Remembering.__module__, "Remembering"
-    state.restore([Plain()], states)
+    callback_state.restore([Plain()], states)
 
 
 def test_a_subclass_keeps_what_its_base_and_its_hooks_remember():
@@ -149,7 +151,7 @@ def test_a_subclass_keeps_what_its_base_and_its_hooks_remember():
 
     saved, fresh = make(), make()
     saved.best, saved.value = 0.1, {"n": 3}
-    state.restore([fresh], travelled(state.capture([saved])))
+    callback_state.restore([fresh], travelled(callback_state.capture([saved])))
     assert (fresh.best, fresh.value) == (0.1, {"n": 3})
 
 
@@ -187,7 +189,7 @@ def net(variables=()):
     ],
 )
 def test_callbacks_that_lose_nothing(values):
-    assert others.unsupported([Counting(**values)]) == []
+    assert callback_list.unsupported([Counting(**values)]) == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_callbacks_that_lose_nothing(values):
     ],
 )
 def test_callbacks_that_lose_something_are_named(values, named):
-    (text,) = others.unsupported([Callback(), Counting(**values)])
+    (text,) = callback_list.unsupported([Callback(), Counting(**values)])
     assert text.startswith(f"{__name__}.Counting (")
     assert named in text
 
@@ -207,7 +209,7 @@ def test_callbacks_that_lose_something_are_named(values, named):
 def test_the_model_itself_is_nothing_to_lose():
     callback = Counting(net=net())
     callback._model = callback.net
-    assert others.unsupported([callback]) == []
+    assert callback_list.unsupported([callback]) == []
 
 
 def test_of_a_subclass_only_what_it_adds_is_named():
@@ -216,7 +218,7 @@ def test_of_a_subclass_only_what_it_adds_is_named():
             super().__init__("x.keras")
             self.saves = 0
 
-    (text,) = others.unsupported([ModelCheckpoint("y"), Mine()])
+    (text,) = callback_list.unsupported([ModelCheckpoint("y"), Mine()])
     assert text.endswith("Mine (saves)")
 
 
@@ -240,21 +242,21 @@ def test_defaults_of_a_class_that_training_changes_are_named():
         def on_train_batch_end(self, batch, logs=None):
             self.best = min(self.best, logs["loss"])
 
-    (text,) = others.unsupported([Mine()])
+    (text,) = callback_list.unsupported([Mine()])
     assert text.endswith("Mine (seen, best, words, last)")
 
     class Kept(Mine):
         kept = Counter("kept", registry=None)
 
-    assert others.unsupported([Kept()]) == []
+    assert callback_list.unsupported([Kept()]) == []
 
 
 def test_a_callback_without_attributes_at_all():
     class Slotted:
         __slots__ = ()
 
-    assert others.unsupported([Slotted()]) == []
-    assert state.capture([Slotted()]).header == {}
+    assert callback_list.unsupported([Slotted()]) == []
+    assert callback_state.capture([Slotted()]).header == {}
 
 
 # --- directories ---------------------------------------------------------------------
@@ -276,7 +278,7 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
     (tmp_path / "link").symlink_to(ours)
     theirs = str(tmp_path / name)
     with pytest.raises(errors.ConfigurationError) as caught:
-        others.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
+        callback_list.conflicts([ModelCheckpoint(theirs)], f"{ours}{os.sep}")
     assert repr(theirs) in str(caught.value)
     assert repr(f"{ours}{os.sep}") in str(caught.value)
     assert "a directory of its own" in str(caught.value)
@@ -285,28 +287,28 @@ def test_checkpoints_in_our_directory_are_refused(tmp_path, name):
 @pytest.mark.parametrize("name", ["m.keras", "ours-{epoch}/m.keras", "{epoch}/m", "o"])
 def test_checkpoints_elsewhere_are_fine(tmp_path, name):
     callbacks = [ModelCheckpoint(str(tmp_path / name)), Callback()]
-    others.conflicts(callbacks, tmp_path / "ours")
+    callback_list.conflicts(callbacks, tmp_path / "ours")
 
 
 def test_remote_directories_are_compared_too():
-    others.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
+    callback_list.conflicts([ModelCheckpoint("gs://b/theirs/m")], "gs://b/ours")
     with pytest.raises(errors.ConfigurationError, match="'gs://b/ours/m'"):
-        others.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
+        callback_list.conflicts([ModelCheckpoint("gs://b/ours/m")], "gs://b/ours")
 
 
 def test_a_backup_directory_that_is_deleted_must_not_hold_ours(tmp_path):
-    others.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
+    callback_list.conflicts([BackupAndRestore(tmp_path / "b")], tmp_path / "ours")
     for place in (tmp_path, tmp_path / "ours", tmp_path / "ours" / "b"):
         with pytest.raises(errors.ConfigurationError, match="backup_dir="):
-            others.conflicts([BackupAndRestore(place)], tmp_path / "ours")
+            callback_list.conflicts([BackupAndRestore(place)], tmp_path / "ours")
 
 
 def test_backup_and_restore_is_named_and_left_alone(tmp_path, caplog):
     callbacks = [Callback(), BackupAndRestore("theirs")]
     with caplog.at_level(logging.WARNING):
-        others.conflicts(callbacks, tmp_path)
+        callback_list.conflicts(callbacks, tmp_path)
     (record,) = caplog.records
     assert "keras.BackupAndRestore (backup_dir='theirs')" in record.getMessage()
     assert "Remove it" in record.getMessage()
-    assert others.unsupported(callbacks) == []
-    assert state.capture(callbacks).header == {}
+    assert callback_list.unsupported(callbacks) == []
+    assert callback_state.capture(callbacks).header == {}

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.handler.program import Program
 from tests.keras.small_fit import BATCHES, machine
-from tfpreempt.core.life import Stage
+from tfpreempt.core.heartbeat import WorkerPhase
 from tfpreempt.handler import current_session
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 
 @pytest.mark.parametrize("line", ["keras", "tf_keras"])
 def test_validation_and_callbacks_take_as_long_as_they_take(line: str) -> None:
-    seen: dict[str, list[Stage]] = {}
+    seen: dict[str, list[WorkerPhase]] = {}
 
     def note(where: str) -> None:
         here = current_session.current()
@@ -43,9 +43,9 @@ def test_validation_and_callbacks_take_as_long_as_they_take(line: str) -> None:
         )
         data = (arrays["x"], arrays["y"])
         made.fit(model, callback, epochs=2, validation_data=data)
-    steps = [Stage.FIRST] * 2 + [Stage.STEPS] * (2 * BATCHES - 2)
+    steps = [WorkerPhase.FIRST] * 2 + [WorkerPhase.STEPS] * (2 * BATCHES - 2)
     assert seen["step"] == steps
-    assert set(seen["validation"]) == set(seen["callback"]) == {Stage.APART}
+    assert set(seen["validation"]) == set(seen["callback"]) == {WorkerPhase.APART}
 
 
 def test_the_beginning_of_a_fit_takes_as_long_as_it_takes_beside_a_handler() -> None:
@@ -62,4 +62,4 @@ def test_the_beginning_of_a_fit_takes_as_long_as_it_takes_beside_a_handler() -> 
             for _ in range(3):
                 handler.run(loop.step)
             made.fit(None, made.callback(on_epoch_begin=note), epochs=1)
-    assert seen == [Stage.APART]
+    assert seen == [WorkerPhase.APART]

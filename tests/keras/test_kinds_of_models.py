@@ -26,7 +26,7 @@ from tests.keras.small_fit import (  # noqa: E402
     machine,
     values,
 )
-from tfpreempt.keras.record import Record  # noqa: E402
+from tfpreempt.keras.fit_record import FitRecord  # noqa: E402
 
 CUTS = [("begin", 1, 3), ("test", 1, 1), ("end", 2, 1)]
 HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
@@ -903,9 +903,11 @@ def test_data_that_shuffle_themselves_without_a_seed_are_named(
 
 def without_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the commit was made by another number of workers."""
-    load = Record.load
+    load = FitRecord.load
     monkeypatch.setattr(
-        Record, "load", lambda self, file: None if self.per_worker else load(self, file)
+        FitRecord,
+        "load",
+        lambda self, file: None if self.per_worker else load(self, file),
     )
 
 

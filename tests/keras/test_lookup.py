@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 pytest.importorskip("tensorflow")
 
-from tfpreempt.keras.fit.lookup import is_running  # noqa: E402
+from tfpreempt.keras.fit.frame_lookup import is_running  # noqa: E402
 
 
 class Model:

@@ -36,8 +36,8 @@ from tests.keras.small_fit import (  # noqa: E402
 from tfpreempt import TerminationConfig, errors, save_all_states  # noqa: E402
 from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer  # noqa: E402
 from tfpreempt.core.journal import journal_directory  # noqa: E402
-from tfpreempt.keras.fit.steps import Steps  # noqa: E402
-from tfpreempt.keras.record import Encoded  # noqa: E402
+from tfpreempt.keras.fit.train_function import TrainFunctionWrapper  # noqa: E402
+from tfpreempt.keras.fit_record import EncodedValue  # noqa: E402
 
 HELD_OUT = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": BATCH}
 ALL = list(range(EPOCHS))
@@ -332,7 +332,7 @@ def test_what_a_validation_found_is_not_kept_after_its_epoch(
 
     def count(*_: Any, **__: Any) -> None:
         gc.collect()
-        held.append(sum(type(each) is Encoded for each in gc.get_objects()))
+        held.append(sum(type(each) is EncodedValue for each in gc.get_objects()))
 
     tests = ("on_test_begin", "on_test_batch_begin")
     hooks = ("on_epoch_begin", *tests, "on_epoch_end")
@@ -600,7 +600,7 @@ def test_an_error_in_fit_and_a_new_fit(on: Machine, line: str, error: Any) -> No
     on.keras.utils.set_random_seed(7)
     model, history = program()
     assert result(model, history) == expected
-    assert not isinstance(model.train_function, Steps)
+    assert not isinstance(model.train_function, TrainFunctionWrapper)
 
 
 @LINES
@@ -636,7 +636,7 @@ def test_the_train_function_is_given_back(on: Machine, line: str) -> None:
 
     for function in on.run(program):
         assert function is not None
-        assert not isinstance(function, Steps)
+        assert not isinstance(function, TrainFunctionWrapper)
 
 
 # --- save_freq -----------------------------------------------------------------------
@@ -739,7 +739,7 @@ def test_a_validation_that_was_preempted_is_committed_at_its_end(
 
 @LINES
 def test_a_fit_that_starts_afresh_says_so(on: Machine, line: str) -> None:
-    """Its journal is open from then on: by that `tfpreempt notify` finds it."""
+    """Its journal is open from then on: by that `tfpreempt simulate` finds it."""
     on.run(lambda: on.fit(ours=on.preemption(save_freq=None)))
     first, *_ = read_journal(journal_directory(on.checkpoints))
     assert (first["event"], first["path"], first["step"]) == ("restored", None, 0)

@@ -24,7 +24,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
             def program(each=each, store=store):
                 shutil.rmtree(each.checkpoints, ignore_errors=True)
                 model, data = each.model(), each.arrays()
-                ours = each.preemption(remote_checkpoint_dir=store)
+                ours = each.preemption(mirror_dir=store)
                 assert ours.mirror_status is None
                 look = each.callback(
                     on_epoch_end=lambda epoch, logs=None: seen.append(
@@ -35,7 +35,7 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
                 history = each.fit(model, look, ours=ours, validation_data=validation)
                 assert ours.mirror_status.is_complete
                 assert ours.wait_for_mirror(0)
-                told.append(ours.mirror_status.mirrored)
+                told.append(ours.mirror_status.mirrored_step)
                 return history.history, values(model)
 
             results.append(each.run(program, *cuts))
@@ -49,10 +49,10 @@ def test_lost_disks(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_copy_that_did_not_come_to_its_end_is_told(monkeypatch) -> None:
     with machine("keras") as each:
-        monkeypatch.setattr("tfpreempt.checkpoint.mirror.status.STALLED", 0.0)
+        monkeypatch.setattr("tfpreempt.checkpoint.mirror.mirror_status.STALLED", 0.0)
         store = FaultyObjectStore(uri="memory://away")
         model, data = each.model(), each.arrays()
-        ours = each.preemption(remote_checkpoint_dir=store)
+        ours = each.preemption(mirror_dir=store)
         assert ours.mirror_status is None
         assert ours.wait_for_mirror()  # nothing was to be copied yet
         gone = errors.CheckpointError("no route")
@@ -83,14 +83,14 @@ def test_who_waits_for_the_copy_waits_for_the_save_before_it(monkeypatch) -> Non
     with machine("keras") as each:
         store = FaultyObjectStore(uri="memory://waits")
         model, data = each.model(), each.arrays()
-        ours = each.preemption(remote_checkpoint_dir=store, save_freq=3)
+        ours = each.preemption(mirror_dir=store, save_freq=3)
 
         def at_fourth(batch: int, logs: object = None) -> None:
             if batch == 3 and not told:
                 told.append(ours.wait_for_mirror(0.1))
                 opened.set()
                 told.append(ours.wait_for_mirror(20.0))
-                told.append(ours.mirror_status.mirrored)
+                told.append(ours.mirror_status.mirrored_step)
 
         look = each.callback(on_train_batch_end=at_fourth)
         each.fit(model, look, ours=ours, **data)

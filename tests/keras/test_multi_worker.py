@@ -33,7 +33,7 @@ import pytest
 
 from tests.multiprocess.harness import Zygote, place
 from tfpreempt import errors
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.keras import multi_worker
 from tfpreempt.keras.multi_worker import enable_multi_worker
 
@@ -92,7 +92,7 @@ def test_twice_is_once_and_removal_restores(trainer: Any) -> None:
 def test_a_version_without_what_would_be_replaced_is_refused(
     trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seams.require.cache_clear()
+    private_api.check_available.cache_clear()
     monkeypatch.setattr("keras.__version__", "3.99.0")
     monkeypatch.delattr(trainer, "reduce_per_replica")
     wanted = r"keras 3\.99\.0 has no .*reduce_per_replica, and enable_multi_worker\(\)"

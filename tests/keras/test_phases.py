@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tfpreempt import errors
-from tfpreempt.keras.fit.phases import BEGINNINGS, TABLE, Event, Phase, after
-from tfpreempt.keras.fit.plan import make_plan
-from tfpreempt.keras.fit.progress import Progress
+from tfpreempt.keras.fit.fit_progress import Progress
+from tfpreempt.keras.fit.phases import BEGINNINGS, TABLE, FitEvent, FitPhase, after
+from tfpreempt.keras.fit.resume_plan import make_plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "keras-phases.md"
 
@@ -20,7 +20,7 @@ def test_the_page_names_every_way_to_begin() -> None:
     page = PAGE.read_text("utf-8")
     table = page[page.index("| a fit begins in") : page.index("![")]
     named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-    assert named == [phase.name for phase in Phase if phase in BEGINNINGS]
+    assert named == [phase.name for phase in FitPhase if phase in BEGINNINGS]
 
 
 def test_each_way_to_begin_leads_to_the_end() -> None:
@@ -30,12 +30,15 @@ def test_each_way_to_begin_leads_to_the_end() -> None:
             new = set(TABLE.get(todo.pop(), {}).values()) - reached
             reached |= new
             todo += new
-        assert reached & {Phase.TRAINED, Phase.RESTORED} or beginning is Phase.SKIP
+        assert (
+            reached & {FitPhase.TRAINED, FitPhase.RESTORED}
+            or beginning is FitPhase.SKIP
+        )
 
 
 def test_what_keras_never_does_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"'the fit ends' came in .* VALIDATING"):
-        after(Phase.VALIDATING, Event.TRAIN_END)
+        after(FitPhase.VALIDATING, FitEvent.TRAIN_END)
 
 
 def made_of(**more: Any) -> dict[str, Any]:
@@ -52,19 +55,19 @@ def saved(stage: Any, epoch: int = 1, **more: Any) -> Progress:
 @pytest.mark.parametrize(
     ("progress", "before", "epochs", "beginning"),
     [
-        (Progress(), [], 3, Phase.START),
-        (saved("complete"), ["first"], 3, Phase.START),
-        (saved("train"), [], 3, Phase.RESUME),
-        (saved("validation"), [], 3, Phase.REVALIDATE),
-        (saved("complete"), [], 3, Phase.EXTEND),
-        (saved("complete", 3), [], 3, Phase.RESTORE),
-        (saved("complete", stopped=True), [], 3, Phase.RESTORE),
-        (saved("train", 2), [], 2, Phase.RESTORE),
-        (saved("train", fit=2), [], 3, Phase.SKIP),
+        (Progress(), [], 3, FitPhase.START),
+        (saved("complete"), ["first"], 3, FitPhase.START),
+        (saved("train"), [], 3, FitPhase.RESUME),
+        (saved("validation"), [], 3, FitPhase.REVALIDATE),
+        (saved("complete"), [], 3, FitPhase.EXTEND),
+        (saved("complete", 3), [], 3, FitPhase.RESTORE),
+        (saved("complete", stopped=True), [], 3, FitPhase.RESTORE),
+        (saved("train", 2), [], 2, FitPhase.RESTORE),
+        (saved("train", fit=2), [], 3, FitPhase.SKIP),
     ],
 )
 def test_the_checkpoint_decides_how_a_fit_begins(
-    progress: Progress, before: list[str], epochs: int, beginning: Phase
+    progress: Progress, before: list[str], epochs: int, beginning: FitPhase
 ) -> None:
     plan = make_plan(progress, before, epochs, made_of())
     assert plan.beginning is beginning
@@ -102,12 +105,12 @@ def test_a_fit_is_found_where_the_program_leaves_out_earlier_ones(
     progress = two_fits(made_of(**first), made_of(**second))
     plan = make_plan(progress, [], 3, made_of(**now))
     assert plan.number == number
-    assert plan.beginning is (Phase.SKIP if number == 1 else Phase.RESUME)
+    assert plan.beginning is (FitPhase.SKIP if number == 1 else FitPhase.RESUME)
 
 
 def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_fits() -> None:
     progress = saved("train", fit=2, histories=({"epoch": [0], "history": {}},))
-    assert make_plan(progress, [], 3, made_of()).beginning is Phase.SKIP
+    assert make_plan(progress, [], 3, made_of()).beginning is FitPhase.SKIP
 
 
 def test_a_fit_that_is_none_of_the_checkpoint_is_refused() -> None:

@@ -13,22 +13,22 @@ import pytest
 from campaigns import fuzz_runs
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import write_parts
-from tfpreempt.keras.callbacks import state
+from tfpreempt.keras.callbacks import callback_state
 from tfpreempt.keras.data.position import Position
-from tfpreempt.keras.fit import progress
-from tfpreempt.keras.fit.attributes import Attributes
-from tfpreempt.keras.record import Encoded, Record
+from tfpreempt.keras.fit import fit_progress
+from tfpreempt.keras.fit.python_attributes import Attributes
+from tfpreempt.keras.fit_record import EncodedValue, FitRecord
 
 pytestmark = pytest.mark.tensorflow
 
-DAMAGED = errors.CheckpointDamagedError
+DAMAGED = errors.CheckpointCorruptedError
 PLACE: dict[str, Any] = {"kind": "index", "made": 1, "read": 1, "batches": 3}
 WRONG = {"array": 7, "dtype": "<f4", "shape": [1]}  # there is no such part
 
 
 def test_what_was_saved_comes_back() -> None:
-    found = Record.read(io.BytesIO(fuzz_runs.FIT))
-    assert progress.read(found["progress"]) == fuzz_runs.PLACE
+    found = FitRecord.read(io.BytesIO(fuzz_runs.FIT))
+    assert fit_progress.read(found["progress"]) == fuzz_runs.PLACE
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_record_of_another_form(header: Any) -> None:
     file = io.BytesIO()
     write_parts(file, header, [])
     with pytest.raises(DAMAGED, match="a fit"):
-        Record.read(io.BytesIO(file.getvalue()))
+        FitRecord.read(io.BytesIO(file.getvalue()))
 
 
 @pytest.mark.parametrize("header", [[], "x", 3])
@@ -46,7 +46,7 @@ def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
     file = io.BytesIO()
     write_parts(file, header, [])
     with pytest.raises(errors.CheckpointMismatchError, match="earlier tfpreempt"):
-        Record.read(io.BytesIO(file.getvalue()))
+        FitRecord.read(io.BytesIO(file.getvalue()))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_record_that_is_none_is_of_another_version(header: Any) -> None:
 )
 def test_no_place_in_a_fit(value: Any) -> None:
     with pytest.raises(DAMAGED, match="a fit"):
-        progress.read(Encoded.of(value))
+        fit_progress.read(EncodedValue.of(value))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_no_place_in_data(place: Any) -> None:
 
 def test_a_place_in_data_comes_back() -> None:
     place = dataclasses.replace(Position(**PLACE), states=((b"now", b"more"),))
-    saved = Encoded.of(dataclasses.asdict(place)).value()
+    saved = EncodedValue.of(dataclasses.asdict(place)).value()
     assert Position.parse(saved) == place
     assert Position.parse(None) is None
 
@@ -110,28 +110,30 @@ def test_a_place_in_data_comes_back() -> None:
 )
 def test_no_state_of_a_callback(entry: Any) -> None:
     ours = fuzz_runs.callbacks()
-    names = state.capture(ours).header
+    names = callback_state.capture(ours).header
     with pytest.raises(DAMAGED):
-        state.restore(ours, Encoded(header=dict.fromkeys(names, entry)))
+        callback_state.restore(ours, EncodedValue(header=dict.fromkeys(names, entry)))
     with pytest.raises(DAMAGED, match="callbacks of a fit"):
-        state.restore(ours, Encoded(header=["keras.History"]))
+        callback_state.restore(ours, EncodedValue(header=["keras.History"]))
 
 
 def test_no_file_of_a_logger(tmp_path: Path) -> None:
     csv = fuzz_runs.logger(tmp_path)
     for entry in (3, WRONG, {"dict": {"text": "x"}}, {"dict": {}}):
         with pytest.raises(DAMAGED):
-            state.restore_files([csv], Encoded(header={"keras.CSVLogger": entry}))
+            callback_state.restore_files(
+                [csv], EncodedValue(header={"keras.CSVLogger": entry})
+            )
 
 
 @pytest.mark.parametrize("header", [3, [3], [["model", "x", 3]], [["m", "x", 3, "x"]]])
 def test_no_attributes_of_a_model(header: Any) -> None:
     with pytest.raises(DAMAGED):
-        Attributes(object()).restore(Encoded(header=header))
+        Attributes(object()).restore(EncodedValue(header=header))
 
 
 def test_an_attribute_that_is_none_has_no_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Attributes(object()).restore(Encoded(header=[["model", "x", WRONG, 0]]))
+    Attributes(object()).restore(EncodedValue(header=[["model", "x", WRONG, 0]]))
     assert "there is no place for it" in caplog.text

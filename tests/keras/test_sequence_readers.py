@@ -28,7 +28,7 @@ from tests.keras.small_fit import (  # noqa: E402
     Seen,
     machine,
 )
-from tfpreempt.core import reach, seams  # noqa: E402
+from tfpreempt.core import object_graph, private_api  # noqa: E402
 
 LONG = 0.4  # seconds; four times what tf_keras' readers wait
 ROWS = np.arange(BATCHES * BATCH, dtype="float32")[:, None]
@@ -188,7 +188,7 @@ def test_attributes_that_change_while_batches_are_read_are_named(
 @pytest.fixture
 def counting_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes Keras shuffle a PyDataset as Keras 3.16 does: by a count of epochs."""
-    adapter: Any = seams.keras_py_dataset_adapter.PyDatasetAdapter
+    adapter: Any = private_api.keras_py_dataset_adapter.PyDatasetAdapter
     begin, end = adapter.__init__, adapter.on_epoch_end
 
     def init(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -206,7 +206,7 @@ def counting_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
         end(self)
         self._epoch += 1
 
-    if "_epoch" not in reach.set_by(adapter):
+    if "_epoch" not in object_graph.set_by(adapter):
         monkeypatch.setattr(adapter, "__init__", init)
         monkeypatch.setattr(adapter, "_finite_generator", generate)
         monkeypatch.setattr(adapter, "on_epoch_end", count)

@@ -20,11 +20,11 @@ def test_workers_that_differ_in_storage_or_model(here: Place) -> None:
         [storage], [file], [good], [model] = (
             worker.lines(name) for name in ("storage", "file", "good", "model")
         )
-        assert storage[0] == "DirectoryNotSharedError"
+        assert storage[0] == "StorageNotSharedError"
         text = " ".join(storage)
         assert "worker 1" in text
         assert "/proc/self/cwd/ckpt" in text
-        assert "remote_checkpoint_dir" in text
+        assert "mirror_dir" in text
         assert "bad_starts.py" in " ".join(file)
         assert good == ["works"]
         assert model[0] == "CheckpointMismatchError"
@@ -40,7 +40,7 @@ def test_workers_that_disagree_on_the_world_size(here: Place) -> None:
     cluster.expect(7, 7)
     for worker in cluster:
         [told] = worker.lines("world")
-        assert told[0] == "WorkersDisagreeError"
+        assert told[0] == "WorkerMismatchError"
         assert "worker 0 counts 2 workers, this one 3" in " ".join(told)
 
 

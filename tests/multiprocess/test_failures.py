@@ -74,7 +74,7 @@ def test_a_python_error_names_its_worker_to_the_others(here: Place) -> None:
 def test_a_worker_killed_without_notice_costs_the_steps_since_the_last_commit(
     here: Place, reference: Reference
 ) -> None:
-    """D.2: the survivor raises; with `save_every` a restart loses that many at most."""
+    """D.2: the survivor raises; with `save_freq` a restart loses that many at most."""
     cluster = hold_in_step(here, 10, "--save-every", 4, "--sync-saves")
     kill(cluster, 1)
     here.release()

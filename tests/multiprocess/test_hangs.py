@@ -12,7 +12,7 @@ from tests.multiprocess.supervised import TRAIN, Run, run
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(280)]
 
-OPTIONS = ("--hang-timeout", "5", "--failure-grace", "1")
+OPTIONS = ("--hang-timeout", "5", "--kill-after", "1")
 
 
 def stacks(made: Run) -> list[str]:

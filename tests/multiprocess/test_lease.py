@@ -9,7 +9,7 @@ import pytest
 
 from tests.multiprocess.harness import RESTART, Place, records
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.lease.directory_lease import DirectoryLease
 from tfpreempt.checkpoint.lease.lease_record import this_process
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
@@ -26,8 +26,8 @@ def test_a_cluster_that_lost_its_lease_commits_nothing_and_leaves_as_lost(
     for worker in cluster:
         worker.wait_line("holding")
     cluster[0].send(signal.SIGSTOP)
-    place = LeaseDirectory(str(here.checkpoints))
-    place.end(place.look().token)
+    place = DirectoryLease(str(here.checkpoints))
+    place.end(place.read_owner().token)
     assert place.take(dataclasses.replace(this_process(30.0), host="node-7"))
     before = commits(here)
     cluster[0].send(signal.SIGCONT)
@@ -37,7 +37,7 @@ def test_a_cluster_that_lost_its_lease_commits_nothing_and_leaves_as_lost(
     assert commits(here) == before == ["2", "4"]
     assert [r["outcome"] for r in records(here.checkpoints, "exit")] == ["lost"] * world
     assert "on node-7" in cluster[0].output
-    assert place.look() is not None
+    assert place.read_owner() is not None
 
 
 def test_a_killed_chief_is_followed_at_once(here: Place) -> None:

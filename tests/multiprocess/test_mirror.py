@@ -13,7 +13,7 @@ from tests.fakes.gcs import GcsServer
 from tests.multiprocess.conftest import Reference
 from tests.multiprocess.harness import RESTART, Cluster, Place, wait_until
 from tfpreempt.checkpoint.directory import catalog
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.open_store import open_store
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
@@ -25,7 +25,7 @@ def server() -> Iterator[GcsServer]:
 
 
 def start(here: Place, server: GcsServer, *more: object) -> Cluster:
-    remote = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": "gs://bucket/run"}
+    remote = {"TFPREEMPT_MIRROR_DIR": "gs://bucket/run"}
     arguments = ("--strategy", "mwms", *more)
     environment = server.environment() | remote
     return here.start("train.py", *arguments, world=2, env=environment)

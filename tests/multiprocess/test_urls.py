@@ -26,7 +26,7 @@ from tests.multiprocess.harness import (
 )
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.open_store import open_store
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 
@@ -147,7 +147,7 @@ def test_stock_tensorflow_reads_a_mirror_while_commits_come_and_go(
     try:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "reads\n"
-        remote = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": mirror.as_uri()}
+        remote = {"TFPREEMPT_MIRROR_DIR": mirror.as_uri()}
         cluster = here.start(
             "train.py", "--steps", 60, "--save-every", 1, "--pause", 0.05, env=remote
         )
@@ -167,7 +167,7 @@ LOOP = f"""
 import os, signal, tfpreempt
 from tfpreempt.states import StepCounter
 counter = StepCounter()
-made = tfpreempt.PreemptionCheckpointHandler(None, None, {URL!r}, save_every=5)
+made = tfpreempt.PreemptionCheckpointHandler(None, None, {URL!r}, save_freq=5)
 with made as handler:
     while handler.total_run_calls < 20:
         handler.run(counter.increment)

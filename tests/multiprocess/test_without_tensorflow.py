@@ -96,7 +96,7 @@ def test_a_process_on_another_machine_resumes_from_the_mirror(
         directory = "gs://bucket/run" if is_url else machine / "run"
         if not is_url:
             mirror = (tmp_path / "mirror").as_uri()
-            env |= {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": mirror}
+            env |= {"TFPREEMPT_MIRROR_DIR": mirror}
         done = run(*PROGRAM, directory, number, env=env, code=code)
     assert line(done, "starts") == "starts 7"
     assert line(done, "final") == undisturbed
@@ -106,7 +106,7 @@ def test_a_run_under_the_supervisor_and_what_the_commands_show(
     tmp_path: Path, without: dict[str, str], gcs: GcsServer, undisturbed: str
 ) -> None:
     directory, mirror = tmp_path / "run", "gs://bucket/run"
-    mirrored = {"TFPREEMPT_REMOTE_CHECKPOINT_DIR": mirror}
+    mirrored = {"TFPREEMPT_MIRROR_DIR": mirror}
     env = without | gcs.environment() | mirrored
     supervised = (*COMMAND, "run", "--checkpoint-dir", directory, "--", *PROGRAM)
     done = run(*supervised, directory, 3, 8, env=env)

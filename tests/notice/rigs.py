@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource
-from tfpreempt.notice.native import NativeKeySource
 from tfpreempt.notice.signals import SignalSource
 from tfpreempt.notice.source import NoticeSource
+from tfpreempt.notice.tensorflow_notice import NativeKeySource
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.notice import ScriptedSource
 

@@ -17,9 +17,9 @@ from tfpreempt.notice.azure import (
     AzureWatch,
     metadata_url,
 )
-from tfpreempt.notice.metadata import readable
+from tfpreempt.notice.metadata_session import readable
 from tfpreempt.notice.source import TimedSource
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeAzure, Reply, Request
 
@@ -142,7 +142,7 @@ def test_an_event_that_has_started_leaves_nothing(
     bench.fake.schedule(not_before=readable(bench.clock.wall() + 300))
     bench.fake.schedule(not_before=not_before, status="Started")
     bench.look()
-    assert WatchedSource(bench.sources["Preempt"], 300.0).grace_now() == 0.0
+    assert NoticeSourceConfig(bench.sources["Preempt"], 300.0).grace_now() == 0.0
 
 
 def test_acknowledging_starts_what_is_scheduled_here_and_no_more() -> None:
@@ -173,7 +173,7 @@ def test_each_kind_has_a_time_of_its_own(bench: Bench) -> None:
     bench.fake.schedule("Preempt", not_before=readable(now + 31))
     bench.look()
     left = {
-        name: WatchedSource(source, 1000.0).grace_now()
+        name: NoticeSourceConfig(source, 1000.0).grace_now()
         for name, source in bench.sources.items()
     }
     assert left["Preempt"] == 30.0
@@ -185,7 +185,7 @@ def test_a_notice_that_is_up_counts_as_started_once_it_has(bench: Bench) -> None
     bench.look()
     bench.watch.acknowledge()
     bench.look()
-    assert WatchedSource(bench.sources["Preempt"], 300.0).grace_now() == 0.0
+    assert NoticeSourceConfig(bench.sources["Preempt"], 300.0).grace_now() == 0.0
     assert len(bench.heard) == 1
 
 

@@ -44,13 +44,13 @@ def test_a_maintenance_says_when_it_begins(value: object) -> None:
     told = read_upcoming_maintenance(value, BEGINS - 7 * 86400)
     assert told is not None
     assert "2026-11-22T01:00:00Z" in told.detail
-    assert told.goes_at == BEGINS
+    assert told.shutdown_at == BEGINS
 
 
 def test_a_maintenance_that_runs_begins_now() -> None:
     told = read_upcoming_maintenance({"maintenance_status": "ONGOING", **WINDOW}, 7.0)
     assert told is not None
-    assert told.goes_at == 7.0
+    assert told.shutdown_at == 7.0
 
 
 @pytest.mark.parametrize("status", ["PENDING", "ONGOING", "UNKNOWN", ""])

@@ -14,7 +14,7 @@ from tests.notice.server_rigs import Heard, hurry, is_hanging, quiet_gce
 from tfpreempt import errors
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
-from tfpreempt.notice.metadata import Answer, MetadataSession
+from tfpreempt.notice.metadata_session import Answer, MetadataSession
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import FakeGce, Reply, Request
 

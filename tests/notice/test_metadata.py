@@ -14,7 +14,7 @@ from tests.fakes.hostile import HostileServer
 from tests.fakes.replies import BrokenReply
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
-from tfpreempt.notice.metadata import (
+from tfpreempt.notice.metadata_session import (
     Answer,
     MetadataSession,
     checked_base_url,

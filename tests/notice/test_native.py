@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.notice.rigs import LIMIT, wait_until
-from tfpreempt.errors import StoreGoneError
-from tfpreempt.notice.native import NativeKeySource, read_again
+from tfpreempt.errors import CoordinationServiceUnavailableError
+from tfpreempt.notice.tensorflow_notice import NativeKeySource, read_again
 
 
 class Key:
@@ -124,7 +124,9 @@ def test_read_again_while_a_get_is_blocked_does_nothing(key: Key) -> None:
     assert len(key.readers) == 1
 
 
-@pytest.mark.parametrize("error", [StoreGoneError("leader ended"), ValueError("odd")])
+@pytest.mark.parametrize(
+    "error", [CoordinationServiceUnavailableError("leader ended"), ValueError("odd")]
+)
 def test_a_failure_is_one_line_at_info(
     key: Key, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,13 +150,13 @@ def test_the_end_of_the_only_watch_is_a_warning(
         source.start(lambda detail: None)
         if not listens:
             source.close()
-        key.come(StoreGoneError("leader ended"))
+        key.come(CoordinationServiceUnavailableError("leader ended"))
     assert [record.levelname for record in caplog.records] == [level]
 
 
 def test_after_a_failure_the_next_source_tries_anew(key: Key) -> None:
     NativeKeySource(key.read).start(lambda detail: None)
-    key.come(StoreGoneError("not yet"))
+    key.come(CoordinationServiceUnavailableError("not yet"))
     heard: list[str] = []
     NativeKeySource(key.read).start(heard.append)
     key.come("x")
@@ -165,7 +167,7 @@ def test_after_a_failure_the_next_source_tries_anew(key: Key) -> None:
 def test_after_a_failure_who_listened_before_hears_of_the_next_one(key: Key) -> None:
     heard: list[str] = []
     NativeKeySource(key.read).start(heard.append)
-    key.come(StoreGoneError("not yet"))
+    key.come(CoordinationServiceUnavailableError("not yet"))
     NativeKeySource(key.read).start(heard.append)
     key.come("x")
     assert heard == ["x", "x"]

@@ -27,7 +27,7 @@ class Polled(PollingSource):
         super().__init__("polled", interval, wait)
         self._look = look
 
-    def look(self) -> str | None:
+    def poll_once(self) -> str | None:
         return self._look()
 
 

@@ -14,7 +14,7 @@ from tests.notice.server_rigs import Heard, wait_until
 from tfpreempt import errors
 from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice.gce import GceWatch
-from tfpreempt.notice.metadata import Answer, checked_base_url
+from tfpreempt.notice.metadata_session import Answer, checked_base_url
 from tfpreempt.testing.metadata import FakeGce
 
 SECRET = "hunter2"

@@ -17,7 +17,7 @@ from tests.notice.server_rigs import QUICK_SECONDS, hurry
 from tfpreempt.notice import aws, azure, gce
 from tfpreempt.notice.polling import Wait
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.platforms import probing
+from tfpreempt.platforms import metadata_probe
 from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.metadata import (
@@ -40,8 +40,8 @@ class Cloud:
 
     def is_known(self, environment: Mapping[str, str], seconds: float = 5.0) -> bool:
         """Whether the cloud's own probe, asked alone, takes a server for its own."""
-        probes = {self.name: probing.PROBES[self.name]}
-        return probing.probe_all(probes, environment, seconds) is not None
+        probes = {self.name: metadata_probe.PROBES[self.name]}
+        return metadata_probe.probe_all(probes, environment, seconds) is not None
 
 
 CLOUDS = [

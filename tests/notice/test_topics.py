@@ -14,15 +14,15 @@ from typing_extensions import Unpack
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.notice import polling
-from tfpreempt.notice.source import TimedSource
-from tfpreempt.notice.topics import (
+from tfpreempt.notice.metadata_watch import (
+    ActiveNotice,
+    MetadataWatch,
     Poller,
     Report,
-    Told,
-    TopicWatch,
     WatchOptions,
     quick_retry_seconds,
 )
+from tfpreempt.notice.source import TimedSource
 from tfpreempt.testing.clock import FakeClock
 
 GOES_AT = 1_700_000_100.0
@@ -45,7 +45,7 @@ class ScriptedPoller(Poller):
         if isinstance(said, BaseException):
             raise said
         for topic, detail in said.items():
-            report(topic, None if detail is None else Told(detail, GOES_AT))
+            report(topic, None if detail is None else ActiveNotice(detail, GOES_AT))
         return 0.0
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class ScriptedPoller(Poller):
         self.script.put(None)
 
 
-class Watch(TopicWatch):
+class Watch(MetadataWatch):
     name = "shared"
     _known = ("a", "b")
 
@@ -195,7 +195,7 @@ def test_what_comes_after_the_last_close_is_not_reported(
         def poll(self, report: Report) -> float:
             entered.set()
             release.wait(10.0)
-            report("a", Told("too late"))
+            report("a", ActiveNotice("too late"))
             return 0.0
 
     watch = Watch(Late)
@@ -211,7 +211,7 @@ def test_what_comes_after_the_last_close_is_not_reported(
 def test_starts_and_closes_from_many_threads_leave_nothing() -> None:
     class Idle(ScriptedPoller):
         def poll(self, report: Report) -> float:
-            report("a", Told("up"))
+            report("a", ActiveNotice("up"))
             return 0.001
 
     watch = Watch(Idle)

@@ -10,7 +10,7 @@ import pytest
 from tests.notice.rigs import wait_until
 from tfpreempt import errors
 from tfpreempt.core.events import Notice
-from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.notice.watcher import NoticeSourceConfig, Watcher
 from tfpreempt.testing.clock import FakeClock
 from tfpreempt.testing.notice import ScriptedSource
 
@@ -25,7 +25,7 @@ def watch(
 ) -> Watcher:
     padded = (*graces, *[None] * (len(sources) - len(graces)))
     watched = [
-        WatchedSource(source, grace)
+        NoticeSourceConfig(source, grace)
         for source, grace in zip(sources, padded, strict=True)
     ]
     return Watcher(watched, 3, on_notice, FakeClock() if clock is None else clock)
@@ -209,7 +209,7 @@ def test_without_sources_it_is_quiet() -> None:
 @pytest.mark.parametrize("grace", [-1.0, float("nan"), float("inf")])
 def test_a_grace_that_cannot_be_is_refused(grace: float) -> None:
     with pytest.raises(errors.ConfigurationError, match="grace_seconds"):
-        WatchedSource(ScriptedSource(), grace)
+        NoticeSourceConfig(ScriptedSource(), grace)
 
 
 # --- sources that are found later ----------------------------------------------------
@@ -220,12 +220,12 @@ def test_found_sources_are_watched_with_their_grace_periods() -> None:
     at_once, found = ScriptedSource("at-once"), ScriptedSource("found")
     looks, answers = threading.Event(), threading.Event()
 
-    def find() -> list[WatchedSource]:
+    def find() -> list[NoticeSourceConfig]:
         looks.set()
         answers.wait(10)
-        return [WatchedSource(found, 30.0)]
+        return [NoticeSourceConfig(found, 30.0)]
 
-    watcher = Watcher([WatchedSource(at_once)], 0, heard.append, find_more=find)
+    watcher = Watcher([NoticeSourceConfig(at_once)], 0, heard.append, find_more=find)
     watcher.start()
     assert looks.wait(10)
     at_once.fire()  # while the search lasts
@@ -245,10 +245,10 @@ def test_a_search_that_outlasts_the_watcher_starts_no_source() -> None:
     found, answers = ScriptedSource(), threading.Event()
     searching: list[threading.Thread] = []
 
-    def find() -> list[WatchedSource]:
+    def find() -> list[NoticeSourceConfig]:
         searching.append(threading.current_thread())
         answers.wait(10)
-        return [WatchedSource(found)]
+        return [NoticeSourceConfig(found)]
 
     watcher = Watcher([], 0, lambda notice: None, find_more=find)
     watcher.start()
@@ -264,7 +264,7 @@ def test_a_found_source_that_cannot_start_leaves_the_others(
 ) -> None:
     bad = ScriptedSource("bad", start_error=errors.NoticeError("no such place"))
     good = ScriptedSource("good")
-    found = [WatchedSource(bad), WatchedSource(good)]
+    found = [NoticeSourceConfig(bad), NoticeSourceConfig(good)]
     watcher = Watcher([], 0, lambda notice: None, find_more=lambda: found)
     watcher.start()
     assert wait_until(lambda: good.is_started)
@@ -283,7 +283,7 @@ def test_a_notice_that_stands_when_its_source_is_found_may_close_the_watcher() -
         watcher.close()
         closed.set()
 
-    watcher = Watcher([], 0, listen, find_more=lambda: [WatchedSource(source)])
+    watcher = Watcher([], 0, listen, find_more=lambda: [NoticeSourceConfig(source)])
     watcher.start()
     assert closed.wait(10)
     assert wait_until(lambda: source.is_closed)

@@ -13,7 +13,7 @@ import pytest
 from tests.platforms.configs import left_with, notices, watched
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.azure import AzureWatch
-from tfpreempt.notice.metadata import readable
+from tfpreempt.notice.metadata_session import readable
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.platforms.config import (
     NOTICE_FILE_VARIABLE,
     BorgTerminationConfig,
@@ -94,8 +94,8 @@ def test_own_sources_have_their_own_grace_or_that_of_the_config() -> None:
     def plain() -> ScriptedSource:
         return ScriptedSource("plain")
 
-    def timed() -> WatchedSource:
-        return WatchedSource(ScriptedSource("timed"), 5.0)
+    def timed() -> NoticeSourceConfig:
+        return NoticeSourceConfig(ScriptedSource("timed"), 5.0)
 
     config = TerminationConfig(grace_period=60, sources=[plain, timed])
     assert [
@@ -222,7 +222,7 @@ def test_a_platform_of_ones_own_counts_what_it_likes() -> None:
     class Counting(TerminationConfig):
         asked = 0
 
-        def watched_sources(self) -> tuple[WatchedSource, ...]:
+        def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
             self.asked += 1
             return super().watched_sources()
 

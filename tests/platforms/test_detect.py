@@ -15,7 +15,7 @@ from tfpreempt.errors import ConfigurationError
 from tfpreempt.platforms.config import GenericTerminationConfig, TerminationConfig
 from tfpreempt.platforms.detect import VARIANTS, Platform, detect_platform
 from tfpreempt.platforms.gce import GceSpotTerminationConfig
-from tfpreempt.platforms.probing import Finding, Probe
+from tfpreempt.platforms.metadata_probe import DetectedMachine, Probe
 from tfpreempt.testing.metadata import (
     FakeGce,
 )
@@ -41,18 +41,18 @@ def machine(root: Path, *, gpu: bool = False, **names: str) -> Path:
 
 
 def answers(cloud: str, *kinds: str) -> Probe:
-    def probe(environment: Mapping[str, str], limit: float) -> Finding | None:
+    def probe(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
         evidence = (f"{cloud} answers",)
-        return Finding(cloud=cloud, evidence=evidence, kinds=frozenset(kinds))
+        return DetectedMachine(cloud=cloud, evidence=evidence, kinds=frozenset(kinds))
 
     return probe
 
 
-def silent(environment: Mapping[str, str], limit: float) -> Finding | None:
+def silent(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
     return None
 
 
-def broken(environment: Mapping[str, str], limit: float) -> Finding | None:
+def broken(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
     raise ConnectionRefusedError("nobody listens")
 
 
@@ -104,7 +104,7 @@ def test_a_variable_names_the_platform(
     asked = dict.fromkeys(("gce", "aws", "azure"), never_asked)
     found = detect(tmp_path, {variable: "something"}, **asked)
     assert found.name == name
-    assert found.variant is VARIANTS[name]
+    assert found.config_class is VARIANTS[name]
     assert found.evidence == (f"{variable} is set",)
     assert detect(tmp_path, {variable: ""}).name == "generic"
 
@@ -150,7 +150,7 @@ def test_the_process_s_variables_are_the_default(
 ) -> None:
     monkeypatch.setenv("TFPREEMPT_PLATFORM", "gce-spot")
     found = detect_platform()
-    assert found.variant is GceSpotTerminationConfig
+    assert found.config_class is GceSpotTerminationConfig
     assert found.termination_config(grace_period=20).grace_seconds == 20.0
 
 
@@ -219,14 +219,14 @@ def test_a_server_names_the_cloud_where_no_file_does(
 
 def test_nothing_at_all(tmp_path: Path) -> None:
     found = detect(tmp_path, gce=broken)
-    assert (found.name, found.variant) == ("generic", GenericTerminationConfig)
+    assert (found.name, found.config_class) == ("generic", GenericTerminationConfig)
     assert len(found.evidence) == 1
 
 
 def test_one_that_hangs_does_not_hide_another(tmp_path: Path) -> None:
     end = threading.Event()
 
-    def hangs(environment: Mapping[str, str], limit: float) -> Finding | None:
+    def hangs(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
         end.wait(30)
         return None
 
@@ -246,7 +246,7 @@ def test_one_that_hangs_does_not_hide_another(tmp_path: Path) -> None:
 def test_all_are_asked_at_once(tmp_path: Path) -> None:
     together = threading.Barrier(3)
 
-    def meets(environment: Mapping[str, str], limit: float) -> Finding | None:
+    def meets(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
         together.wait(10)  # breaks if they come one after the other
         return answers("aws")(environment, limit)
 

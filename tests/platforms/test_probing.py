@@ -11,9 +11,9 @@ import pytest
 
 from tests.fakes.hostile import KINDS, HostileServer
 from tests.notice.rigs import wait_until
-from tfpreempt.platforms import probing
+from tfpreempt.platforms import metadata_probe
 from tfpreempt.platforms.detect import detect_platform
-from tfpreempt.platforms.probing import Probe
+from tfpreempt.platforms.metadata_probe import Probe
 from tfpreempt.testing._server import FakeServer, Reply, Request
 from tfpreempt.testing.metadata import (
     FakeAws,
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # real servers, with their time-outs
 
 
 def test_the_limit_is_at_most_300_ms() -> None:
-    assert probing.LIMIT_SECONDS <= 0.3
+    assert metadata_probe.LIMIT_SECONDS <= 0.3
 
 
 def test_servers_that_accept_and_never_answer_keep_nobody(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_other_clouds_tell_who_they_are(
         found = detect_platform(
             environment=fake.environment(),
             root=tmp_path,
-            probes={name: probing.PROBES[name]},
+            probes={name: metadata_probe.PROBES[name]},
             limit_seconds=10.0,
         )
         assert found.name == name
@@ -86,7 +86,7 @@ def test_a_server_of_another_kind_names_nothing(kind: str, tmp_path: Path) -> No
 def test_no_probe_reads_on_for_ever(kind: str) -> None:
     with HostileServer(kind) as hostile:
         environment = hostile.environment()
-        assert probing.probe_all(probing.PROBES, environment, 0.2) is None
+        assert metadata_probe.probe_all(metadata_probe.PROBES, environment, 0.2) is None
         assert wait_until(lambda: not probe_threads(), limit=5.0)
 
 
@@ -94,13 +94,17 @@ def test_a_server_that_fails_is_no_evidence(tmp_path: Path) -> None:
     with FakeGce() as fake:
         fake.fail(100)
         assert (
-            probing.probe_all({"gce": probing.probe_gce}, fake.environment(), 10.0)
+            metadata_probe.probe_all(
+                {"gce": metadata_probe.probe_gce}, fake.environment(), 10.0
+            )
             is None
         )
         fake.fail(0)
         fake.down()
         assert (
-            probing.probe_all({"gce": probing.probe_gce}, fake.environment(), 10.0)
+            metadata_probe.probe_all(
+                {"gce": metadata_probe.probe_gce}, fake.environment(), 10.0
+            )
             is None
         )
 
@@ -124,7 +128,7 @@ def test_gce_is_known_by_its_header_and_the_instance_s_id(
 
     with Server() as server:
         environment = {"GCE_METADATA_HOST": server.host}
-        assert (probing.probe_gce(environment, 5.0) is not None) is is_gce
+        assert (metadata_probe.probe_gce(environment, 5.0) is not None) is is_gce
 
 
 def test_the_end_of_an_ipv6_address_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +140,8 @@ def test_the_end_of_an_ipv6_address_is_no_port(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(socket, "create_connection", connect)
     environment = {"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv6"}
-    probes = {"aws": probing.probe_aws}
-    assert probing.probe_all(probes, environment, 5.0) is None
+    probes = {"aws": metadata_probe.probe_aws}
+    assert metadata_probe.probe_all(probes, environment, 5.0) is None
     assert asked == [("fd00:ec2::254", 80)]
 
 
@@ -151,16 +155,16 @@ def test_the_end_of_an_ipv6_address_is_no_port(monkeypatch: pytest.MonkeyPatch) 
 def test_a_variable_can_forbid_to_ask(
     fake_type: type[FakeGce | FakeAws], name: str, forbids: dict[str, str]
 ) -> None:
-    probes = {name: probing.PROBES[name]}
+    probes = {name: metadata_probe.PROBES[name]}
     with fake_type() as fake:
-        assert probing.probe_all(probes, fake.environment(), 5.0) is not None
+        assert metadata_probe.probe_all(probes, fake.environment(), 5.0) is not None
         asked = len(fake.requests)
         environment = {**fake.environment(), **forbids}
-        assert probing.probe_all(probes, environment, 5.0) is None
+        assert metadata_probe.probe_all(probes, environment, 5.0) is None
         assert len(fake.requests) == asked
 
 
-@pytest.mark.parametrize("probe", probing.PROBES.values())
+@pytest.mark.parametrize("probe", metadata_probe.PROBES.values())
 def test_an_address_that_is_none_is_no_evidence(probe: Probe) -> None:
     names = (
         "GCE_METADATA_HOST",
@@ -169,4 +173,4 @@ def test_an_address_that_is_none_is_no_evidence(probe: Probe) -> None:
     )
     environment = dict.fromkeys(names, "https://example.test")
     asked = {"one": probe}
-    assert probing.probe_all(asked, environment, 0.2) is None
+    assert metadata_probe.probe_all(asked, environment, 0.2) is None

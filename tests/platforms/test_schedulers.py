@@ -200,7 +200,7 @@ def test_scontrol_is_not_called_with_the_code_of_a_loss(
 
 def test_scontrol_is_not_called_with_the_code_of_a_copy_that_was_late() -> None:
     scontrol = Scontrol()
-    config = requeued(scontrol, unmirrored_exit_code=76)
+    config = requeued(scontrol, mirror_incomplete_exit_code=76)
     assert left_with(config, mirrored=False) == 76
     assert scontrol.commands == []
     assert left_with(config) == 143

@@ -61,7 +61,7 @@ def test_all_take_the_arguments_of_the_base(
         notice_file=stop,
         sources=[functools.partial(ScriptedSource, "own")],
         uncommitted_exit_code=75,
-        unmirrored_exit_code=76,
+        mirror_incomplete_exit_code=76,
     )
     found = watched(config)
     names = {"signal:SIGTERM", "signal:SIGUSR2", f"file:{stop}", "own"}

@@ -36,7 +36,7 @@ def main(directory: str, file: str, _step: str, *more: str) -> None:
     sys.dont_write_bytecode = True  # there is what the page links, and no more
     recipe = runpy.run_path(str(RECIPES / file))
     tfpreempt.PreemptionCheckpointHandler = HoldingHandler  # type: ignore[misc]
-    recipe["train"](directory, *more, steps=STEPS, save_every=SAVE_EVERY)
+    recipe["train"](directory, *more, steps=STEPS, save_freq=SAVE_EVERY)
 
 
 main(*sys.argv[1:])

@@ -279,7 +279,7 @@ def test_a_loader_assigned_later_is_looked_at_too():
 )
 def test_hostile_states(data):
     state = LoaderState("data", Lines(7), registry=None)
-    for read in (state.check_saved, state.load):
-        with pytest.raises(errors.CheckpointDamagedError):
+    for read in (state.validate, state.load):
+        with pytest.raises(errors.CheckpointCorruptedError):
             read(io.BytesIO(data))
     assert state.loader.place == 7

@@ -18,7 +18,7 @@ from tests.checkpoint.fakes import Words
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.state import REGISTRY, State
 from tfpreempt.handler import current_session
-from tfpreempt.states import JsonState, StepCounter, registered
+from tfpreempt.states import JsonState, StepCounter, api
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -28,7 +28,7 @@ def directory(tmp_path, monkeypatch):
     """A process that was just started, in a directory of its own."""
     for name in (
         *("TF_CONFIG", "TFPREEMPT_NUM_RESTARTS", "SLURM_RESTART_COUNT"),
-        "TFPREEMPT_REMOTE_CHECKPOINT_DIR",
+        "TFPREEMPT_MIRROR_DIR",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
@@ -41,7 +41,7 @@ def directory(tmp_path, monkeypatch):
 
 def restart(monkeypatch, number=None):
     """Forgets what this process knows, as a new one would."""
-    monkeypatch.setattr(registered, "_alone", {})
+    monkeypatch.setattr(api, "_alone", {})
     if number is not None:
         monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", str(number))
 
@@ -112,7 +112,7 @@ def test_without_a_directory_states_are_synced_and_not_saved(
             calls.append(self.name)
 
     monkeypatch.delenv("TFPREEMPT_CHECKPOINT_DIR")
-    registered._warn_of_no_directory.cache_clear()
+    api._warn_of_no_directory.cache_clear()
     words = [Synced(name, "one") for name in ("b", "a")]
     for _ in range(2):
         assert tfpreempt.save_all_states() is None
@@ -171,7 +171,7 @@ def test_a_damaged_commit_is_passed_over(directory, monkeypatch, caplog):
     damage(directory / "1" / "states" / "words.state")
     restart(monkeypatch)
     words.text = "mine"
-    with pytest.raises(errors.CheckpointDamagedError, match="is whole"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="is whole"):
         tfpreempt.load_state(words)
     assert words.text == "mine"
 
@@ -288,7 +288,7 @@ def test_a_damaged_file_is_passed_over(directory, caplog):
     path = directory / "states" / "words.state"
     whole = path.read_bytes()
     damage(path)
-    with pytest.raises(errors.CheckpointDamagedError, match=r"words\.state"):
+    with pytest.raises(errors.CheckpointCorruptedError, match=r"words\.state"):
         tfpreempt.load_state(words)
     words.text = "commit"
     tfpreempt.save_all_states()

@@ -21,14 +21,14 @@ from tests.cli.conftest import supervised  # noqa: F401  (a fixture)
 from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
-from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.lease.directory_lease import DirectoryLease
 from tfpreempt.checkpoint.mirror import store_selection
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
 from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.handler import current_session
-from tfpreempt.states import copies, registered
+from tfpreempt.states import api, standalone_mirror
 from tfpreempt.storage.files import LocalFiles
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,7 +36,7 @@ LIMIT = 20.0
 
 
 def copies_here():
-    (alone,) = registered._alone.values()
+    (alone,) = api._alone.values()
     return alone._copies
 
 
@@ -51,10 +51,10 @@ class Place:
     def restart(self):
         """Forgets what this process knows, as a new one would."""
         self.stop()
-        self._monkeypatch.setattr(registered, "_alone", {})
+        self._monkeypatch.setattr(api, "_alone", {})
 
     def stop(self):
-        for each in registered._alone.values():
+        for each in api._alone.values():
             each._copies.mirror.close()
 
     def lose_disk(self):
@@ -96,7 +96,7 @@ def place(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     made = Place(tmp_path / "ckpt", monkeypatch)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(made.directory))
-    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", made.store.uri)
+    monkeypatch.setenv("TFPREEMPT_MIRROR_DIR", made.store.uri)
     monkeypatch.setattr(store_selection, "open_store", lambda place: made.store)
     for left in REGISTRY.in_order():
         left.unregister()
@@ -145,7 +145,7 @@ def test_a_place_below_files(place, words, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", str(place.directory))
     there = f"file://{tmp_path}/there"
-    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", there)
+    monkeypatch.setenv("TFPREEMPT_MIRROR_DIR", there)
     place.save(words, "one")
     place.wait()
     place.lose_disk()
@@ -225,8 +225,8 @@ def test_what_is_fetched_goes_by_way_of_the_lease(place, words):
 
     def get_late(name, *args, **kwargs):
         if name.endswith(".state"):
-            here = LeaseDirectory(str(place.directory))
-            if (found := here.look()) and found.token != "thief":
+            here = DirectoryLease(str(place.directory))
+            if (found := here.read_owner()) and found.token != "thief":
                 here.end(found.token)
                 assert here.take(dataclasses.replace(ELSEWHERE, token="thief"))
         return get(name, *args, **kwargs)
@@ -260,7 +260,7 @@ def test_where_all_copies_are_damaged_nothing_begins_anew(place, words):
         place.store.damage(f"{commit.name}/states/words.state")
     place.lose_disk()
     place.restart()
-    with pytest.raises(errors.CheckpointDamagedError, match="no copy in memory://"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="no copy in memory://"):
         place.load(words)
     assert words.text == "nothing"
 
@@ -293,10 +293,10 @@ def test_with_an_open_handler_it_is_the_handlers(place, words, monkeypatch):
         def wait_for_save(self):
             pass
 
-    monkeypatch.setattr(registered, "current_session", SimpleNamespace(current=Session))
+    monkeypatch.setattr(api, "current_session", SimpleNamespace(current=Session))
     assert tfpreempt.load_state(words)
     assert tfpreempt.save_all_states() == "its own"
-    assert registered._alone == {}
+    assert api._alone == {}
     assert place.store.operations == []
 
 
@@ -314,7 +314,7 @@ def test_after_a_handler_copying_begins_again(place, words):
 
 
 def test_a_directory_that_is_a_url(place, words, monkeypatch):
-    monkeypatch.setattr(registered.failure, "check_directory", lambda given: given)
+    monkeypatch.setattr(api.os_errors, "check_directory", lambda given: given)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", "gs://bucket/run")
     with pytest.raises(errors.ConfigurationError, match="Leave out one of the two"):
         tfpreempt.load_state(words)
@@ -327,7 +327,9 @@ def worker(place, index, directory):
     cluster = Cluster(worker=index, jobs=(("worker", 3),))
     loader = StateLoader(str(directory), cluster)
     files = LocalFiles()
-    made = copies.Copies(place.store, str(directory), cluster, loader.newest, files)
+    made = standalone_mirror.StandaloneMirror(
+        place.store, str(directory), cluster, loader.newest, files
+    )
     return made, loader
 
 
@@ -388,9 +390,11 @@ def test_of_those_with_disks_of_their_own_each_fetches(
 def test_what_is_gone_is_not_copied(place):
     place.directory.mkdir()
     directory, files = str(place.directory), LocalFiles()
-    made = copies.Copies(place.store, directory, LOCAL, lambda: None, files)
+    made = standalone_mirror.StandaloneMirror(
+        place.store, directory, LOCAL, lambda: None, files
+    )
     made.begin()
-    made.mirror.add(catalog.at(str(place.directory / "gone")))
+    made.mirror.add(catalog.read_at(str(place.directory / "gone")))
     made._end()
 
 
@@ -420,7 +424,7 @@ def test_a_plain_loop_outlives_its_disk(supervised, tmp_path):  # noqa: F811
     for run, steps in enumerate((10, 20)):
         code, _, err = supervised.run(
             LOOP,
-            "--remote-checkpoint-dir",
+            "--mirror-dir",
             f"file://{tmp_path}/there",
             command=[sys.executable, "worker.py"],
             environment={"RUN": str(run), "STEPS": str(steps)},

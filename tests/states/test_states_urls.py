@@ -16,15 +16,15 @@ from tests.fakes.gcs import GcsServer
 from tests.fakes.storage import FaultyObjectStore
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state
-from tfpreempt.checkpoint.lease.directory_lease import LeaseDirectory
+from tfpreempt.checkpoint.lease.directory_lease import DirectoryLease
 from tfpreempt.checkpoint.mirror import store_selection
 from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.scratch import VARIABLE, scratch_directory
 from tfpreempt.handler import current_session
-from tfpreempt.states import StepCounter, registered
-from tfpreempt.storage.interface import ObjectMissingError
-from tfpreempt.storage.opening import open_store
+from tfpreempt.states import StepCounter, api
+from tfpreempt.storage.object_store import ObjectNotFoundError
+from tfpreempt.storage.open_store import open_store
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,17 +41,17 @@ class Machines:
 
     def restart(self, machine: str) -> None:
         """The process has ended; the next one is on this machine."""
-        for each in registered._alone.values():
+        for each in api._alone.values():
             if each._copies is not None:
                 each._copies._end()
             each._lease.release()
-        self._monkeypatch.setattr(registered, "_alone", {})
+        self._monkeypatch.setattr(api, "_alone", {})
         self._monkeypatch.setenv(VARIABLE, str(self._folder / machine))
 
 
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    for name in ("TF_CONFIG", "TFPREEMPT_REMOTE_CHECKPOINT_DIR"):
+    for name in ("TF_CONFIG", "TFPREEMPT_MIRROR_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", URL)
     for left in REGISTRY.in_order():
@@ -92,7 +92,7 @@ def test_states_and_shards_on_another_machine(
     assert counter.value == 3
     monkeypatch.setenv("TFPREEMPT_CHECKPOINT_DIR", URL + "/")
     assert load(shared) == (True, "three")
-    assert len(registered._alone) == 1
+    assert len(api._alone) == 1
 
 
 def test_a_damaged_commit_is_passed_over(
@@ -121,7 +121,7 @@ def test_a_state_alone_is_saved_on_a_disk(machines: Machines, tmp_path: Path) ->
 def become(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls that follow are those of this worker of two."""
     cluster = Cluster(worker=worker, jobs=(("worker", 2),))
-    monkeypatch.setattr(registered, "_cluster", lambda: cluster)
+    monkeypatch.setattr(api, "_cluster", lambda: cluster)
 
 
 def test_several_workers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_worker_beside_a_chief_deletes_nothing(
     become(0, monkeypatch)
     path = tfpreempt.save_all_states()
     assert path is not None
-    (chief,) = registered._alone.values()
+    (chief,) = api._alone.values()
     assert chief._copies is not None
     assert chief._copies.mirror.wait(LIMIT)
     store = open_store(URL)
@@ -150,7 +150,7 @@ def test_a_worker_beside_a_chief_deletes_nothing(
         store.delete(name)
     become(1, monkeypatch)
     assert load(shared) == (True, "a")
-    assert catalog.at(path).is_committed
+    assert catalog.read_at(path).is_committed
 
 
 def test_a_worker_without_the_chief_on_its_machine(
@@ -165,7 +165,7 @@ def test_a_worker_without_the_chief_on_its_machine(
         for _ in range(2):
             shared.text = "lost"
             tfpreempt.save_all_states()
-        for each in registered._alone.values():
+        for each in api._alone.values():
             each._copies.mirror.stop()  # type: ignore[union-attr]
     machines.restart("second")
     assert load(shared) == (True, "one")
@@ -174,7 +174,7 @@ def test_a_worker_without_the_chief_on_its_machine(
     machines.restart("first")
     become(1, monkeypatch)
     assert load(shared) == (True, "two")
-    assert LeaseDirectory(scratch_directory(URL)).look() is None
+    assert DirectoryLease(scratch_directory(URL)).read_owner() is None
 
 
 def _fail(upload: object) -> None:
@@ -208,11 +208,13 @@ class Bucket:
         state_file = io.BytesIO()
         try:
             self.store.get("checkpoint", state_file)
-        except ObjectMissingError:
+        except ObjectNotFoundError:
             return
         named = checkpoint_state.parse(state_file.getvalue())
         assert named is not None
-        entry = catalog.read(catalog.unread(self.store, named.latest.split("/")[0]))
+        entry = catalog.read(
+            catalog.unread_entry(self.store, named.latest.split("/")[0])
+        )
         assert entry.is_committed
         assert entry.manifest is not None
         for file in entry.manifest.files:
@@ -229,12 +231,12 @@ def die_in(process: Callable[[], None], bucket: Bucket, at: int) -> bool:
         process()
     except errors.CheckpointError:
         is_well = False
-    for each in registered._alone.values():
+    for each in api._alone.values():
         mirror = each._copies.mirror  # type: ignore[union-attr]
-        while is_well and not (mirror.status.is_complete or mirror.status.fault):
+        while is_well and not (mirror.status.is_complete or mirror.status.last_error):
             time.sleep(0.001)
-        is_well = is_well and not mirror.status.fault and mirror.wait(LIMIT)
-        is_well = is_well and not mirror.status.fault
+        is_well = is_well and not mirror.status.last_error and mirror.wait(LIMIT)
+        is_well = is_well and not mirror.status.last_error
         mirror.stop()
     bucket.store.revive()
     return is_well

@@ -12,7 +12,7 @@ from google.oauth2.credentials import Credentials
 from tests.fakes.gcs import GcsServer
 from tfpreempt import errors
 from tfpreempt.storage import gcs_client
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.open_store import open_store
 from tfpreempt.testing._server import FakeServer, Reply, Request
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,10 @@ import requests
 from tests.fakes.gcs import GcsServer
 from tfpreempt import errors
 from tfpreempt.storage import checksum
-from tfpreempt.storage.deadline import RETRY_SECONDS, Deadline
 from tfpreempt.storage.gcs_client import Retry
-from tfpreempt.storage.interface import ObjectMissingError
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.object_store import ObjectNotFoundError
+from tfpreempt.storage.open_store import open_store
+from tfpreempt.storage.request_deadline import RETRY_SECONDS, Deadline
 
 pytestmark = pytest.mark.slow
 
@@ -327,7 +327,7 @@ def test_an_answer_that_is_no_http_is_reported(server, store, monkeypatch):
 def test_corrupted_bytes_are_noticed(server, store):
     put(store, "x", LARGE)
     server.corrupt_downloads()
-    with pytest.raises(errors.CheckpointDamagedError, match="crc32c"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="crc32c"):
         get(store, "x")
     assert get(store, "x") == LARGE
 
@@ -336,14 +336,14 @@ def test_they_are_where_more_was_asked_for_than_there_is(server, store):
     """As who reads a small object does, lest a large one fills the memory."""
     put(store, "x", SMALL)
     server.corrupt_downloads()
-    with pytest.raises(errors.CheckpointDamagedError, match="crc32c"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="crc32c"):
         get(store, "x", length=len(SMALL) + 1)
 
 
 def test_a_damaged_object_is_noticed(server, store):
     put(store, "x", LARGE)
     server.damage("bucket", "run/x", offset=5 * MIB)
-    with pytest.raises(errors.CheckpointDamagedError, match="damaged"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="damaged"):
         get(store, "x")
 
 
@@ -362,7 +362,7 @@ def test_a_missing_bucket(server):
     ):
         with pytest.raises(errors.CheckpointError, match="Create the bucket") as caught:
             each()
-        assert not isinstance(caught.value, ObjectMissingError)
+        assert not isinstance(caught.value, ObjectNotFoundError)
         assert caught.value.is_permanent
 
 

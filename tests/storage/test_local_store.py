@@ -14,8 +14,8 @@ from tests.storage import faulty_disk
 from tests.storage.faulty_disk import Fault
 from tfpreempt import errors
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.storage.interface import ObjectMissingError
 from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.object_store import ObjectNotFoundError
 
 SECRET = b"root:x:0:0"
 
@@ -30,7 +30,7 @@ def test_reading_makes_no_directory(tmp_path):
     assert list(store.folders()) == []
     assert store.stat("x") is None
     store.delete("x")
-    with pytest.raises(ObjectMissingError, match="no object 'x'"):
+    with pytest.raises(ObjectNotFoundError, match="no object 'x'"):
         store.get("x", io.BytesIO())
     assert os.listdir(tmp_path) == []
     assert put(store, "x")
@@ -80,7 +80,7 @@ def test_links_are_seen_and_not_followed(hostile, name):
     store.delete(name)
     target = io.BytesIO()
     for read in (lambda: store.get(name, target), lambda: store.stat(name)):
-        with pytest.raises(errors.CheckpointDamagedError, match="links aren't"):
+        with pytest.raises(errors.CheckpointCorruptedError, match="links aren't"):
             read()
     assert target.getvalue() == b""
     for write in (lambda: put(store, name), lambda: store.replace(name, b"2")):
@@ -110,7 +110,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     store = LocalStore(str(tmp_path))
     assert list(store.list()) == ["pipe"]
-    with pytest.raises(errors.CheckpointDamagedError, match="no regular file"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="no regular file"):
         store.get("pipe", io.BytesIO())
 
 
@@ -118,7 +118,7 @@ def test_nor_is_a_socket(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("socket")
-    with pytest.raises(errors.CheckpointDamagedError, match="no regular file"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="no regular file"):
         LocalStore(str(tmp_path)).stat("socket")
 
 
@@ -140,10 +140,10 @@ def test_what_the_disk_does_not_give_back_may_be_whole(
     with pytest.raises(errors.CheckpointError, match=os.strerror(number)) as caught:
         LocalStore(str(tmp_path)).get("x", io.BytesIO())
     assert type(caught.value) is errors.CheckpointError
-    passed_over = LocalStore(str(tmp_path), unreadable=errors.CheckpointDamagedError)
+    passed_over = LocalStore(str(tmp_path), unreadable=errors.CheckpointCorruptedError)
     with pytest.raises(errors.CheckpointError) as caught:
         passed_over.get("x", io.BytesIO())
-    is_damage = isinstance(caught.value, errors.CheckpointDamagedError)
+    is_damage = isinstance(caught.value, errors.CheckpointCorruptedError)
     assert is_damage == (number in UNREADABLE)
 
 

@@ -16,11 +16,11 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.store_selection import choose_places
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.cli import main
-from tfpreempt.storage import failure, paths
-from tfpreempt.storage.filesystem import FsspecStore
+from tfpreempt.storage import os_errors, paths
+from tfpreempt.storage.fsspec_store import FsspecStore
 from tfpreempt.storage.gcs import GcsStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.open_store import open_store
 from tfpreempt.storage.s3 import S3Store
 
 
@@ -108,20 +108,20 @@ def test_only_the_host_of_a_url_has_user_info():
     ],
 )
 def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
-    monkeypatch.setenv("TFPREEMPT_REMOTE_CHECKPOINT_DIR", place)
+    monkeypatch.setenv("TFPREEMPT_MIRROR_DIR", place)
     opens = [lambda: open_store(place), lambda: Checkpoint(place)]
     if "://" in place:
         opens += [
             lambda: Checkpoint(place, LocalStore("/a")),
             lambda: open_store(place, LocalStore("/a")),
-            lambda: failure.check_directory(place, name="ckpt"),
+            lambda: os_errors.check_directory(place, name="ckpt"),
         ]
     if "://" in place and "@" in place:
-        remote = ["run", "--remote-checkpoint-dir", place, "--checkpoint-dir"]
+        remote = ["run", "--mirror-dir", place, "--checkpoint-dir"]
         opens += [
             lambda: choose_places(None, tmp_path),
             lambda: choose_places(None, place),
-            lambda: failure.check_directory(place),
+            lambda: os_errors.check_directory(place),
             *(
                 lambda name=name: run_command(name, place)
                 for name in ("report", "status", "inspect", "verify", "doctor")

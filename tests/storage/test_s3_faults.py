@@ -16,8 +16,8 @@ import pytest
 from tests.contracts.storage_places import MotoServer
 from tfpreempt import errors
 from tfpreempt.storage import checksum, s3
-from tfpreempt.storage.interface import summed
-from tfpreempt.storage.opening import open_store
+from tfpreempt.storage.object_store import summed
+from tfpreempt.storage.open_store import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -184,7 +184,7 @@ def test_damage_is_noticed(store):
     key = store.uri.partition("bucket/")[2] + "/x"
     attributes = {"tfpreempt-crc32c": "00000000"}
     obstore.put(store._store, key, SMALL, attributes=attributes)
-    with pytest.raises(errors.CheckpointDamagedError, match="00000000"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="00000000"):
         get(store, "x")
 
 

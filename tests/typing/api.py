@@ -42,18 +42,18 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
         return number * scale
 
     handler = PreemptionCheckpointHandler(
-        resolver, checkpoint, directory, save_every=100, async_save=False
+        resolver, checkpoint, directory, save_freq=100, async_save=False
     )
     with handler:
         for number in range(handler.total_run_calls, 100):
             assert_type(handler.run(step, number, scale=2.0), float)
             handler.run(step, "one")  # type: ignore[arg-type]  # run() checks fn's
         handler.save_checkpoint_if_preempted()
-        with handler.without_hang_timeout():
+        with handler.pause_hang_detection():
             pass
         status = handler.mirror_status
         if status is not None:
-            assert_type(status.mirrored, int | None)
+            assert_type(status.mirrored_step, int | None)
         assert_type(handler.wait_for_mirror(timeout=5), bool)
         if (newest := handler.latest_checkpoint) is not None:
             handler.delete_checkpoint(newest)

@@ -1,20 +1,20 @@
 """The command `tfpreempt`: a group that imports a subcommand only when it is used.
 
-demo/      `tfpreempt demo`: a small model survives real preemptions
-doctor/    `tfpreempt doctor`: checks that this machine is ready for preemptions
-inspect/   `tfpreempt inspect` and `verify`: which checkpoints are intact?
-journals/  reads the journals of a run, for the commands that show runs
-notify/    `tfpreempt notify`: simulates a preemption of a running job
-report/    `tfpreempt report`: what happened to a run, from its journals
-run/       `tfpreempt run`: training under supervision, through preemptions
-status/    `tfpreempt status`: the live status of a job
-signals    signals received by waiting instead of by a handler
-sizes      formats sizes and durations, and parses them in options
-tables     a rich console that escapes terminal control characters
-terminal   printing with terminal control characters escaped
+demo/            `tfpreempt demo`: a small model survives real preemptions
+doctor/          `tfpreempt doctor`: checks that this machine is ready for preemptions
+inspect/         `tfpreempt inspect` and `verify`: which checkpoints are intact?
+journals/        reads the journals of a run, for the commands that show runs
+report/          `tfpreempt report`: what happened to a run, from its journals
+run/             `tfpreempt run`: training under supervision, through preemptions
+signal_handling  signals received by waiting instead of by a handler
+simulate/        `tfpreempt simulate`: simulates a preemption of a running job
+sizes            formats sizes and durations, and parses them in options
+status/          `tfpreempt status`: the live status of a job
+tables           a rich console that escapes terminal control characters
+terminal         printing with terminal control characters escaped
 
-Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/notify, cli/report,
-cli/run, cli/status, tfpreempt.
+Imported by cli/demo, cli/doctor, cli/inspect, cli/journals, cli/report, cli/run,
+cli/simulate, cli/status, tfpreempt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COMMANDS = {
     "inspect": ("inspect", "List the checkpoints in a directory or a bucket."),
     "verify": ("inspect", "Verify the checksums of the checkpoints."),
     "report": ("report", "Summarize a run: interruptions, lost work, goodput."),
-    "notify": ("notify", "Simulate a preemption of a running job."),
+    "simulate": ("simulate", "Simulate a preemption of a running job."),
 }
 
 

@@ -13,14 +13,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfpreempt.coordination import agreement, keys
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import PREEMPTION
+from tfpreempt.coordination import keys, state_machine
+from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.deadlines import Deadlines
-from tfpreempt.coordination.events import Key, Main, NoticeKind, Tombstone, Watch
-from tfpreempt.coordination.gate import Gate
-from tfpreempt.coordination.gathering import Gathering
-from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.coordination.key_gather import KeyGather
+from tfpreempt.coordination.protocol_types import (
+    Key,
+    MainThreadState,
+    NoticeKind,
+    Tombstone,
+    WatcherState,
+)
+from tfpreempt.coordination.state_machine import PREEMPTION
+from tfpreempt.coordination.step_flag import StepFlag
+from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
@@ -43,7 +49,7 @@ class Round:
         gathering: newest wait for keys of several workers.
         leave_by: time at which the main thread exits without the `bye` of the other
             workers.
-        timeouts_left: number of further `save_timeout` periods granted to a save with
+        timeouts_left: number of further `peer_timeout` periods granted to a save with
             other workers.
         waits_since: time at which the main thread began its newest wait, of any round.
     """
@@ -52,7 +58,7 @@ class Round:
     lost_because: str = ""
     lost_at: float | None = None
     must_exit: bool = False
-    gathering: Gathering | None = None
+    gathering: KeyGather | None = None
     leave_by: float | None = None
     timeouts_left: int = PATIENCE
     waits_since: float = 0.0
@@ -67,7 +73,7 @@ class Coordinator:
         incarnation: namespace of the keys; equal on every worker.
         runtime: access to the store, and alarms.
         clock: time source for deadlines.
-        save_timeout: seconds that a wait for other workers may take without a known
+        peer_timeout: seconds that a wait for other workers may take without a known
             deadline.
         step_seconds: function that returns the duration of a step on this worker.
         record: function called with the events to be recorded in the journal.
@@ -86,29 +92,29 @@ class Coordinator:
         notes: notes on this round.
     """
 
-    settings: ev.Settings
+    settings: ev.ProtocolConfig
     incarnation: dataclasses.InitVar[str]
-    runtime: Runtime
+    runtime: StoreExecutor
     clock: Clock
     _: dataclasses.KW_ONLY
-    save_timeout: dataclasses.InitVar[float]
+    peer_timeout: dataclasses.InitVar[float]
     step_seconds: dataclasses.InitVar[Callable[[], float]]
     record: Callable[[Event], None]
     on_overrun: Callable[[str], None]
 
     def __post_init__(
-        self, incarnation: str, save_timeout: float, step_seconds: Callable[[], float]
+        self, incarnation: str, peer_timeout: float, step_seconds: Callable[[], float]
     ) -> None:
-        self.state = ev.State()
-        self.gate = Gate()
+        self.state = ev.WorkerState()
+        self.gate = StepFlag()
         self.deadlines = Deadlines(
             self.runtime,
             self.clock,
-            save_timeout,
+            peer_timeout,
             step_seconds,
             self._last_call,
-            self._guard,
-            self.settings.world,
+            self._on_deadline,
+            self.settings.num_workers,
         )
         self.extra: dict[Key, keys.Extra] = {}
         self.commit_extra: keys.Extra = {}
@@ -116,19 +122,19 @@ class Coordinator:
         self.is_snapshot = False
         self._name = functools.partial(keys.name, incarnation)
         self._changed = threading.Condition()  # guards changes of the state
-        self._verdict: ev.Verdict | None = None
+        self._verdict: ev.Directive | None = None
         self.notes = Round()
 
     def start(self) -> None:
         """Starts to listen for a notice."""
         with self._changed:
-            self.state, actions = agreement.INITIAL
+            self.state, actions = state_machine.INITIAL
             for action in actions:
-                self._perform(action)
+                self._execute(action)
 
     # --- main thread -----------------------------------------------------------------
 
-    def wait(self, limit: float | None = None) -> ev.Verdict | None:
+    def wait(self, limit: float | None = None) -> ev.Directive | None:
         """Waits for the verdict on main's last event, and returns the verdict.
 
         Args:
@@ -146,7 +152,7 @@ class Coordinator:
                     return None
                 end = self.main_deadline()
                 if end is not None and now >= end:
-                    self.feed(ev.DeadlinePassed())
+                    self.dispatch(ev.DeadlinePassed())
                     continue
                 ends = [t for t in (end, give_up) if t is not None]
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
@@ -158,14 +164,14 @@ class Coordinator:
         days of further training.
         """
         state = self.state
-        if state.main is Main.LEAVING:
+        if state.main is MainThreadState.LEAVING:
             return self.notes.leave_by
         if state.notice in PREEMPTION:
             return self.deadlines.at
-        if state.main is Main.AWAITING and self.notes.lost_at is not None:
+        if state.main is MainThreadState.AWAITING and self.notes.lost_at is not None:
             # No machine is preempted, but a required worker is reported dead. The chief
             # may be in a step that waits for this worker.
-            return self.notes.lost_at + self.deadlines.patience
+            return self.notes.lost_at + self.deadlines.default_wait_seconds
         return None
 
     # --- any thread ------------------------------------------------------------------
@@ -177,16 +183,16 @@ class Coordinator:
         """
         with self._changed:
             deadlines, at = self.deadlines, notice.received_at
-            trains_on = deadlines.pays_twice(notice.grace_seconds)
+            trains_on = deadlines.second_commit_is_worthwhile(notice.grace_seconds)
             is_new = deadlines.shorten(at, notice.grace_seconds)
             if self.state.held is not None and not is_new:
                 return  # a duplicate
             deadlines.noticed_at = deadlines.noticed_at or at
             self.extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
             kind = NoticeKind.TRAIN_ON if trains_on else NoticeKind.FINAL
-            self.feed(ev.LocalNotice(kind))
+            self.dispatch(ev.LocalNotice(kind))
             if trains_on:
-                deadlines.set_last_call()
+                deadlines.schedule_final_round()
 
     def periodic(self, *, snapshot: bool = False) -> bool:
         """Asks every worker for a commit at an agreed step; no worker exits.
@@ -201,11 +207,11 @@ class Coordinator:
             if self.state.notice is not None or self.notes.is_asked:
                 return False
             self.notes.is_asked, self.is_snapshot = True, snapshot
-            self.feed(ev.LocalNotice(NoticeKind.PERIODIC))
+            self.dispatch(ev.LocalNotice(NoticeKind.PERIODIC))
             return True
 
     @property
-    def is_told_to_go(self) -> bool:
+    def preemption_pending(self) -> bool:
         """Whether a notice for any machine is known here, handled or not."""
         return self.state.held is not None or self.deadlines.at is not None
 
@@ -218,24 +224,24 @@ class Coordinator:
     def store_gone(self, error: Exception) -> None:
         """Handles the loss of the store, reported by the runtime."""
         with self._changed:
-            if self.state.watch is not Watch.GONE:
+            if self.state.watch is not WatcherState.GONE:
                 log.warning("tfpreempt: %s", error)
                 where = ev.PHASES[self.state.main]
                 gone = f"worker 0, the host of the store, was lost in {where}: {error}"
                 self.notes.lost_because = self.notes.lost_because or gone
-                self.feed(ev.StoreGone())
+                self.dispatch(ev.StoreGone())
 
-    def feed(self, event: ev.Event) -> None:
+    def dispatch(self, event: ev.ProtocolEvent) -> None:
         """Applies an event to the agreement, and executes the resulting actions."""
         with self._changed:
             if isinstance(event, ev.DeadlinePassed):
                 self.notes.lost_because = self.notes.lost_because or self._waited_for()
-            self.state, actions = agreement.step(self.settings, self.state, event)
+            self.state, actions = state_machine.step(self.settings, self.state, event)
             if isinstance(event, ev.Boundary | ev.Saved | ev.Committed):
                 self.notes.waits_since = self.clock.monotonic()
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
-                self._perform(action)
+                self._execute(action)
             self._changed.notify_all()  # the deadline of a wait may have changed
 
     def _waited_for(self) -> str:
@@ -250,7 +256,7 @@ class Coordinator:
 
     # --- performing ------------------------------------------------------------------
 
-    def _perform(self, action: ev.Action) -> None:
+    def _execute(self, action: ev.Action) -> None:
         match action:
             case ev.RaiseFlag():
                 self.gate.flag = True
@@ -261,7 +267,7 @@ class Coordinator:
                 self.gate.flag = False
                 self._close_round()
             case ev.ReadCounter():
-                self.feed(ev.CounterRead(self.state.round, self.gate.started))
+                self.dispatch(ev.CounterRead(self.state.round, self.gate.started))
             case ev.Get(key, round):
                 self.runtime.get(
                     self._name(round, key), functools.partial(self._read, key, round)
@@ -269,7 +275,7 @@ class Coordinator:
             case ev.Insert():
                 self._insert(action)
             case ev.Gather(key, round, workers):
-                self.notes.gathering = gathering = Gathering(
+                self.notes.gathering = gathering = KeyGather(
                     self.runtime,
                     key,
                     {worker: self._name(round, key, worker) for worker in workers},
@@ -282,7 +288,7 @@ class Coordinator:
                 # Before a notice workers may train for long: give up only dead workers.
                 if key is not Key.COUNT or self.state.notice in PREEMPTION:
                     self._limit(gathering)
-            case ev.Verdict():
+            case ev.Directive():
                 self._verdict = action
 
     def _read(self, key: Key, round: int, text: str) -> None:
@@ -295,30 +301,30 @@ class Coordinator:
             self.notes.lost_because = self.notes.lost_because or reason
             match key:
                 case Key.NOTICE if round != self.state.round:
-                    self.feed(ev.NoticeRead(round, value))  # a later round
+                    self.dispatch(ev.NoticeRead(round, value))  # a later round
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
                     is_periodic = value is NoticeKind.PERIODIC
                     self.is_snapshot = is_periodic and extra.get("snapshot") is True
                     if value in PREEMPTION and not is_mine:
                         self._share_deadline(extra)
-                    self.feed(ev.NoticeRead(round, value))
+                    self.dispatch(ev.NoticeRead(round, value))
                 case Key.DECISION:
                     if value.boundary is None:
                         self.notes.lost_at = self.clock.monotonic()
-                    self.feed(ev.DecisionRead(round, value))
+                    self.dispatch(ev.DecisionRead(round, value))
                 case Key.COMMIT:
                     self.commit_extra = extra
                     if "save_seconds" in extra:
                         self.deadlines.save_seconds = extra["save_seconds"]
-                    self.feed(ev.CommitRead(round, value))
+                    self.dispatch(ev.CommitRead(round, value))
 
     def _share_deadline(self, extra: keys.Extra) -> None:
         """Adopts the deadline in a peer's notice."""
         remaining = extra.get("remaining")
         now = self.clock.monotonic()
         if remaining is not None:
-            remaining = dl.after_travel(max(0.1, float(remaining)))
+            remaining = dl.remaining_after_delay(max(0.1, float(remaining)))
         self.deadlines.shorten(now, remaining)
         if self.deadlines.noticed_at is None:
             self.deadlines.noticed_at = now - float(extra.get("age") or 0.0)
@@ -336,7 +342,7 @@ class Coordinator:
                 return ev.CommitKind.ALONE
             if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
-            has_all = len(state.staged) == self.settings.world
+            has_all = len(state.staged) == self.settings.num_workers
             # An excluded worker exits, and can rejoin only if every worker restarts.
             is_left_out = any(isinstance(count, Tombstone) for count in state.counts)
             needs_all = self.settings.collectives or is_left_out
@@ -363,7 +369,7 @@ class Coordinator:
             extra["age"] = self.deadlines.since_notice
         if action.key is Key.DONE and self.state.held is NoticeKind.FINAL:
             extra["final"] = True
-        if action.value == ev.Decided(None):
+        if action.value == ev.DecidedStep(None):
             extra["reason"] = self.notes.lost_because or "a worker did not answer"
         if action.value is ev.CommitKind.NONE:
             extra.setdefault("reason", self.notes.lost_because)
@@ -382,15 +388,15 @@ class Coordinator:
         with self._changed:
             state = self.state
             match action.key:
-                case Key.COUNT if own and isinstance(action.value, ev.Count):
+                case Key.COUNT if own and isinstance(action.value, ev.StepCount):
                     if action.value.final:
-                        self.feed(ev.FinalCount(round, value))
-                    elif state.watch is Watch.PUBLISHING:
-                        self.feed(ev.OwnCount(round, value))
+                        self.dispatch(ev.FinalCount(round, value))
+                    elif state.watch is WatcherState.PUBLISHING:
+                        self.dispatch(ev.OwnCount(round, value))
                 case Key.NOTICE if value is not action.value:
-                    self.feed(ev.NoticeExists(round, value))
+                    self.dispatch(ev.NoticeExists(round, value))
                 case Key.BYE if own and state.round == round:
-                    self.feed(ev.ByeSaid())
+                    self.dispatch(ev.GoodbyeSent())
 
     # --- gathering -------------------------------------------------------------------
 
@@ -406,20 +412,22 @@ class Coordinator:
     def _gathered(self, action: ev.Gather, values: dict[int, Any]) -> None:
         match action.key:
             case Key.COUNT:
-                self.feed(ev.CountsRead(action.round, tuple(values.values())))
+                self.dispatch(
+                    ev.AllCountsReceived(action.round, tuple(values.values()))
+                )
             case Key.DONE:
                 staged = tuple(j for j, done in values.items() if done is True)
-                self.feed(ev.DonesRead(action.round, staged))
+                self.dispatch(ev.AllStagedReceived(action.round, staged))
             case Key.BYE:
-                self.feed(ev.ByesRead(action.round))
+                self.dispatch(ev.AllGoodbyesReceived(action.round))
 
-    def _limit(self, gathering: Gathering) -> None:
+    def _limit(self, gathering: KeyGather) -> None:
         """Ends a wait at the time set by the deadline."""
         when = self.deadlines.limits().of[gathering.key]
         seconds = when - self.clock.monotonic()
         why = f"no answer within {seconds:.1f} s"
-        late = frozenset(gathering.names)  # `give_up` skips workers that have answered
-        self.runtime.at(when, lambda: gathering.give_up(late, why))
+        late = frozenset(gathering.names)  # `cancel` skips workers that have answered
+        self.runtime.call_at(when, lambda: gathering.give_up(late, why))
 
     # --- deadlines -------------------------------------------------------------------
 
@@ -432,24 +440,24 @@ class Coordinator:
             return
         self.notes.timeouts_left = before.timeouts_left  # for every round of a notice
         if self.state.held is NoticeKind.TRAIN_ON:
-            self.deadlines.set_last_call()
+            self.deadlines.schedule_final_round()
 
     def _last_call(self) -> None:
         with self._changed:
             if self.state.held is NoticeKind.TRAIN_ON:
                 log.info("tfpreempt: the grace period is almost over")
-                self.feed(ev.LocalNotice(NoticeKind.FINAL))
+                self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
-    def _guard(self, is_told: bool) -> bool:
+    def _on_deadline(self, is_told: bool) -> bool:
         """Acts just before the deadline; returns whether that ended the process."""
         with self._changed:
-            if self.state.main in agreement.WAITS:
+            if self.state.main in state_machine.WAITS:
                 stays = self.state.outcome is Outcome.FINISHED
-                self.feed(ev.DeadlinePassed())
+                self.dispatch(ev.DeadlinePassed())
                 return not stays
-            if self.state.main is Main.ENDED:
+            if self.state.main is MainThreadState.ENDED:
                 return True  # main has its verdict, and exits
-            why = self._what_is_late() if is_told else self._why_ended()
+            why = self._what_is_late() if is_told else self._abort_reason()
         if why:
             self.on_overrun(why)
         return bool(why)
@@ -457,11 +465,14 @@ class Coordinator:
     def _what_is_late(self) -> str:
         """Describes main's unfinished work at the deadline."""
         why = "no step ended before the deadline"
-        if self.is_saving or self.state.main in (Main.SAVING, Main.COMMITTING):
+        if self.is_saving or self.state.main in (
+            MainThreadState.SAVING,
+            MainThreadState.COMMITTING,
+        ):
             why = "the save did not end before the deadline"
         return f"{why} ({self.notes.lost_because})" if self.notes.lost_because else why
 
-    def _why_ended(self) -> str:
+    def _abort_reason(self) -> str:
         """Returns the reason to end main's current work; "" to let main finish.
 
         Without a known deadline, the platform decides when a step or a save must end.
@@ -469,17 +480,20 @@ class Coordinator:
         collective that the other workers have left; a step that the other workers did
         not wait for; and a save that the chief has given up.
         """
-        main, is_alone = self.state.main, self.settings.world == 1
+        main, is_alone = self.state.main, self.settings.num_workers == 1
         because = self.notes.lost_because or "saved"
         left = f"the others leave without this worker ({because})"
-        if main is Main.SAVING and agreement.is_given_up(self.state):
+        if main is MainThreadState.SAVING and state_machine.is_given_up(self.state):
             return left
-        if self.is_saving or main in (Main.SAVING, Main.COMMITTING):
+        if self.is_saving or main in (
+            MainThreadState.SAVING,
+            MainThreadState.COMMITTING,
+        ):
             self.notes.timeouts_left -= not is_alone
             if self.notes.timeouts_left > 0:
                 log.warning("tfpreempt: the save takes long; waiting for it")
                 return ""
             return "the save with the other workers did not end"
-        if main is Main.TRAINING and not agreement.is_over(self.state):
+        if main is MainThreadState.TRAINING and not state_machine.is_over(self.state):
             return ""
         return left

@@ -10,8 +10,8 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
-from tfpreempt.coordination.events import Key
-from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.coordination.protocol_types import Key
+from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
 
@@ -46,17 +46,17 @@ class Deadlines:
     Args:
         runtime: source of the alarms.
         clock: time source for the alarms.
-        save_timeout: seconds to wait without a known deadline.
+        peer_timeout: seconds to wait without a known deadline.
         step_seconds: function that returns the duration of a step.
         on_last_call: function that opens the final round; called when a long grace
             period is almost over.
         on_guard: function called just before the deadline, with whether the deadline is
             known from a notice. Returns whether the process ended; if not, the call is
             repeated.
-        world: number of workers.
+        num_workers: number of workers.
 
     Attributes:
-        save_timeout: seconds to wait without a known deadline; a later handler may
+        peer_timeout: seconds to wait without a known deadline; a later handler may
             change the value.
         save_seconds: expected duration of a save, from `planned`; None before the first
             save.
@@ -66,13 +66,13 @@ class Deadlines:
         told: time at which the machine is preempted; None if no source gave a time.
     """
 
-    runtime: Runtime
+    runtime: StoreExecutor
     clock: Clock
-    save_timeout: float
+    peer_timeout: float
     step_seconds: Callable[[], float]
     on_last_call: Callable[[], None]
     on_guard: Callable[[bool], bool]
-    world: int = 1
+    num_workers: int = 1
     save_seconds: float | None = None
     share_seconds: float = 0.0
     noticed_at: float | None = None
@@ -90,17 +90,17 @@ class Deadlines:
 
     @property
     def left(self) -> float:
-        """Seconds for work after the commit; without a notice, `save_timeout`.
+        """Seconds for work after the commit; without a notice, `peer_timeout`.
 
         A soft deadline is not extended for the work after the commit: the parent of the
         process (a supervisor, Kubernetes) may measure from the signal.
         """
         if self._ends is None:
-            return self.save_timeout
+            return self.peer_timeout
         return max(0.0, self._ends - self.clock.monotonic() - LEAVING)
 
     @property
-    def may_go(self) -> bool:
+    def shutdown_pending(self) -> bool:
         """Whether a machine of this run had a notice, and may be shutting down."""
         return self.clock.monotonic() < self._goes_by
 
@@ -124,7 +124,7 @@ class Deadlines:
             Whether the new deadline was earlier.
         """
         before = self.at
-        patience = grace or self.patience
+        patience = grace or self.default_wait_seconds
         end, gone = received_at + patience, received_at + dl.until_end(patience)
         known = self.told if grace else self._soft
         if known is None or end < known:
@@ -132,9 +132,9 @@ class Deadlines:
                 self.told, self._grace = end, grace
             else:
                 self._soft = end
-            self.runtime.at(gone, functools.partial(self._guard, end))
+            self.runtime.call_at(gone, functools.partial(self._on_deadline, end))
         self._ends = gone if self._ends is None else min(self._ends, gone)
-        self._goes_by = max(self._goes_by, end + dl.LATE)
+        self._goes_by = max(self._goes_by, end + dl.LATEST_SHUTDOWN_SECONDS)
         return before is None or end < before
 
     def extend(self, *, at_boundary: bool) -> None:
@@ -148,12 +148,14 @@ class Deadlines:
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now
         if at_boundary and self.told is None and has_outlived:
-            self._ends = now + self.save_timeout
+            self._ends = now + self.peer_timeout
         if self._soft is not None:
-            self._soft = max(self._soft, now + self.patience)
-            self.runtime.at(self._soft, functools.partial(self._guard, self._soft))
+            self._soft = max(self._soft, now + self.default_wait_seconds)
+            self.runtime.call_at(
+                self._soft, functools.partial(self._on_deadline, self._soft)
+            )
 
-    def pays_twice(self, grace: float | None) -> bool:
+    def second_commit_is_worthwhile(self, grace: float | None) -> bool:
         """Returns whether a second commit at the end of a grace period is worthwhile.
 
         True if the grace period is at least three times a save and two steps. Before
@@ -169,12 +171,12 @@ class Deadlines:
         save = self.save_seconds
         return save is None or grace >= 3 * (save + 2 * self.step_seconds())
 
-    def set_last_call(self) -> None:
+    def schedule_final_round(self) -> None:
         """Sets the alarm for the final round; replaces an earlier alarm."""
         when = self._last_call_time()
         if when is not None:
             self._last_call_at = when
-            self.runtime.at(when, functools.partial(self._last_call, when))
+            self.runtime.call_at(when, functools.partial(self._last_call, when))
 
     def _last_call_time(self) -> float | None:
         """Returns the latest time to open a final round that commits in time."""
@@ -189,7 +191,7 @@ class Deadlines:
 
         Counts come from threads that wait for nothing, so a late count means a crashed
         or frozen worker. The rest of the time belongs to the save. No wait for a peer
-        is longer than `save_timeout`, however long the grace period is.
+        is longer than `peer_timeout`, however long the grace period is.
 
         The chief writes the shares of workers that never answer. A known deadline
         reserves time for one such share in any case, and for the shares of all other
@@ -198,7 +200,7 @@ class Deadlines:
         answer.
         """
         now, at, save = self.clock.monotonic(), self.at, self.save_seconds
-        total = self.save_timeout
+        total = self.peer_timeout
         if at is not None:
             total = max(0.0, min(at - now, total))
 
@@ -210,7 +212,9 @@ class Deadlines:
         parts, share = 0.7 * total, dl.SAFETY * self.share_seconds
         left = -math.inf if self.told is None else self.told - now
         if 0 < share <= left:
-            reserve = max(share, min((self.world - 1) * share, left - 0.3 * total))
+            reserve = max(
+                share, min((self.num_workers - 1) * share, left - 0.3 * total)
+            )
             parts = min(parts, max(0.1 * total, left - reserve))
 
         goodbyes = BYES if at is None else max(0.5, min(at - now, BYES))
@@ -219,7 +223,7 @@ class Deadlines:
         is_early = last_call is not None and now < last_call
         return Limits(
             {key: now + seconds for key, seconds in waits.items()},
-            may_train_on=is_early and self.pays_twice(self._grace),
+            may_train_on=is_early and self.second_commit_is_worthwhile(self._grace),
         )
 
     def planned(self, save: float, share: float) -> float:
@@ -230,7 +234,7 @@ class Deadlines:
             share: seconds of that duration spent on the chief's share; 0 without
                 shares. A chief without other workers has to write every share.
         """
-        return save + share * (self.world - 1)
+        return save + share * (self.num_workers - 1)
 
     def forget(self) -> None:
         """Clears the deadline: the notice was handled, and the process continues."""
@@ -242,20 +246,20 @@ class Deadlines:
             self.on_last_call()
 
     @property
-    def patience(self) -> float:
+    def default_wait_seconds(self) -> float:
         """Seconds to wait without a known deadline.
 
         At least three saves, because a wait shorter than a save can only lose the save.
         """
-        return max(self.save_timeout, 3 * (self.save_seconds or 0.0))
+        return max(self.peer_timeout, 3 * (self.save_seconds or 0.0))
 
-    def _guard(self, deadline: float) -> None:
+    def _on_deadline(self, deadline: float) -> None:
         is_told = deadline == self.told
         if not is_told and deadline != self._soft:
             return  # replaced, or the notice was handled
         if not self.on_guard(is_told):
             now = self.clock.monotonic()
-            again = now + self.save_timeout
+            again = now + self.peer_timeout
             if self.told is not None:
                 again = min(again, max(now, self.told))
-            self.runtime.at(again, functools.partial(self._guard, deadline))
+            self.runtime.call_at(again, functools.partial(self._on_deadline, deadline))

@@ -10,12 +10,12 @@ import json
 import math
 from typing import Any
 
-from tfpreempt.coordination.events import (
+from tfpreempt.coordination.protocol_types import (
     CommitKind,
-    Count,
-    Decided,
+    DecidedStep,
     Key,
     NoticeKind,
+    StepCount,
     Tombstone,
 )
 from tfpreempt.errors import CoordinationError
@@ -35,11 +35,11 @@ def encode(value: Any, extra: Extra | None = None) -> str:
     match value:
         case NoticeKind() | CommitKind():
             fields: Extra = {"kind": value.value}
-        case Count(count, final):
+        case StepCount(count, final):
             fields = {"count": count, "final": final}
         case Tombstone():
             fields = {"tombstone": True}
-        case Decided(boundary):
+        case DecidedStep(boundary):
             fields = {"boundary": boundary}
         case bool():
             fields = {"ok": value}
@@ -67,10 +67,10 @@ def decode(key: Key, text: str) -> tuple[Any, Extra]:
             case Key.COMMIT:
                 return CommitKind(fields["kind"]), fields
             case Key.COUNT:
-                return Count(int(fields["count"]), bool(fields["final"])), fields
+                return StepCount(int(fields["count"]), bool(fields["final"])), fields
             case Key.DECISION:
                 at = fields["boundary"]
-                return Decided(None if at is None else int(at)), fields
+                return DecidedStep(None if at is None else int(at)), fields
             case _:
                 return bool(fields["ok"]), fields
     except (

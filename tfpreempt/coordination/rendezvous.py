@@ -11,16 +11,16 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tfpreempt.coordination.runtime import walks
-from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.coordination.key_value_store import KeyValueStore
+from tfpreempt.coordination.store_executor import reader_thread_count
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.threads import OutOfTimeError, call_within, map_in_threads
+from tfpreempt.core.threads import CallTimeoutError, call_within, map_in_threads
 from tfpreempt.errors import (
     CoordinationError,
-    StoreGoneError,
+    CoordinationServiceUnavailableError,
+    PeerTimeoutError,
     TfpreemptError,
-    WaitTimeoutError,
 )
 
 Plan = dict[str, Any]
@@ -65,8 +65,8 @@ def agree(
 
     Raises:
         CoordinationError: a key holds a value that this version does not write.
-        WaitTimeoutError: a worker did not come in time, or is dead.
-        StoreGoneError: the store cannot be reached.
+        PeerTimeoutError: a worker did not come in time, or is dead.
+        CoordinationServiceUnavailableError: the store cannot be reached.
     """
     if cluster.is_chief:
         mine: T | None
@@ -79,8 +79,8 @@ def agree(
         plan: Plan = {"ok": True, **proposed}
         _put(store, f"{prefix}/plan", plan)
         try:
-            ready = _hear_all(store, prefix, cluster.world, timeout)
-        except WaitTimeoutError as error:
+            ready = _hear_all(store, prefix, cluster.num_workers, timeout)
+        except PeerTimeoutError as error:
             ready = {MISSING: str(error)}
         _put(store, f"{prefix}/ready", ready)
     else:
@@ -96,8 +96,8 @@ def agree(
         patience = timeout + HEARD_WITHIN
         ready = _take(store, f"{prefix}/ready", patience, "worker 0's go-ahead")
     if MISSING in ready:
-        raise WaitTimeoutError(ready[MISSING])
-    answers = {i: ready[f"{i}"] for i in range(cluster.world) if f"{i}" in ready}
+        raise PeerTimeoutError(ready[MISSING])
+    answers = {i: ready[f"{i}"] for i in range(cluster.num_workers) if f"{i}" in ready}
     return plan, mine, {i: str(text) for i, text in answers.items()}
 
 
@@ -107,16 +107,16 @@ def describe(error: TfpreemptError) -> str:
 
 
 def _hear_all(
-    store: KeyValueStore, prefix: str, world: int, timeout: float
+    store: KeyValueStore, prefix: str, num_workers: int, timeout: float
 ) -> dict[str, str]:
     """Returns the objections of the other workers, by worker; on the chief.
 
     The wait is interrupted if the store reports a dead worker.
 
     Raises:
-        WaitTimeoutError: a worker is dead, or too late.
+        PeerTimeoutError: a worker is dead, or too late.
     """
-    others = range(1, world)
+    others = range(1, num_workers)
     clock, missing = SystemClock(), set(others)
     end, asks_at = clock.monotonic() + timeout, clock.monotonic()
 
@@ -137,13 +137,17 @@ def _hear_all(
                 raise _missing(worker, "the coordination service reports it dead")
 
     answers = map_in_threads(
-        hear, others, threads=walks(world), name="tfpreempt-start", watch=watch
+        hear,
+        others,
+        threads=reader_thread_count(num_workers),
+        name="tfpreempt-start",
+        watch=watch,
     )
     return {f"{i}": text for i, text in zip(others, answers, strict=True) if text}
 
 
-def _missing(worker: int, why: str) -> WaitTimeoutError:
-    return WaitTimeoutError(
+def _missing(worker: int, why: str) -> PeerTimeoutError:
+    return PeerTimeoutError(
         f"worker {worker} is missing in the start of a handler: {why}. If it is not "
         "gone, it is frozen, or makes its handlers in another order. Look at the logs "
         "of all workers."
@@ -160,9 +164,9 @@ def _take(
 ) -> Plan:
     try:
         text = bounded(lambda: store.get(key), timeout, f"waiting for {whom}")
-    except StoreGoneError as error:
+    except CoordinationServiceUnavailableError as error:
         where = "worker 0 was lost in the start of a handler"
-        raise StoreGoneError(
+        raise CoordinationServiceUnavailableError(
             f"{where}, while {whom} was waited for: {error}"
         ) from error
     return _read(key, text, *fields)
@@ -185,12 +189,12 @@ def bounded(call: Callable[[], T], timeout: float, what: str) -> T:
     """Runs a call that may block forever in a daemon thread, with a timeout.
 
     Raises:
-        WaitTimeoutError: the call took longer than `timeout` seconds.
+        PeerTimeoutError: the call took longer than `timeout` seconds.
     """
     try:
         return call_within(timeout, call)
-    except OutOfTimeError as error:
-        raise WaitTimeoutError(
+    except CallTimeoutError as error:
+        raise PeerTimeoutError(
             f"{what} took longer than {timeout:g} s, in the start of a handler; a "
             "worker is missing, frozen, or makes its handlers in another order. Look "
             "at the logs of all workers."

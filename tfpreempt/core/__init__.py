@@ -1,24 +1,25 @@
 """The base of every package; independent of notices, commits and TensorFlow.
 
-arguments   checks of arguments that several public classes take
-clock       time as an argument
-cluster     the workers, and the index of this process among the workers
-contained   opens files below a directory, and follows no link out of the directory
-deadline    arithmetic of deadlines
-events      the frozen values passed from notice to commit, exit and restore
-frameworks  the adapters of the frameworks that a program computes with
-fields      validation of values read from files of other users
-journal     the record of events, one JSON object per line
-life        heartbeats: a worker reports its progress to its supervisor
-loading     public names that are loaded on first use
-memory      memory for snapshots, lent by the supervisor of a program
-progress    a progress bar for bytes, on a terminal
-python      features of later Python versions for Python 3.10
-reach       a walk over the objects reachable from Python objects
-restarts    the number of restarts of this run
-scratch     the local directory of a run whose checkpoint directory is a URL
-seams       the private names of TensorFlow and Keras in use, checked once
-threads     threads with an owner, jobs in many threads, calls with a timeout
+arguments          checks of arguments that several public classes take
+clock              time as an argument
+cluster            the workers, and the index of this process among the workers
+compat             features of later Python versions for Python 3.10
+contained          opens files below a directory, and follows no link out of the
+                   directory
+deadline           arithmetic of deadlines
+events             the frozen values passed from notice to commit, exit and restore
+frameworks         the adapters of the frameworks that a program computes with
+heartbeat          heartbeats: a worker reports its progress to its supervisor
+journal            the record of events, one JSON object per line
+lazy_import        public names that are loaded on first use
+object_graph       a walk over the objects reachable from Python objects
+private_api        the private names of TensorFlow and Keras in use, checked once
+progress_bar       a progress bar for bytes, on a terminal
+record_validation  validation of values read from files of other users
+restarts           the number of restarts of this run
+scratch            the local directory of a run whose checkpoint directory is a URL
+snapshot_memory    memory for snapshots, lent by the supervisor of a program
+threads            threads with an owner, jobs in many threads, calls with a timeout
 
 Imported by checkpoint, cli, coordination, data, handler, keras, notice, platforms,
 states, storage, testing, tfpreempt.

@@ -10,8 +10,8 @@ from typing import Any
 from tfpreempt import errors
 
 
-def check_save_every(value: Any) -> int | datetime.timedelta | None:
-    """Returns a valid `save_every`.
+def check_save_freq(value: Any) -> int | datetime.timedelta | None:
+    """Returns a valid `save_freq`.
 
     Raises:
         ConfigurationError: the value is invalid.
@@ -23,7 +23,7 @@ def check_save_every(value: Any) -> int | datetime.timedelta | None:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise errors.ConfigurationError(
-        f"save_every is {value!r}; expected a number of steps (an int from 1 on), a "
+        f"save_freq is {value!r}; expected a number of steps (an int from 1 on), a "
         "positive datetime.timedelta, or None for notices only"
     )
 

@@ -28,7 +28,7 @@ class Cluster:
     saves_all: bool = False
 
     @property
-    def world(self) -> int:
+    def num_workers(self) -> int:
         """Number of workers."""
         return sum(tasks for _, tasks in self.jobs) or 1
 

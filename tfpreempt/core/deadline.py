@@ -6,12 +6,16 @@ only the seconds remaining until the deadline do.
 
 from __future__ import annotations
 
-TRAVEL_MARGIN = 0.5  # seconds of delay of a notice from a peer
-LATE = 900.0  # seconds by which a termination may come later than announced
+MESSAGE_DELAY_MARGIN = 0.5  # seconds of delay of a notice from a peer
+LATEST_SHUTDOWN_SECONDS = (
+    900.0  # seconds by which a termination may come later than announced
+)
 SAFETY = 1.5  # factor by which a save under pressure exceeds the last save
 
 
-def after_travel(remaining: float, delay: float = TRAVEL_MARGIN) -> float:
+def remaining_after_delay(
+    remaining: float, delay: float = MESSAGE_DELAY_MARGIN
+) -> float:
     """Returns the remaining seconds of a grace period reported by another process.
 
     Args:

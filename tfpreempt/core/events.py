@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from tfpreempt.core.python import StrEnum
+from tfpreempt.core.compat import StrEnum
 
 
 class Outcome(StrEnum):

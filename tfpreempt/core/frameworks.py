@@ -17,7 +17,7 @@ import importlib
 import sys
 from typing import Any
 
-from tfpreempt.core import loading
+from tfpreempt.core import lazy_import
 
 ADAPTERS: dict[str, dict[str, str]] = {
     "tensorflow": {
@@ -60,4 +60,4 @@ def adapter(framework: str, question: str) -> Any:
     Raises:
         TensorFlowMissingError: the framework is not installed.
     """
-    return loading.load(ADAPTERS[framework][question])
+    return lazy_import.load(ADAPTERS[framework][question])

@@ -22,7 +22,7 @@ from typing import Any
 
 from tfpreempt.core import contained, events
 from tfpreempt.core.clock import Clock, SystemClock
-from tfpreempt.core.fields import is_time
+from tfpreempt.core.record_validation import is_time
 from tfpreempt.core.scratch import is_scratch, is_url, local_directory
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ _TICK_SECONDS = 0.1  # interval between two calls of `watch`
 _logger = logging.getLogger(__name__)
 
 
-class OwnedThread(threading.Thread):
+class ManagedThread(threading.Thread):
     """A daemon thread with a name and an end.
 
     A failure is logged. There is no `__del__`: if the thread has to end before the
@@ -60,7 +60,7 @@ class OwnedThread(threading.Thread):
             )
 
 
-class OutOfTimeError(TimeoutError):
+class CallTimeoutError(TimeoutError):
     """A call took longer than its timeout."""
 
 
@@ -76,7 +76,7 @@ def call_within(seconds: float, call: Callable[[], _T]) -> _T:
         The result of the call.
 
     Raises:
-        OutOfTimeError: the call took longer.
+        CallTimeoutError: the call took longer.
         BaseException: the call's own exception.
     """
     future: concurrent.futures.Future[_T] = concurrent.futures.Future()
@@ -89,7 +89,7 @@ def call_within(seconds: float, call: Callable[[], _T]) -> _T:
 
     threading.Thread(target=work, name="tfpreempt-bounded", daemon=True).start()
     if not concurrent.futures.wait([future], seconds).done:
-        raise OutOfTimeError(f"{seconds:g} s are over")
+        raise CallTimeoutError(f"{seconds:g} s are over")
     return future.result()
 
 
@@ -145,10 +145,10 @@ def map_in_threads(
             if failures or len(results) == count:
                 is_done.set()
 
-    workers: list[OwnedThread] = []
+    workers: list[ManagedThread] = []
     try:
         while todo and len(workers) < threads:  # the first threads may be done by now
-            workers.append(OwnedThread(f"{name}-{len(workers)}", work))
+            workers.append(ManagedThread(f"{name}-{len(workers)}", work))
             workers[-1].start()
         while workers and not is_done.wait(_TICK_SECONDS):
             watch()

@@ -19,15 +19,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.core import seams
-from tfpreempt.data.read_ahead import Ahead, AheadIterator
-from tfpreempt.data.slices import Cut, batch_size, check_shares, global_batches
+from tfpreempt.core import private_api
+from tfpreempt.data.read_ahead import AheadIterator, PrefetchedSlices
+from tfpreempt.data.slices import BatchSplit, batch_size, check_shares, global_batches
 
-seams.require("distributed_data")
-_lib: Any = seams.input_lib
+private_api.check_available("distributed_data")
+_lib: Any = private_api.input_lib
 _Distributed: Any = _lib.DistributedIterator
 _DistributedSpec: Any = _lib.DistributedIteratorSpec
-_base: Any = seams.trackable_base
+_base: Any = private_api.trackable_base
 _Trackable: Any = _base.Trackable
 
 
@@ -52,7 +52,7 @@ class _GlobalBatch:
 
     iterator: Any
     device: str  # device of the host
-    cut: Cut
+    cut: BatchSplit
     spec: Any  # spec of a slice
 
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
@@ -187,7 +187,7 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
             attribute.
     """
 
-    cut: Cut
+    cut: BatchSplit
 
     def _serialize(self) -> Any:
         return *super()._serialize(), dataclasses.astuple(self.cut)
@@ -243,7 +243,7 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
             )
         else:
             iterator, *slices, place = components
-            worker = Ahead(
+            worker = PrefetchedSlices(
                 iterator=iterator,
                 slices=slices,
                 place=place,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 
 def make_iterator(dataset: Any) -> Any:
@@ -18,8 +18,8 @@ def make_iterator(dataset: Any) -> Any:
             or `distribute_datasets_from_function`.
     """
     kinds = (
-        seams.input_lib.DistributedDataset,
-        seams.input_lib.DistributedDatasetsFromFunction,
+        private_api.input_lib.DistributedDataset,
+        private_api.input_lib.DistributedDatasetsFromFunction,
     )
     if not isinstance(dataset, kinds) or isinstance(
         dataset._strategy, tf.distribute.TPUStrategy

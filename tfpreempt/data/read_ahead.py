@@ -21,11 +21,11 @@ import tensorflow as tf
 
 from tfpreempt.checkpoint.tensors.iterator_state import add_seeds
 from tfpreempt.checkpoint.tensors.shuffle_seeds import SEEDS, seeds_of
-from tfpreempt.core import seams
-from tfpreempt.data.slices import Cut
+from tfpreempt.core import private_api
+from tfpreempt.data.slices import BatchSplit
 
-_ops: Any = seams.gen_dataset_ops
-_iterators: Any = seams.iterator_ops
+_ops: Any = private_api.gen_dataset_ops
+_iterators: Any = private_api.iterator_ops
 _Owned: Any = _iterators.OwnedIterator
 
 
@@ -45,14 +45,14 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         place: variable to which a step writes the position.
     """
 
-    def __init__(self, dataset: Any, cut: Cut, devices: Sequence[str]) -> None:
+    def __init__(self, dataset: Any, cut: BatchSplit, devices: Sequence[str]) -> None:
         super().__init__(dataset)
         self._seeds = seeds_of(dataset)
         setattr(self, SEEDS, self._seeds)
         self._resources = [self._iterator_resource, *self._seeds.resources]
         # Not a tf.Variable: in a strategy's scope TensorFlow would make a variable for
         # each replica.
-        self.place = seams.resource_variable_ops.ResourceVariable(
+        self.place = private_api.resource_variable_ops.ResourceVariable(
             _serialized(self._resources), trainable=False
         )
         self._marked = _marked_slices(self._resources, dataset.element_spec, cut)
@@ -64,7 +64,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         """Returns a copier that begins to read when a step needs the first batch."""
         host = self._iterator_resource.device
         with tf.device(host):
-            return seams.multi_device_iterator_ops.OwnedMultiDeviceIterator(
+            return private_api.multi_device_iterator_ops.OwnedMultiDeviceIterator(
                 self._marked, self._devices, source_device=host
             )
 
@@ -126,7 +126,9 @@ def _serialized(resources: Sequence[Any]) -> tf.Tensor:
     return tf.io.serialize_tensor(tf.stack(states))
 
 
-def _marked_slices(resources: Sequence[Any], spec: Any, cut: Cut) -> tf.data.Dataset:
+def _marked_slices(
+    resources: Sequence[Any], spec: Any, cut: BatchSplit
+) -> tf.data.Dataset:
     """Returns the slices of the local replicas in turn, each with the next position.
 
     The position of a slice is the position after the slice's global batch.
@@ -158,7 +160,7 @@ def _marked_slices(resources: Sequence[Any], spec: Any, cut: Cut) -> tf.data.Dat
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class PrefetchedSlices:
     """A worker's slices, already copied to the devices."""
 
     iterator: Any
@@ -189,11 +191,11 @@ class Ahead:
                 first.has_value(), lambda: first.get_value()[1], lambda: before
             )
         tf.raw_ops.AssignVariableOp(resource=self.place, value=place)
-        return [_Unmarked(each, self.spec) for each in found]
+        return [_WithoutPosition(each, self.spec) for each in found]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Unmarked:
+class _WithoutPosition:
     """An Optional slice without its position, with the interface of Optional."""
 
     marked: Any

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt import errors
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 _READ_AHEAD = 2
 """Global batches that are read while a step runs, as many as TensorFlow reads."""
@@ -28,7 +28,7 @@ _UNKNOWN = -1  # returned by TensorFlow for an unknown batch size
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class BatchSplit:
     """How a global batch is cut for this process's replicas.
 
     Attributes:
@@ -59,7 +59,7 @@ class Cut:
             functools.partial(self._rows, self.local[number]), batch
         )
 
-    def general(self, others: Sequence[Cut]) -> Cut | None:
+    def general(self, others: Sequence[BatchSplit]) -> BatchSplit | None:
         """Returns a cut for the batches of several cuts; None if the cuts differ.
 
         Args:
@@ -87,7 +87,7 @@ class Cut:
         return _slice(part, begin, end)
 
 
-def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
+def global_batches(distributed: Any) -> tuple[tf.data.Dataset, BatchSplit] | None:
     """Returns the global batches below a distributed dataset, and how they are cut.
 
     Args:
@@ -115,7 +115,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
         return None
     is_filled = True
     if replicas > 1 and not is_by_batch:  # sharing by batch ignores the batch size
-        batch = int(seams.data_distribute.compute_batch_size(whole))
+        batch = int(private_api.data_distribute.compute_batch_size(whole))
         is_filled = batch == _UNKNOWN or not _is_always(batch, spec)
         is_symbolic = whole.options().experimental_symbolic_checkpoint
         if is_filled and batch != _UNKNOWN and not is_symbolic:
@@ -125,7 +125,7 @@ def global_batches(distributed: Any) -> tuple[tf.data.Dataset, Cut] | None:
     local = tuple(range(first, replicas, workers))
     if not _is_read_ahead(whole):
         whole = whole.prefetch(_READ_AHEAD)
-    return whole, Cut(
+    return whole, BatchSplit(
         spec=spec,
         local=local,
         replicas=replicas,
@@ -224,7 +224,7 @@ def batch_size(dataset: Any) -> int | None:
     node = dataset
     while (size := getattr(node, _BATCH_SIZE, None)) is None:
         if type(node).__name__ not in _KEEPING_BATCHES:
-            found = int(seams.data_distribute.compute_batch_size(dataset))
+            found = int(private_api.data_distribute.compute_batch_size(dataset))
             return None if found == _UNKNOWN else found
         (node,) = node._inputs()
     return int(size)

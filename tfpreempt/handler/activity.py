@@ -16,15 +16,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-from tfpreempt.coordination.agreement import STANDING, WAITS
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.events import Main
-from tfpreempt.coordination.runtime import Runtime
+from tfpreempt.coordination.protocol_types import MainThreadState
+from tfpreempt.coordination.state_machine import STANDING, WAITS
+from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core.clock import Clock
-from tfpreempt.core.life import Sign, Stage, pid_seen_by_supervisor
+from tfpreempt.core.heartbeat import Heartbeat, WorkerPhase, pid_seen_by_supervisor
 from tfpreempt.handler.run import Run, Runs
-from tfpreempt.handler.snapshots import TRIES, Snapshots, Taken
-from tfpreempt.handler.status_file import Doing
+from tfpreempt.handler.snapshots import TRIES, Snapshots, SnapshotTiming
+from tfpreempt.handler.status_file import WorkerActivity
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class SnapshotScheduler:
     run: weakref.ref[Run]
     runs: Runs
     coordinator: Coordinator
-    runtime: Runtime
+    runtime: StoreExecutor
     clock: Clock
     is_busy: Callable[[], bool]
     interval: IntervalPolicy = dataclasses.field(default_factory=IntervalPolicy)
@@ -169,7 +169,7 @@ class SnapshotScheduler:
             seconds = self._ask_if_due(run, snapshots)
         else:
             seconds = self._watch(run, snapshots, taken)
-        self.runtime.at(self.clock.monotonic() + seconds, self.look)
+        self.runtime.call_at(self.clock.monotonic() + seconds, self.look)
 
     def _sample(self, run: Run) -> ProgressSample:
         return ProgressSample(
@@ -201,10 +201,10 @@ class SnapshotScheduler:
     def _may_take(self, run: Run) -> bool:
         is_alone = [each for each in self.runs if each.is_armed] == [run]
         has_moved = run.has_moved and run.steps_made != self._last
-        is_quiet = not (self.is_busy() or self.coordinator.is_told_to_go)
+        is_quiet = not (self.is_busy() or self.coordinator.preemption_pending)
         return is_alone and has_moved and is_quiet
 
-    def _watch(self, run: Run, snapshots: Snapshots, taken: Taken) -> float:
+    def _watch(self, run: Run, snapshots: Snapshots, taken: SnapshotTiming) -> float:
         """Measures the cost of a snapshot, up to the first step end after the write.
 
         Returns seconds to the next check.
@@ -251,10 +251,10 @@ class SnapshotScheduler:
         return _LOOKS
 
 
-_TRAINS = (Main.TRAINING, Main.DETACHED)
+_TRAINS = (MainThreadState.TRAINING, MainThreadState.DETACHED)
 """A detached worker counts too: if it hangs in its exit, nothing else ends it."""
 
-_STANDS = (*STANDING, Main.LEAVING)
+_STANDS = (*STANDING, MainThreadState.LEAVING)
 
 
 @dataclasses.dataclass(eq=False)
@@ -275,7 +275,7 @@ class Activity:
     traces: int = 0
     _pauses: int = 0  # open contexts that pause hang detection
 
-    def heartbeat(self) -> Sign:
+    def heartbeat(self) -> Heartbeat:
         """Returns the number of boundaries so far, and the stage that sets the timeout.
 
         In a fit only steps are watched: between steps an evaluation, or callbacks of
@@ -286,26 +286,26 @@ class Activity:
         main = self.coordinator.state.main
         is_between = any(each.amid for each in self.runs) and not gate.busy
         is_saving = self.coordinator.is_saving or main not in _TRAINS
-        stage = Stage.STEPS
+        stage = WorkerPhase.STEPS
         if main in WAITS:
-            stage = Stage.WAITS
+            stage = WorkerPhase.WAITS
         elif not (armed and gate.started) or is_between or is_saving or self._pauses:
-            stage = Stage.APART
+            stage = WorkerPhase.APART
         elif self.traces == gate.started or not any(each.steps_made for each in armed):
-            stage = Stage.FIRST
-        return Sign(
+            stage = WorkerPhase.FIRST
+        return Heartbeat(
             pid=pid_seen_by_supervisor(),
             boundaries=gate.started,
             step=sum(each.step for each in armed),
             stage=stage,
         )
 
-    def now(self) -> Doing:
+    def now(self) -> WorkerActivity:
         """Returns the activity of the main thread, for the status file."""
         main = self.coordinator.state.main
         if self.coordinator.is_saving or main not in (*_TRAINS, *_STANDS):
-            return Doing.SAVING
-        return Doing.WAITING if main in _STANDS else Doing.TRAINING
+            return WorkerActivity.SAVING
+        return WorkerActivity.WAITING if main in _STANDS else WorkerActivity.TRAINING
 
     @contextlib.contextmanager
     def hang_detection_paused(self) -> Iterator[None]:

@@ -22,21 +22,21 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.restore.save import AsyncSave, Save
 from tfpreempt.coordination import keys
-from tfpreempt.coordination.agreement import PREEMPTION
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.events import CommitKind, Key, NoticeKind
-from tfpreempt.coordination.gathering import Gathering
-from tfpreempt.coordination.runtime import Runtime, answer
+from tfpreempt.coordination.key_gather import KeyGather
+from tfpreempt.coordination.protocol_types import CommitKind, Key, NoticeKind
+from tfpreempt.coordination.state_machine import PREEMPTION
+from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.deadline import SAFETY
 from tfpreempt.core.events import Commit, Fault
 from tfpreempt.errors import CollectiveReadError, SaveError
 from tfpreempt.handler.error_causes import describe_loss
-from tfpreempt.handler.exit import held_back
+from tfpreempt.handler.exit import defer_sigint
 from tfpreempt.handler.run import Run, Runs
 from tfpreempt.handler.snapshots import TRIES, Snapshots
 
@@ -79,7 +79,7 @@ class CollectiveSaves:
 
     cluster: Cluster
     prefix: str
-    runtime: Runtime
+    runtime: StoreExecutor
     coordinator: Coordinator
     runs: Runs
     on_broken: Callable[[Exception], None]
@@ -89,7 +89,7 @@ class CollectiveSaves:
         default_factory=set
     )  # workers that have finished training (chief)
     _listens: bool = False
-    _gathering: Gathering | None = None
+    _gathering: KeyGather | None = None
     _lock: Any = dataclasses.field(default_factory=threading.Lock)  # guards _newest
     # Name and step of the newest save, by the token of the run.
     _newest: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
@@ -162,7 +162,7 @@ class CollectiveSaves:
                 self.save(run, because, stages)
         except Exception as error:  # e.g. from a State or a thread's start
             self.runs.fault(f"{because} save", error)
-            if breaks_off(error, self.cluster.world):
+            if breaks_off(error, self.cluster.num_workers):
                 raise
 
     def repeat(self, seconds: float, mine: weakref.ref[Run]) -> None:
@@ -186,11 +186,13 @@ class CollectiveSaves:
             if run is None or run not in self.runs:
                 return
             if self.coordinator.gate.started > 0 and not is_asked():
-                self.runtime.at(self.coordinator.clock.monotonic() + ASKS_AGAIN, ask)
+                self.runtime.call_at(
+                    self.coordinator.clock.monotonic() + ASKS_AGAIN, ask
+                )
             else:
                 self.repeat(seconds, mine)
 
-        self.runtime.at(self.coordinator.clock.monotonic() + seconds, ask)
+        self.runtime.call_at(self.coordinator.clock.monotonic() + seconds, ask)
 
     def _next_name(self, run: Run, because: str) -> str:
         """Returns the name of a save: equal on every worker, never used again."""
@@ -205,7 +207,7 @@ class CollectiveSaves:
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
         """Marks the main thread as saving outside of a round; SIGINT is deferred."""
-        with held_back(lambda: True):
+        with defer_sigint(lambda: True):
             self.coordinator.is_saving = True
             try:
                 with self.breaking_off():
@@ -223,7 +225,7 @@ class CollectiveSaves:
         try:
             yield
         except Exception as error:
-            if breaks_off(error, self.cluster.world):
+            if breaks_off(error, self.cluster.num_workers):
                 self.on_broken(error)
             raise
 
@@ -243,7 +245,7 @@ class CollectiveSaves:
         """
         self.end_async()
         self._remember(run, name)
-        permit = Permit()
+        permit = CancellationToken()
         go_on = functools.partial(self._complete, run, name, "periodic", may_miss)
         on_error = functools.partial(self.runs.fault, "periodic save")
         captured = None
@@ -324,7 +326,7 @@ class CollectiveSaves:
         if under_way.give_up():
             self._under_way = None
             self._forget(under_way.name)
-            self._say(f"{under_way.name}/commit", False)
+            self._publish_outcome(f"{under_way.name}/commit", False)
 
     def _remember(self, run: Run, name: str) -> None:
         run.is_unconfirmed = True
@@ -355,7 +357,7 @@ class CollectiveSaves:
             may_miss: workers that have finished training, as in `begin`.
             write: writes this worker's part.
         """
-        timeout = self.coordinator.deadlines.save_timeout
+        timeout = self.coordinator.deadlines.peer_timeout
         if not self.cluster.is_chief:
             done = False
             try:
@@ -365,7 +367,7 @@ class CollectiveSaves:
                 key = f"{self.prefix}/{name}/{self.cluster.worker}"
                 tell = functools.partial(self.runtime.insert, key, keys.encode(done))
                 # Waits for the insert, because the process may end right afterwards.
-                answer(tell, min(timeout, 5.0))
+                call_and_wait(tell, min(timeout, 5.0))
             return None
         commit = None
         try:
@@ -379,21 +381,21 @@ class CollectiveSaves:
             except BaseException:
                 staged.discard()
                 raise
-            present = sorted(set(range(self.cluster.world)) - absent.keys())
+            present = sorted(set(range(self.cluster.num_workers)) - absent.keys())
             commit = run.commit(staged, because, present)
         finally:  # a notice at the same step reads the outcome
             if commit is None:
                 self._forget(name)
-            self._say(f"{name}/commit", commit is not None)
+            self._publish_outcome(f"{name}/commit", commit is not None)
         return commit
 
-    def _say(self, what: str, is_so: bool) -> None:
+    def _publish_outcome(self, what: str, is_so: bool) -> None:
         """Publishes an outcome of the chief to the workers."""
-        if self.cluster.is_chief and self.cluster.world > 1:
+        if self.cluster.is_chief and self.cluster.num_workers > 1:
             key = f"{self.prefix}/{what}"
             self.runtime.insert(key, keys.encode(is_so), lambda held: None)
 
-    def stands(self, run: Run, timeout: float) -> bool:
+    def last_save_is_committed(self, run: Run, timeout: float) -> bool:
         """Returns whether the newest save of a run is a commit of the current step.
 
         The result is equal on every worker: the chief publishes the outcome, and the
@@ -407,7 +409,7 @@ class CollectiveSaves:
         if step != run.step or self.cluster.is_chief:
             return step == run.step
         key, runtime = f"{self.prefix}/{name}/commit", self.runtime
-        told = answer(
+        told = call_and_wait(
             lambda then: runtime.get_each([key], lambda _, text: then(text)), timeout
         )
         return told is not None and keys.decode(Key.DONE, told)[0] is True
@@ -422,7 +424,7 @@ class CollectiveSaves:
             part failed. A worker with a failed part may have finished training by now,
             and the part is still missing.
         """
-        others = range(1, self.cluster.world)
+        others = range(1, self.cluster.num_workers)
         absent: dict[int, str] = {}
         failed: set[int] = set()
         if not others:
@@ -435,7 +437,7 @@ class CollectiveSaves:
             if value is False:
                 failed.add(worker)
 
-        gathering = Gathering(
+        gathering = KeyGather(
             self.runtime,
             Key.DONE,
             {j: f"{self.prefix}/{name}/{j}" for j in others},
@@ -509,7 +511,7 @@ class RoundSave:
             if run.saves_async and run not in stages:
                 return self._begin(run, name)
         if not due:
-            limit, stands = deadlines.left, self.collective.stands
+            limit, stands = deadlines.left, self.collective.last_save_is_committed
             due = [each for each in self.runs if not stands(each, limit)]
         self._due = due
         for run in due:
@@ -518,7 +520,7 @@ class RoundSave:
             self._staged = [(m, stages.get(m, m.stage)(name)) for m in due]
         except Exception as error:  # reported to the workers, which exit
             self._failed(error)
-            if is_periodic and breaks_off(error, self.coordinator.settings.world):
+            if is_periodic and breaks_off(error, self.coordinator.settings.num_workers):
                 raise
             return False
         deadlines.share_seconds = sum(part.share_seconds for _, part in self._staged)
@@ -527,7 +529,9 @@ class RoundSave:
     def _stands(self, run: Run) -> bool:
         """Returns whether the newest save of a run may count: no failure is known."""
         limit = self.coordinator.deadlines.left
-        return not run.is_unconfirmed or self.collective.stands(run, limit)
+        return not run.is_unconfirmed or self.collective.last_save_is_committed(
+            run, limit
+        )
 
     def _begin(self, run: Run, name: str) -> bool:
         """Begins an asynchronous save of the agreed step."""
@@ -536,7 +540,7 @@ class RoundSave:
             self.collective.begin(run, name, set())  # every worker participates
         except Exception as error:  # reported to the workers, which train on
             self.runs.fault("periodic save", error)
-            if breaks_off(error, self.coordinator.settings.world):
+            if breaks_off(error, self.coordinator.settings.num_workers):
                 raise
         return True
 
@@ -564,11 +568,11 @@ class RoundSave:
         if c.settings.host:
             snapshots.rounds.append(c.state.round)
         limit = self.clock.monotonic() + _LONGEST_FOR_SNAPSHOT
-        while not (snapshots.wait(_TICK_SECONDS) or c.is_told_to_go):
+        while not (snapshots.wait(_TICK_SECONDS) or c.preemption_pending):
             if self.clock.monotonic() >= limit:
                 break
         is_busy = snapshots.is_busy or self.collective.is_busy
-        has_time = not (c.is_told_to_go or is_busy)
+        has_time = not (c.preemption_pending or is_busy)
         is_captured = False
         try:
             if has_time:
@@ -577,7 +581,7 @@ class RoundSave:
                 snapshots.take_part()
         except Exception as error:  # all workers train on
             self.runs.fault("snapshot", error)
-            if breaks_off(error, c.settings.world):
+            if breaks_off(error, c.settings.num_workers):
                 raise
         if has_time and not is_captured and c.settings.host:
             self._refuse(snapshots)
@@ -615,7 +619,7 @@ class RoundSave:
                 self.clock.monotonic(),
                 self._steps,
                 intervals=c.gate.started,
-                is_wanted=not c.is_told_to_go,
+                should_save=not c.preemption_pending,
             )
             return
         snapshots.discard()
@@ -634,7 +638,7 @@ class RoundSave:
         c.extra[Key.COMMIT] = extra
         if snapshots is None:
             return
-        if len(workers) < c.settings.world:
+        if len(workers) < c.settings.num_workers:
             self._refuse(snapshots)
             return
         extra["snapshots"] = _ALL
@@ -658,7 +662,7 @@ class RoundSave:
         because = "preemption"
         if c.state.notice is NoticeKind.PERIODIC:
             because = "periodic"
-            if len(workers) < self.coordinator.settings.world:
+            if len(workers) < self.coordinator.settings.num_workers:
                 return self._drop(workers)
         try:
             commits = [m.commit(part, because, workers) for m, part in staged]
@@ -693,7 +697,9 @@ class RoundSave:
         """
         for _, part in self._staged:
             part.discard()
-        missing = sorted(set(range(self.coordinator.settings.world)) - set(workers))
+        missing = sorted(
+            set(range(self.coordinator.settings.num_workers)) - set(workers)
+        )
         self.runs.fault("periodic save", _without(missing, "periodic"))
         return CommitKind.NONE
 
@@ -710,13 +716,13 @@ class RoundSave:
         c.extra[Key.COMMIT] = c.extra[Key.DONE] = {"reason": reason}
 
 
-def breaks_off(error: Exception, world: int) -> bool:
+def breaks_off(error: Exception, num_workers: int) -> bool:
     """Returns whether training cannot continue after an optional save failed.
 
     The other workers are in a collective of the save. The next step of this worker
     would join the collective.
     """
-    return world > 1 and isinstance(error, CollectiveReadError)
+    return num_workers > 1 and isinstance(error, CollectiveReadError)
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -1,7 +1,8 @@
 """The one session of this process, and notices while no handler listens.
 
-A process belongs to a single cluster, and has at most one session. `protect()` handles
-the notices before the first handler listens, and after the last handler is closed.
+A process belongs to a single cluster, and has at most one session.
+`handle_early_notices()` handles the notices before the first handler listens, and
+after the last handler is closed.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.coordination.key_value_store import KeyValueStore
 from tfpreempt.core import frameworks
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster, cluster_from_environment, read_cluster
 from tfpreempt.core.deadline import until_end
 from tfpreempt.core.events import Notice
-from tfpreempt.core.life import tell
+from tfpreempt.core.heartbeat import start_heartbeat
 from tfpreempt.errors import ConfigurationError, UsageError
-from tfpreempt.handler.exit import exit_hard, holders, keep_streams, on_interpreter_end
+from tfpreempt.handler.exit import (
+    blocking_threads_and_children,
+    exit_hard,
+    keep_streams,
+    on_interpreter_end,
+)
 from tfpreempt.handler.session import Session, take_notice
 from tfpreempt.handler.single_client import connection
 from tfpreempt.handler.training_end import at_interpreter_end
-from tfpreempt.notice.watcher import FindSources, WatchedSource, Watcher
+from tfpreempt.notice.watcher import FindSources, NoticeSourceConfig, Watcher
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.platforms.detected import resolve_config
 
@@ -56,12 +62,12 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
+def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
     """Returns the session of this process, creating the session at the first call.
 
     Args:
         cluster_resolver: resolver that names the cluster; None for a single process.
-        save_timeout: timeout in seconds for waits without a known deadline; the value
+        peer_timeout: timeout in seconds for waits without a known deadline; the value
             of the newest handler applies.
 
     Raises:
@@ -70,27 +76,27 @@ def find_session(cluster_resolver: Any, save_timeout: float) -> Session:
     """
     global _current
     cluster = read_cluster(cluster_resolver, drives_others=connection() is not None)
-    timeout = check_seconds("save_timeout", save_timeout)
+    timeout = check_seconds("peer_timeout", peer_timeout)
     if _current is None:
         store: KeyValueStore
-        if cluster.world > 1:
+        if cluster.num_workers > 1:
             service = frameworks.adapter("tensorflow", "coordination")
             store = service.TensorFlowStore(cluster.jobs)
         else:
-            store = MemoryStore()
+            store = InMemoryStore()
             if cluster_resolver is None and connection() is None:
                 _warn_of_others()
         incarnation = os.environ.get("TFPREEMPT_INCARNATION") or "0"
         _current = Session(cluster, store, incarnation, timeout, _pending)
         on_interpreter_end(functools.partial(at_interpreter_end, _current))
-        tell(_current.activity.heartbeat)
+        start_heartbeat(_current.activity.heartbeat)
     if _current.cluster != cluster:
         raise UsageError(
             f"this process already takes part in {_current.cluster}, and a second "
             f"handler names {cluster}; one process can belong to one cluster only"
         )
-    _current.coordinator.deadlines.save_timeout = timeout
-    _current.come_back()
+    _current.coordinator.deadlines.peer_timeout = timeout
+    _current.resume_after_exit()
     return _current
 
 
@@ -98,7 +104,7 @@ def _warn_of_others() -> None:
     """Warns if TF_CONFIG names workers that the program does not use."""
     with contextlib.suppress(ConfigurationError):  # TF_CONFIG of another program
         named = cluster_from_environment(os.environ)
-        if named.world > 1:
+        if named.num_workers > 1:
             log.warning(
                 "tfpreempt: TF_CONFIG says that this process is worker %d of %d, and "
                 "the program has no cluster: it trains, and commits, alone. If all "
@@ -106,7 +112,7 @@ def _warn_of_others() -> None:
                 "tf.distribute.MultiWorkerMirroredStrategy (model.fit: make the model "
                 "in its scope); if not, unset TF_CONFIG.",
                 named.worker,
-                named.world,
+                named.num_workers,
             )
 
 
@@ -126,10 +132,10 @@ def new_process() -> Iterator[None]:
         _current, _pending = before
         if made is not None:
             for run in made.runs:
-                made.part(run)
-            made.come_back()
+                made.unregister(run)
+            made.resume_after_exit()
             made.runtime.stop()
-            if isinstance(made.runtime.store, MemoryStore):
+            if isinstance(made.runtime.store, InMemoryStore):
                 made.runtime.store.close()  # ends blocking reads of the threads
 
 
@@ -157,7 +163,7 @@ def take_kept() -> bool:
     return bool(taken)
 
 
-def hears_notices() -> bool:
+def receives_notices() -> bool:
     """Returns whether a run of this process listens, or the process exits.
 
     Any thread.
@@ -175,13 +181,13 @@ def current() -> Session | None:
 SLOWEST = 10.0
 """Seconds by which one source may tell of a notice before another does; they poll."""
 
-_protection: Protection | None = None
+_protection: EarlyNoticeHandler | None = None
 _is_starting = False  # a handler or fit is being created; main thread writes
-_newest: Protection | None = None  # newest in this process, closed or not
+_newest: EarlyNoticeHandler | None = None  # newest in this process, closed or not
 
 
-class Protection:
-    """Handles notices while no handler listens. Created by `protect`.
+class EarlyNoticeHandler:
+    """Handles notices while no handler listens. Created by `handle_early_notices`.
 
     A context manager; leaving the `with` block closes the object. Main thread.
 
@@ -194,7 +200,7 @@ class Protection:
     def __init__(
         self,
         config: TerminationConfig,
-        watched: tuple[WatchedSource, ...],
+        watched: tuple[NoticeSourceConfig, ...],
         find_more: FindSources | None = None,
     ) -> None:
         global _newest
@@ -216,7 +222,9 @@ class Protection:
         """
         self._watcher.rearm()
 
-    def _unheard(self, sources: tuple[WatchedSource, ...]) -> tuple[WatchedSource, ...]:
+    def _unheard(
+        self, sources: tuple[NoticeSourceConfig, ...]
+    ) -> tuple[NoticeSourceConfig, ...]:
         """Returns the sources not watched by this object, compared by name."""
         return tuple(each for each in sources if each.source.name not in self._names)
 
@@ -229,7 +237,7 @@ class Protection:
         if _protection is self:
             _protection = None
 
-    def __enter__(self) -> Protection:
+    def __enter__(self) -> EarlyNoticeHandler:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -239,7 +247,7 @@ class Protection:
         """Handles a notice, unless a run of this process listens. Any thread."""
         if os.getpid() != self._process:
             return
-        if hears_notices():
+        if receives_notices():
             self._left = notice
             return
         text = f"tfpreempt: notice from {notice.origin}"
@@ -273,7 +281,7 @@ class Protection:
         if take_back(notice):
             self._leave(
                 "tfpreempt: the machine goes, nothing is being trained, and the "
-                f"process waits for {', '.join(holders())}"
+                f"process waits for {', '.join(blocking_threads_and_children())}"
             )
 
     def leave_by(self, error: Exception, *, is_printed: bool = False) -> None:
@@ -304,7 +312,7 @@ class Protection:
         exit_hard(lambda: self._config.leave(True, _cluster()))
 
 
-def protect(termination_config: Any = None) -> Protection:
+def handle_early_notices(termination_config: Any = None) -> EarlyNoticeHandler:
     """Makes a notice outside of training a preemption too, and not a failure.
 
     Call the function in the first line of a program: imports, model building and
@@ -342,7 +350,7 @@ def protect(termination_config: Any = None) -> Protection:
     global _protection
     config = resolve_config(termination_config)
     cluster_from_environment(os.environ)  # raises now, not when a notice arrives
-    made = Protection(config, config.watched_sources(), config.finder())
+    made = EarlyNoticeHandler(config, config.watched_sources(), config.finder())
     before, _protection = _protection, made
     if before is not None:
         before.close()
@@ -350,7 +358,7 @@ def protect(termination_config: Any = None) -> Protection:
 
 
 @contextlib.contextmanager
-def protected_start(config: TerminationConfig) -> Iterator[None]:
+def handling_notices_during_setup(config: TerminationConfig) -> Iterator[None]:
     """Watches signals while a handler or a fit is created.
 
     If the creation fails, a notice kept for the handler makes the process exit at once.
@@ -363,7 +371,7 @@ def protected_start(config: TerminationConfig) -> Iterator[None]:
     if _protection is not None:
         _protection.rearm()
         signals = _protection._unheard(signals)
-    meanwhile = Protection(config, signals)
+    meanwhile = EarlyNoticeHandler(config, signals)
     _is_starting = True
     try:
         yield
@@ -380,8 +388,8 @@ def take_over() -> None:
 
     These are notices that arrived too late for the handler, or that its sources would
     have reported later. A known deadline applies until the process has ended, also
-    without `protect()`: the next handler handles the notice, or the process exits just
-    before the deadline.
+    without `handle_early_notices()`: the next handler handles the notice, or the
+    process exits just before the deadline.
     """
     here = _current
     if here is None:
@@ -422,7 +430,7 @@ def _seconds_to_wait(notice: Notice) -> float | None:
     """
     here = _current
     has_trained = here is not None and here.gate.started > 0
-    others_wait = _cluster().world > 1 and (_is_starting or not has_trained)
+    others_wait = _cluster().num_workers > 1 and (_is_starting or not has_trained)
     if not has_trained and not others_wait:
         return 0.0
     if notice.grace_seconds:

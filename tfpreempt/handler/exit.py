@@ -25,13 +25,13 @@ from types import FrameType
 from typing import Any
 
 from tfpreempt.checkpoint.lease import lease
-from tfpreempt.coordination import events as ev
+from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.runtime import Runtime, answer
+from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.compat import add_note
 from tfpreempt.core.events import Fault, Outcome
-from tfpreempt.core.python import add_note
-from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
+from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
 from tfpreempt.handler.error_causes import describe_loss
 from tfpreempt.handler.run import HANDS_IN, Run, Runs
 from tfpreempt.handler.single_client import notice_was_served
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def held_back(is_saving: Callable[[], bool]) -> Iterator[None]:
+def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
     """Defers SIGINT until the end of the block; a second SIGINT takes effect at once.
 
     A deferred SIGINT calls the program's own handler; Python's handler raises
@@ -176,7 +176,7 @@ def exit_hard(leave: Callable[[], Any]) -> None:
 
 def end_now(exit: SystemExit) -> None:
     """Ends the process with the code of an exit; any thread."""
-    with contextlib.suppress(OutOfTimeError):
+    with contextlib.suppress(CallTimeoutError):
         call_within(FLUSH_LIMIT, logging.shutdown)
     flush_streams()
     with contextlib.suppress(Exception):  # then the next start waits until expiry
@@ -209,7 +209,7 @@ class WatchedExit(SystemExit):
         self.args = (code,)
 
 
-class LastExit(OwnedThread):
+class ExitWatchdog(ManagedThread):
     """Ends an exiting process if the exit takes longer than its time limit.
 
     During an exit the program's `finally` blocks, context managers and exit hooks run,
@@ -247,7 +247,7 @@ class LastExit(OwnedThread):
             "tfpreempt: the process was to leave %.1f s ago and waits for %s; it ends "
             "now",
             self._seconds,
-            ", ".join(holders()),
+            ", ".join(blocking_threads_and_children()),
         )
         end_now(self.exit)
 
@@ -263,7 +263,7 @@ class LastExit(OwnedThread):
         return error is self.exit or (not main.is_alive() and ended_main)
 
 
-_newest: LastExit | None = None
+_newest: ExitWatchdog | None = None
 
 
 @atexit.register  # at import, so the program's later hooks run before it
@@ -289,7 +289,7 @@ def _skip_the_rest() -> None:
         os._exit(_code(last.exit))
 
 
-def holders() -> list[str]:
+def blocking_threads_and_children() -> list[str]:
     """Returns the threads, children or code lines that delay the end of the process.
 
     The texts are for people.
@@ -320,7 +320,7 @@ _LONGEST = 300
 
 
 @dataclasses.dataclass(eq=False)
-class ExitPath:
+class ExitController:
     """Ends this worker's participation; one object per process.
 
     Args:
@@ -346,9 +346,9 @@ class ExitPath:
     detached: bool = False
     is_over: bool = False
     process: int = dataclasses.field(default_factory=os.getpid)
-    _last_exit: LastExit | None = None
+    _last_exit: ExitWatchdog | None = None
 
-    @held_back(lambda: True)  # an upload may be in progress
+    @defer_sigint(lambda: True)  # an upload may be in progress
     def leave(self, outcome: Outcome, reason: str) -> None:
         """Exits by the oldest run's exit function; returns if the function returns."""
         runs = list(self.runs)
@@ -388,16 +388,16 @@ class ExitPath:
             deadlines = self.coordinator.deadlines
             left = LINGER if deadlines.told is None else max(SHORTEST, deadlines.left)
             is_answered = (
-                self.cluster.world == 1 or not self.coordinator.notes.lost_because
+                self.cluster.num_workers == 1 or not self.coordinator.notes.lost_because
             )
             if type(exit) is SystemExit:
                 exit = WatchedExit(exit.code)
-            self._last_exit = LastExit(exit, left, can_reach_all=is_answered)
+            self._last_exit = ExitWatchdog(exit, left, can_reach_all=is_answered)
             raise exit
         except BaseException:  # of an exit function that resumes in this process
             REGISTRY.stay()
             raise
-        self.come_back()  # the exit function returned: training continues
+        self.cancel()  # the exit function returned: training continues
         for run in runs:
             if run.directory.mirror is not None:
                 run.directory.mirror.resume()
@@ -422,8 +422,10 @@ class ExitPath:
                 continue
             are_whole = False
             status = mirror.status
-            why = f": {status.fault}" if status.fault else ""
-            late = f"the copy of step {status.newest} in {status.uri} was not whole"
+            why = f": {status.last_error}" if status.last_error else ""
+            late = (
+                f"the copy of step {status.latest_step} in {status.uri} was not whole"
+            )
             run.record(Fault(where="mirror", error=f"{late} in time{why}"))
         return are_whole
 
@@ -445,14 +447,14 @@ class ExitPath:
         if not self.finish_mirrors([run], limit) and is_noticed:
             self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
 
-    def come_back(self) -> None:
+    def cancel(self) -> None:
         """Resets the exit state: the process is not exiting any more."""
         self.left = False
         if self._last_exit is not None:
             self._last_exit.stop_event.set()
         REGISTRY.stay()
 
-    def overrun(self, why: str) -> None:
+    def force_exit(self, why: str) -> None:
         """Ends the process from any thread, because no boundary was reached in time."""
         runs = list(self.runs)
         is_forked = os.getpid() != self.process
@@ -495,7 +497,7 @@ class ExitPath:
 
         try:
             call_within(limit, put_away)
-        except OutOfTimeError:
+        except CallTimeoutError:
             log.error(
                 "tfpreempt: the journal lacks this: its disk did not answer in %.2f s",
                 limit,
@@ -522,16 +524,18 @@ class ExitPath:
         coordinator.notes.lost_because = coordinator.notes.lost_because or lost or mine
         if not peer_is_gone:
             self.detached = True
-            coordinator.feed(ev.Detached())
+            coordinator.dispatch(ev.Detached())
             return
-        coordinator.feed(ev.StepFailed())
+        coordinator.dispatch(ev.StepFailed())
         match coordinator.wait():
-            case ev.Leave(outcome):
+            case ev.Exit(outcome):
                 self.leave(outcome, coordinator.notes.lost_because)
-                coordinator.feed(ev.NextRound())
+                coordinator.dispatch(ev.NextRound())
             case _:
                 self.detached = True
-                if coordinator.deadlines.may_go:  # training continued after a commit
+                if (
+                    coordinator.deadlines.shutdown_pending
+                ):  # training continued after a commit
                     self.leave(Outcome.LOST, coordinator.notes.lost_because)
                 if (why := coordinator.notes.lost_because) != mine:
                     add_note(error, f"tfpreempt: the last commit stands: {why}")
@@ -546,7 +550,7 @@ def describe(error: BaseException) -> str:
 
 def tell_peers(
     worker: int,
-    runtime: Runtime,
+    runtime: StoreExecutor,
     key: str,
     error: BaseException,
     send: Callable[[str, int | None], None],
@@ -564,7 +568,7 @@ def tell_peers(
     notes = getattr(error, "__notes__", ())  # may name another worker, which was lost
     record = {"worker": worker, "error": "\n".join([mine[:2000], *notes])}
     tell = functools.partial(runtime.insert, key, json.dumps(record))
-    first = answer(tell, 2.0)
+    first = call_and_wait(tell, 2.0)
     if first is None:
         return  # the store does not answer, and reporting would hold the GIL
     if (told := json.loads(first)) != record:

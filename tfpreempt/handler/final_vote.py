@@ -19,9 +19,9 @@ import queue
 
 from tfpreempt.coordination import keys
 from tfpreempt.coordination.coordinator import PATIENCE, Coordinator
-from tfpreempt.coordination.events import Key, Tombstone, Watch
-from tfpreempt.coordination.gathering import Gathering
-from tfpreempt.coordination.runtime import Runtime, answer
+from tfpreempt.coordination.key_gather import KeyGather
+from tfpreempt.coordination.protocol_types import Key, Tombstone, WatcherState
+from tfpreempt.coordination.store_executor import StoreExecutor, call_and_wait
 from tfpreempt.core.cluster import Cluster
 
 _TICK_SECONDS = 0.05  # between two checks of the deadline
@@ -63,7 +63,7 @@ class FinalVote:
 
     cluster: Cluster
     incarnation: str
-    runtime: Runtime
+    runtime: StoreExecutor
     coordinator: Coordinator
     failures: dict[str, Exception] = dataclasses.field(default_factory=dict)
     _ends: int = 0  # ends of training so far; equal on every worker
@@ -121,14 +121,14 @@ class FinalVote:
                 lost=_lost(here),
                 is_committed=is_committed,
             ),
-            PATIENCE * self.coordinator.deadlines.save_timeout,
+            PATIENCE * self.coordinator.deadlines.peer_timeout,
         )
         self._gather(Key.BYE, "bye")
         return end and dataclasses.replace(end, is_committed=is_committed)
 
     def _gather(self, key: Key, name: str) -> dict[int, tuple[object, keys.Extra]]:
         """Returns the peers' votes by worker: value or tombstone, and extra fields."""
-        others = range(1, self.cluster.world)
+        others = range(1, self.cluster.num_workers)
         missing: tuple[object, keys.Extra] = (Tombstone(), {})
         answers = dict.fromkeys(others, missing)
 
@@ -136,7 +136,7 @@ class FinalVote:
             answers[worker] = value, extra
 
         names = {j: self._name(f"{name}/{j}") for j in others}
-        gathering = Gathering(self.runtime, key, names, by=0, then=then)
+        gathering = KeyGather(self.runtime, key, names, by=0, then=then)
         began = self.coordinator.clock.monotonic()
         while gathering.wait(_TICK_SECONDS) and not self._is_gone:
             if self._is_late(began):
@@ -191,7 +191,9 @@ class FinalVote:
     def _insert(self, what: str, failed: str = "") -> None:
         key = self._name(f"{what}/{self.cluster.worker}")
         text = keys.encode(not failed, {"failed": failed})
-        answer(functools.partial(self.runtime.insert, key, text), _INSERT_TIMEOUT)
+        call_and_wait(
+            functools.partial(self.runtime.insert, key, text), _INSERT_TIMEOUT
+        )
 
     def _insert_outcome(
         self, end: TrainingOutcome, seconds: float
@@ -202,18 +204,18 @@ class FinalVote:
         is_well = not (end.failed or end.lost)
         text = keys.encode(is_well, dataclasses.asdict(end))
         insert = functools.partial(self.runtime.insert, self._name("word"), text)
-        held = answer(insert, seconds)
+        held = call_and_wait(insert, seconds)
         return None if held is None else _read(held)
 
     @property
     def _is_gone(self) -> bool:
-        return self.coordinator.state.watch is Watch.GONE
+        return self.coordinator.state.watch is WatcherState.GONE
 
     def _is_late(self, since: float) -> bool:
         """Whether a wait has reached the deadline, or the chief's timeout.
 
         Without a grace period, a chief that is alive may take any time for its commit.
-        `Runtime.watch_store` finds a chief that is not.
+        `StoreExecutor.watch_store` finds a chief that is not.
 
         Args:
             since: monotonic seconds at which the wait began.
@@ -221,7 +223,7 @@ class FinalVote:
         c = self.coordinator
         if c.deadlines.told is not None:
             return c.deadlines.left <= _RESERVE
-        longest = PATIENCE * c.deadlines.save_timeout
+        longest = PATIENCE * c.deadlines.peer_timeout
         return self.cluster.is_chief and c.clock.monotonic() - since > longest
 
 

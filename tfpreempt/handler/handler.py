@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
-from tfpreempt.core.arguments import check_save_every, check_timeout
+from tfpreempt.core.arguments import check_save_freq, check_timeout
 from tfpreempt.handler import training_end
 from tfpreempt.handler.collective_save import PLAIN, Stages
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.exit import describe
-from tfpreempt.handler.registration import CheckpointOptions, admit
+from tfpreempt.handler.registration import CheckpointOptions, register
 from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.training_end import is_end_of_data, step_failed, was_preemption
 from tfpreempt.platforms.detected import resolve_config
@@ -59,22 +59,22 @@ class PreemptionCheckpointHandler:
             values of the platform. None detects the platform: SIGTERM is watched at
             once, the metadata server of a cloud is queried in the background, and a log
             line names the platform.
-        save_every: interval between periodic commits: a number of `run()` calls (an
+        save_freq: interval between periodic commits: a number of `run()` calls (an
             int), or a duration (a timedelta; the workers agree on the step). None
             commits only on notices, on `save()` and at the end.
         restore: False starts from scratch even if there are commits.
-        save_timeout: timeout in seconds for a wait for other workers if no deadline is
+        peer_timeout: timeout in seconds for a wait for other workers if no deadline is
             known: in a save without a notice, or after a notice without a grace period.
             A step or a save of this worker itself has no timeout then; the platform may
             kill the process during the step or the save.
         max_to_keep: number of commits kept in `checkpoint_dir`; None keeps every
             commit. A CheckpointManager applies its own `max_to_keep` instead.
-        remote_checkpoint_dir: "gs://bucket/run" or "s3://bucket/run", a prefix used by
+        mirror_dir: "gs://bucket/run" or "s3://bucket/run", a prefix used by
             this run only: the mirror. Each commit is uploaded to the mirror in the
             background. A start resumes from the mirror unless the directory has a newer
             commit. With a mirror the workers need not share `checkpoint_dir`. None uses
-            the environment variable TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
-        async_save: whether periodic saves (`save_every`) are asynchronous: the state is
+            the environment variable TFPREEMPT_MIRROR_DIR, if set.
+        async_save: whether periodic saves (`save_freq`) are asynchronous: the state is
             copied in memory, and written while training continues. False makes training
             wait for the save, and takes no memory for a copy. Training waits in any
             case if a CheckpointManager or a save_fn saves.
@@ -84,11 +84,11 @@ class PreemptionCheckpointHandler:
             is open in the directory. Exception: if the other handler has called its
             exit function, or its last step failed, and no step followed, the new
             handler closes the other handler and resumes from its commit.
-        DirectoryInUseError: another program holds the lease of the directory.
-        DirectoryNotSharedError: workers see different storage under the directory.
-        CheckpointDamagedError: the directory has commits, and none is intact.
+        DirectoryLockedError: another program holds the lease of the directory.
+        StorageNotSharedError: workers see different storage under the directory.
+        CheckpointCorruptedError: the directory has commits, and none is intact.
         CheckpointMismatchError: the newest commit belongs to another model.
-        WorkersDisagreeError: workers disagree on the number of workers, or on the
+        WorkerMismatchError: workers disagree on the number of workers, or on the
             commit to restore.
         NotMainThreadError: the caller is not the main thread, where Python requires
             signals to be watched.
@@ -101,29 +101,29 @@ class PreemptionCheckpointHandler:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         termination_config: Any = None,
         *,
-        save_every: int | datetime.timedelta | None = None,
+        save_freq: int | datetime.timedelta | None = None,
         restore: bool = True,
-        save_timeout: float = 30.0,
+        peer_timeout: float = 30.0,
         max_to_keep: int | None = 2,
-        remote_checkpoint_dir: Any = None,
+        mirror_dir: Any = None,
         async_save: bool = True,
     ) -> None:
         given = checkpoint_or_checkpoint_manager
         if given is not None:
             adapter_of(given).check_directory(given, checkpoint_dir)
         config = resolve_config(termination_config)
-        every = check_save_every(save_every)
+        every = check_save_freq(save_freq)
         options = CheckpointOptions(
             checkpoint_dir=checkpoint_dir,
             restore=restore,
             max_to_keep=max_to_keep,
-            remote_checkpoint_dir=remote_checkpoint_dir,
+            mirror_dir=mirror_dir,
             async_save=async_save,
         )
         self._save_steps = every if isinstance(every, int) else None
-        self._session = find_session(cluster_resolver, save_timeout)
+        self._session = find_session(cluster_resolver, peer_timeout)
         self._gate = self._session.gate
-        with admit(self._session, given, config, options) as self._run:
+        with register(self._session, given, config, options) as self._run:
             self._unsaved = UnsavedStateCheck(getattr(given, "checkpoint", given))
             self._run.restore()
             self._random_at_start = b""  # the generators' state, as in a save
@@ -198,7 +198,7 @@ class PreemptionCheckpointHandler:
         gate.bare = gate.started
         run.steps_made += 1
 
-    def check(self) -> None:
+    def check_preemption(self) -> None:
         """Handles a pending preemption notice here, without counting a step.
 
         Call the method in long evaluations, for example at every batch (a call costs
@@ -232,19 +232,21 @@ class PreemptionCheckpointHandler:
         """
         session, run = self._session, self._run
         session.check_open(run, "watch_preemption_scope()")
-        session.arm(run)
+        session.start_listening(run)
         try:
             yield
         except BaseException as error:
             self._gate.failed = self._gate.started  # steps inside may not use run()
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
-            session.part(run)  # the exit function returned; the step is incomplete
+            session.unregister(
+                run
+            )  # the exit function returned; the step is incomplete
             return
         if not run.is_closed:
             session.boundary()
 
-    def without_hang_timeout(self) -> contextlib.AbstractContextManager[None]:
+    def pause_hang_detection(self) -> contextlib.AbstractContextManager[None]:
         """Pauses hang detection in a `with` block, for example around an evaluation.
 
         `tfpreempt run --hang-timeout` treats a worker as hung if the worker reaches no
@@ -263,7 +265,7 @@ class PreemptionCheckpointHandler:
         return self._run.step
 
     @property
-    def runs(self) -> int:
+    def run_calls(self) -> int:
         """Number of completed `run()` calls in this process."""
         return self._run.steps_made
 
@@ -295,7 +297,7 @@ class PreemptionCheckpointHandler:
         return latest(self._run.directory.path)
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Deletes a commit, in the directory and in `remote_checkpoint_dir`.
+        """Deletes a commit, in the directory and in `mirror_dir`.
 
         If the local copy is already missing, a warning is logged and the remote copy is
         still deleted. On workers other than the chief the call does nothing.
@@ -328,7 +330,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """Progress of the uploads to `remote_checkpoint_dir`; any thread.
+        """Progress of the uploads to `mirror_dir`; any thread.
 
         None without a mirror, and on workers other than the chief. (The chief uploads
         the commits for every worker.)
@@ -336,7 +338,7 @@ class PreemptionCheckpointHandler:
         return self._run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is uploaded to `remote_checkpoint_dir`; any thread.
+        """Waits until every commit is uploaded to `mirror_dir`; any thread.
 
         The wait includes an asynchronous save in progress.
 
@@ -346,7 +348,7 @@ class PreemptionCheckpointHandler:
 
         Returns:
             Whether the newest commit is in the mirror. True without a
-            `remote_checkpoint_dir`, and on workers other than the chief.
+            `mirror_dir`, and on workers other than the chief.
 
         Raises:
             ConfigurationError: the timeout is not a number of seconds.
@@ -361,7 +363,7 @@ class PreemptionCheckpointHandler:
 
         Because the final state is committed, a restart of the complete run finishes at
         once. The call also waits for the upload of the final commit to
-        `remote_checkpoint_dir`. Either every worker exits with 0, or all are restarted:
+        `mirror_dir`. Either every worker exits with 0, or all are restarted:
         workers wait for the commit of the chief, and `timeout` does not limit the wait.
         Signal handlers and notice sources are restored. A second call does nothing.
 
@@ -400,7 +402,7 @@ class PreemptionCheckpointHandler:
         elif run.is_closed or session.is_forked:
             pass  # there is nothing to close
         elif session.exit.left:
-            session.part(run)
+            session.unregister(run)
         else:
             was_preemption(error, session, is_whole=session.is_whole)
             is_exit = isinstance(error, SystemExit | GeneratorExit)

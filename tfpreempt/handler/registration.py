@@ -19,21 +19,21 @@ from tfpreempt.checkpoint.lease.lease_timeouts import GRACE
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.checkpoint.mirror.store_selection import choose_places
 from tfpreempt.checkpoint.restore.opening import adapter_of
-from tfpreempt.core import frameworks, seams
+from tfpreempt.core import frameworks, private_api
 from tfpreempt.core.clock import SystemClock
-from tfpreempt.core.deadline import after_travel
+from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.core.events import Notice
-from tfpreempt.core.memory import lent_memory
 from tfpreempt.core.scratch import is_url
-from tfpreempt.handler.current_session import protected_start
+from tfpreempt.core.snapshot_memory import from_environment
+from tfpreempt.handler.current_session import handling_notices_during_setup
 from tfpreempt.handler.exit import describe
-from tfpreempt.handler.restore_agreement import Start, agree
+from tfpreempt.handler.restore_agreement import RestoreAgreement, agree
 from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
 from tfpreempt.handler.single_client import NATIVE_DELAY, connection
 from tfpreempt.handler.training_end import close_failed
-from tfpreempt.notice.native import NativeKeySource
-from tfpreempt.notice.watcher import WatchedSource, Watcher
+from tfpreempt.notice.tensorflow_notice import NativeKeySource
+from tfpreempt.notice.watcher import NoticeSourceConfig, Watcher
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
 
@@ -49,19 +49,19 @@ class CheckpointOptions:
         checkpoint_dir: path or URL of the directory for the commits.
         restore: False to start from scratch.
         max_to_keep: number of commits to keep; None keeps every commit.
-        remote_checkpoint_dir: location of the mirror; None reads the environment.
+        mirror_dir: location of the mirror; None reads the environment.
         async_save: whether periodic saves are asynchronous, if possible.
     """
 
     checkpoint_dir: str | os.PathLike[str] | None
     restore: bool
     max_to_keep: int | None
-    remote_checkpoint_dir: Any
+    mirror_dir: Any
     async_save: bool
 
 
 @contextlib.contextmanager
-def admit(
+def register(
     session: Session,
     checkpoint: Any,
     config: TerminationConfig,
@@ -91,16 +91,19 @@ def admit(
     Raises:
         ConfigurationError: an argument cannot work, or another handler of this process
             is open in the directory.
-        DirectoryInUseError: another program uses the directory.
-        DirectoryNotSharedError: workers see different storage.
-        CheckpointDamagedError: there are commits, and no commit is intact.
-        WorkersDisagreeError: workers count different numbers of workers, or find
+        DirectoryLockedError: another program uses the directory.
+        StorageNotSharedError: workers see different storage.
+        CheckpointCorruptedError: there are commits, and no commit is intact.
+        WorkerMismatchError: workers count different numbers of workers, or find
             different commits.
     """
-    with protected_start(config), session.activity.hang_detection_paused():
+    with (
+        handling_notices_during_setup(config),
+        session.activity.hang_detection_paused(),
+    ):
         # The arguments: the counter of steps, the directory, the mirror.
         for framework in filter(frameworks.is_imported, frameworks.ADAPTERS):
-            seams.name_if_unseen(framework)
+            private_api.name_if_unseen(framework)
         counter = None
         if checkpoint is not None:
             counter = adapter_of(checkpoint).attach_counter(checkpoint)
@@ -110,9 +113,7 @@ def admit(
             raise _url_refused(
                 "CheckpointManager" if is_managed else "save_fn", directory
             )
-        places = choose_places(
-            options.remote_checkpoint_dir, directory, options.max_to_keep
-        )
+        places = choose_places(options.mirror_dir, directory, options.max_to_keep)
         cluster, connected = session.cluster, connection()
         lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
         mirror = None
@@ -127,7 +128,7 @@ def admit(
 
         # The agreement on a start.
         session.saves.wait()  # the directory belongs to this run from here on
-        start = Start(
+        start = RestoreAgreement(
             checkpoint=checkpoint,
             directory=places.directory,
             cluster=cluster,
@@ -138,7 +139,7 @@ def admit(
             store=places.store,
             mirror=mirror,
             lease=lease,
-            memory=lent_memory() if takes_snapshots else None,
+            memory=from_environment() if takes_snapshots else None,
             in_use=[
                 each.directory.path
                 for each in session.runs
@@ -150,7 +151,7 @@ def admit(
         agreed = agree(start, session.runtime.store, keys, START_TIMEOUT)
 
         # The notices: of the config, of TensorFlow's own key, and of a lost lease.
-        hear = functools.partial(session.hear, agreed.token)
+        hear = functools.partial(session.on_notice, agreed.token)
         for each in (lease, None if mirror is None else mirror.lease):
             if each is not None:
                 each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
@@ -162,8 +163,8 @@ def admit(
                 is_alone=connected is not None,
             )
             grace = config.grace_seconds
-            left = None if grace is None else after_travel(grace, NATIVE_DELAY)
-            sources.append(WatchedSource(native, left))
+            left = None if grace is None else remaining_after_delay(grace, NATIVE_DELAY)
+            sources.append(NoticeSourceConfig(native, left))
         run = Run(
             config,
             agreed,
@@ -188,7 +189,7 @@ def _url_refused(given: str, checkpoint_dir: Any) -> errors.ConfigurationError:
     url = paths.without_secrets(os.fspath(checkpoint_dir))
     return errors.ConfigurationError(
         f"A {given} cannot be used with the URL {url!r}, because it writes files "
-        f"itself. Pass a local directory, and remote_checkpoint_dir={url!r}; or pass "
+        f"itself. Pass a local directory, and mirror_dir={url!r}; or pass "
         f"the tf.train.Checkpoint itself with checkpoint_dir={url!r}, which restores "
         "checkpoints that a CheckpointManager has saved there."
     )

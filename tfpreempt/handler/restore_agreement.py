@@ -20,7 +20,7 @@ from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_timeouts import LONGEST_GRACE, MARGIN
 from tfpreempt.checkpoint.mirror import import_commit
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer
 from tfpreempt.checkpoint.mirror.upload import Upload
 from tfpreempt.checkpoint.restore.checkpoint_directory import (
     Directory,
@@ -29,10 +29,10 @@ from tfpreempt.checkpoint.restore.checkpoint_directory import (
 from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.state.state import REGISTRY, StateRegistry
 from tfpreempt.coordination import rendezvous
+from tfpreempt.coordination.key_value_store import KeyValueStore
 from tfpreempt.coordination.rendezvous import Plan
-from tfpreempt.coordination.store import KeyValueStore
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.memory import LentMemory
+from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.handler.snapshots import (
     Snapshots,
     attempt_of,
@@ -41,7 +41,7 @@ from tfpreempt.handler.snapshots import (
 )
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ RESTORE_FALSE = "pass restore=False"  # advice to start from scratch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Start:
+class RestoreAgreement:
     """Input of one worker to the start of a handler or a fit.
 
     Args:
@@ -87,7 +87,7 @@ class Start:
     store: ObjectStore | None = None
     mirror: Mirror | None = None
     lease: Lease | None = None
-    memory: LentMemory | None = None
+    memory: SnapshotMemory | None = None
     in_use: Sequence[str] = ()
     registry: StateRegistry = REGISTRY
 
@@ -124,7 +124,7 @@ class Agreed:
 
 
 def agree(
-    start: Start,
+    start: RestoreAgreement,
     keys: KeyValueStore,
     prefix: str,
     timeout: float,
@@ -143,13 +143,13 @@ def agree(
         lease_timeout: additional seconds for a chief that waits for the lease.
 
     Raises:
-        DirectoryInUseError: another program uses the directory.
-        DirectoryNotSharedError: a worker sees other storage.
-        CheckpointDamagedError: there are commits, and no commit is intact.
-        WorkersDisagreeError: workers differ in the number of workers or in the commits
+        DirectoryLockedError: another program uses the directory.
+        StorageNotSharedError: a worker sees other storage.
+        CheckpointCorruptedError: there are commits, and no commit is intact.
+        WorkerMismatchError: workers differ in the number of workers or in the commits
             found.
         ConfigurationError: the directory cannot work.
-        WaitTimeoutError: a worker is missing.
+        PeerTimeoutError: a worker is missing.
     """
     began, cluster = time.monotonic(), start.cluster
     with contextlib.ExitStack() as undo:
@@ -160,7 +160,7 @@ def agree(
         # Workers without access to the chief's directory download the commit.
         apart: frozenset[int] = frozenset()
         if start.store is not None:
-            if cluster.world > 1:
+            if cluster.num_workers > 1:
                 place = f"{prefix}/place"
                 apart = _find_apart(start, keys, place, timeout, lease_timeout)
             timeout += FETCH_TIMEOUT  # a missing worker is already known by now
@@ -187,13 +187,13 @@ def agree(
             if agreed.tier != "memory" and agreed.snapshots is not None:
                 agreed.snapshots.directory.contents.free_read_ahead()
         if plan["damaged"] and agreed.candidate is None:
-            raise errors.CheckpointDamagedError(plan["damaged"])
+            raise errors.CheckpointCorruptedError(plan["damaged"])
         undo.pop_all()
     return dataclasses.replace(agreed, seconds=time.monotonic() - began)
 
 
 def _find_apart(
-    start: Start,
+    start: RestoreAgreement,
     keys: KeyValueStore,
     prefix: str,
     timeout: float,
@@ -224,7 +224,7 @@ def _find_apart(
 
 
 def _open(
-    start: Start,
+    start: RestoreAgreement,
     chief_directory: str | None = None,
     apart: frozenset[int] = frozenset(),
 ) -> Directory:
@@ -248,7 +248,7 @@ def _open(
     exchange = None
     if start.store is not None and apart:
         worker, files = start.cluster.worker, LocalFiles(mine)
-        exchange = ShardExchange(start.store, worker, apart, files)
+        exchange = ShardTransfer(start.store, worker, apart, files)
     opened = open_directory(
         start.checkpoint,
         start.directory,
@@ -267,7 +267,7 @@ def _open(
     return opened
 
 
-def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
+def _propose(start: RestoreAgreement, apart: frozenset[int]) -> tuple[Plan, Agreed]:
     """Opens the directory on the chief, and proposes its newest intact commit."""
     opened, mirror = _open(start, apart=apart), start.mirror
     check_nothing_came(opened.path)
@@ -300,7 +300,7 @@ def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
             if is_newer(each, agreed.candidate, highest)
         ]
     if agreed.damaged and not attempts:
-        raise errors.CheckpointDamagedError(agreed.damaged)
+        raise errors.CheckpointCorruptedError(agreed.damaged)
     lease = start.lease.token if start.lease is not None else None
     token = (lease or uuid.uuid4().hex)[:12]
     agreed = dataclasses.replace(agreed, token=token, snapshots=snapshots)
@@ -308,7 +308,7 @@ def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
         "directory": opened.path,
         "lease": lease,
         "checkpoint": agreed.candidate.token if agreed.candidate else None,
-        "world": start.cluster.world,
+        "num_workers": start.cluster.num_workers,
         "token": token,
         "snapshots": attempts,
         "damaged": agreed.damaged,
@@ -317,7 +317,7 @@ def _propose(start: Start, apart: frozenset[int]) -> tuple[Plan, Agreed]:
 
 
 def _find_newest(
-    start: Start, opened: Directory, copies: Sequence[Entry] | None
+    start: RestoreAgreement, opened: Directory, copies: Sequence[Entry] | None
 ) -> Agreed:
     """Finds the newest intact commit, in the directory or in the mirror.
 
@@ -373,38 +373,40 @@ def upload_for_others(mirror: Mirror, commit: Entry) -> None:
         commit: the commit to restore.
 
     Raises:
-        WorkersDisagreeError: the commit is a checkpoint written by TensorFlow alone.
+        WorkerMismatchError: the commit is a checkpoint written by TensorFlow alone.
         CheckpointError: the object store failed.
     """
     if commit.manifest is None:
-        raise errors.WorkersDisagreeError(
+        raise errors.WorkerMismatchError(
             f"{commit.path!r}, the newest checkpoint, was not written by tfpreempt, "
             "and not all workers see this directory, so they cannot restore it. Put "
             "it on storage that all mount, for one start; or move it away"
         )
-    Upload(mirror.store, commit, before_marker=mirror.announce).run()
+    Upload(mirror.store, commit, before_marker=mirror.record_pending_marker).run()
 
 
-def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agreed]:
+def _follow(
+    start: RestoreAgreement, apart: frozenset[int], plan: Plan
+) -> tuple[None, Agreed]:
     """Opens the directory on another worker, and finds the chief's commit.
 
     Raises:
         TfpreemptError: this worker cannot follow the plan.
     """
     cluster, store = start.cluster, start.store
-    if plan["world"] != cluster.world:
-        raise errors.WorkersDisagreeError(
-            f"worker 0 counts {plan['world']} workers, this one {cluster.world}; give "
-            "all workers the same TF_CONFIG cluster"
+    if plan["num_workers"] != cluster.num_workers:
+        raise errors.WorkerMismatchError(
+            f"worker 0 counts {plan['num_workers']} workers, this one "
+            f"{cluster.num_workers}; give all workers the same TF_CONFIG cluster"
         )
     is_apart = cluster.worker in apart
     directory = None if is_apart else _shared_directory(start, plan)
     if directory is None and not is_apart:
-        raise errors.DirectoryNotSharedError(
+        raise errors.StorageNotSharedError(
             f"{start.directory!r} here is not the same storage as worker 0's "
             f"{plan['directory']!r} (a file by which worker 0 marks it is not there). "
             "Use a directory that all machines mount; or, where there is none, give "
-            "all workers a remote_checkpoint_dir in object storage, by way of which "
+            "all workers a mirror_dir in object storage, by way of which "
             "each has what it needs on its own disk."
         )
     opened = _open(start, directory, apart)
@@ -417,7 +419,7 @@ def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agre
         else:
             commit = opened.find(token)
         if commit is None:
-            raise errors.WorkersDisagreeError(
+            raise errors.WorkerMismatchError(
                 f"worker 0 restores the commit {token} of {plan['directory']!r}, "
                 "which this worker does not find there"
                 + (f" nor in {store.uri}" if is_apart and store else "")
@@ -435,7 +437,7 @@ def _follow(start: Start, apart: frozenset[int], plan: Plan) -> tuple[None, Agre
     )
 
 
-def _shared_directory(start: Start, plan: Plan) -> str | None:
+def _shared_directory(start: RestoreAgreement, plan: Plan) -> str | None:
     """Returns the local path of the chief's directory; None without access to it."""
     own = paths.absolute(start.directory) if start.directory else ""
     for directory in (str(plan["directory"]), own):
@@ -472,7 +474,7 @@ def agree_on_snapshot(
     snapshots, mine = agreed.snapshots, NO_MEMORY
     if snapshots is not None:
         try:
-            mine = "\n".join(snapshots.lacks(attempts))
+            mine = "\n".join(snapshots.missing(attempts))
         except Exception as error:  # noqa: BLE001 - e.g. of a State; the peers wait
             mine = "\n".join(attempts)
             log.warning(
@@ -504,7 +506,7 @@ def agree_on_snapshot(
 def _as_error(problems: dict[int, str]) -> Exception:
     """Returns a single error for the workers' problems ("ClassOfError: text")."""
     name = problems[min(problems)].split(":")[0]
-    kind: type[Exception] = getattr(errors, name, errors.WorkersDisagreeError)
+    kind: type[Exception] = getattr(errors, name, errors.WorkerMismatchError)
     text = "; ".join(
         f"worker {i}: {problem.removeprefix(f'{name}: ')}"
         for i, problem in problems.items()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.directory import catalog
-from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
-from tfpreempt.checkpoint.restore.reshard import read_own
+from tfpreempt.checkpoint.restore.reshard import load_worker_state
 from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
 from tfpreempt.checkpoint.state.state import State
@@ -38,7 +38,13 @@ from tfpreempt.core.events import (
 from tfpreempt.core.journal import Journal, journal_directory
 from tfpreempt.core.restarts import num_restarts
 from tfpreempt.handler.restore_agreement import Agreed
-from tfpreempt.handler.status_file import Doing, Now, Telling, now_path, read_now
+from tfpreempt.handler.status_file import (
+    StatusWriter,
+    WorkerActivity,
+    WorkerStatus,
+    read_worker_status,
+    status_path,
+)
 from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
@@ -149,7 +155,7 @@ class Run:
             self.directory.path, self.directory.cluster, agreed=agreed, after=highest
         )
         self.saves_async = async_save and self.directory.contents.can_be_async
-        self._status: Telling | None = None  # written during training
+        self._status: StatusWriter | None = None  # written during training
         self.journal = Journal(
             journal_directory(self.directory.path),
             self.directory.cluster.worker,
@@ -189,8 +195,8 @@ class Run:
         """
         clock, found = self.directory.clock, self.candidate
         began = clock.monotonic()
-        world = self.directory.cluster.world
-        restored = Restored(path=None, step=0, sequence=0, world_size=world)
+        num_workers = self.directory.cluster.num_workers
+        restored = Restored(path=None, step=0, sequence=0, world_size=num_workers)
         if found is not None:
             restored = self.source.restore(found, named_states=named_states)
             if self.counter is not None and found.prefix is None:
@@ -226,8 +232,10 @@ class Run:
         """Continues the step count of the agreed commit, without a restore."""
         self.candidate = None
         self.source.contents.free_read_ahead()
-        world = self.directory.cluster.world
-        adopted_as = Restored(path=None, step=self.base, sequence=0, world_size=world)
+        num_workers = self.directory.cluster.num_workers
+        adopted_as = Restored(
+            path=None, step=self.base, sequence=0, world_size=num_workers
+        )
         self._record_start(adopted_as, self.start.seconds)
 
     @property
@@ -252,9 +260,9 @@ class Run:
         if mirror is not None:
             path, token = self.directory.path, self.start.token
             mirror.begin(path, self.start.on_disk, self.record, journal_directory(path))
-            mirror.task(functools.partial(clear_others, mirror.store, token))
+            mirror.enqueue(functools.partial(clear_others, mirror.store, token))
 
-    def arm(self, doing: Callable[[], Doing]) -> None:
+    def arm(self, doing: Callable[[], WorkerActivity]) -> None:
         """Begins training: sets the random generators, and starts the status file.
 
         Args:
@@ -264,18 +272,18 @@ class Run:
         self.watcher.rearm()
         generators = self.source.random_state
         if self.candidate is not None and generators is not None:
-            read_own(self.candidate, generators, self.source.cluster)
+            load_worker_state(self.candidate, generators, self.source.cluster)
         mine = weakref.ref(self)
 
-        def look() -> Now | None:
+        def look() -> WorkerStatus | None:
             run = mine()
             if run is None:
                 return None
             run.record_caches()
             return run._now(doing())
 
-        path = now_path(self.journal.path.parent, self.directory.cluster.worker)
-        self._status = Telling(path, self.directory.clock, look)
+        path = status_path(self.journal.path.parent, self.directory.cluster.worker)
+        self._status = StatusWriter(path, self.directory.clock, look)
 
     def clear_caches(self, *, is_all_restored: bool) -> None:
         """Deletes the unfinished files of `Dataset.cache(path)` of earlier processes.
@@ -298,8 +306,8 @@ class Run:
 
     def _record_start(self, restored: Restored, seconds: float) -> None:
         """Records the start, with the step reached by the previous process."""
-        path = now_path(self.journal.path.parent, self.directory.cluster.worker)
-        before = read_now(path)
+        path = status_path(self.journal.path.parent, self.directory.cluster.worker)
+        before = read_worker_status(path)
         told = dataclasses.replace(
             restored,
             seconds=seconds,
@@ -311,7 +319,7 @@ class Run:
 
     # --- the status ------------------------------------------------------------------
 
-    def _now(self, doing: Doing) -> Now:
+    def _now(self, doing: WorkerActivity) -> WorkerStatus:
         """Returns the current status, without values computed from two samples.
 
         Any thread.
@@ -319,10 +327,10 @@ class Run:
         clock, deadlines = self.directory.clock, self.deadlines
         wall, since, told = clock.wall(), deadlines.since_notice, deadlines.told
         left = None if told is None else told - clock.monotonic()
-        return Now(
+        return WorkerStatus(
             at=wall,
             worker=self.directory.cluster.worker,
-            world=self.directory.cluster.world,
+            num_workers=self.directory.cluster.num_workers,
             host=socket.gethostname(),
             pid=os.getpid(),
             doing=doing,
@@ -345,7 +353,7 @@ class Run:
         return self.write(self.capture(name, None, *args, **kwargs))
 
     def capture(
-        self, name: str, permit: Permit | None, *args: Any, **kwargs: Any
+        self, name: str, permit: CancellationToken | None, *args: Any, **kwargs: Any
     ) -> Save:
         """Captures this worker's part of a save.
 
@@ -371,7 +379,7 @@ class Run:
         """Writes a captured part, and returns the save; any thread."""
         save.write()
         exchange, is_chief = self.directory.exchange, self.directory.cluster.is_chief
-        if not (is_chief or (exchange is not None and exchange.is_apart)):
+        if not (is_chief or (exchange is not None and exchange.has_separate_storage)):
             self._states.expect(save.staging)
         return save
 

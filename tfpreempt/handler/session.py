@@ -18,17 +18,17 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from tfpreempt.checkpoint.directory.layout import is_same
-from tfpreempt.coordination import events as ev
-from tfpreempt.coordination.agreement import PREEMPTION
+from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.coordination.coordinator import Coordinator
-from tfpreempt.coordination.runtime import Runtime
-from tfpreempt.coordination.store import KeyValueStore
+from tfpreempt.coordination.key_value_store import KeyValueStore
+from tfpreempt.coordination.state_machine import PREEMPTION
+from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.compat import add_note
 from tfpreempt.core.deadline import needed_seconds, until_end
 from tfpreempt.core.events import Fault, FirstStep, Notice, Outcome
-from tfpreempt.core.python import add_note
 from tfpreempt.errors import (
     HandlerClosedError,
     NestedRunError,
@@ -43,10 +43,10 @@ from tfpreempt.handler.collective_save import (
     Stages,
 )
 from tfpreempt.handler.error_causes import is_of_data
-from tfpreempt.handler.exit import ExitPath, held_back, tell_peers
+from tfpreempt.handler.exit import ExitController, defer_sigint, tell_peers
 from tfpreempt.handler.final_vote import FinalVote
 from tfpreempt.handler.run import Run, Runs
-from tfpreempt.notice.children import killed_children
+from tfpreempt.notice.killed_children import killed_children
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Session:
         cluster: the workers of the run.
         store: key-value store shared by the workers of this incarnation.
         incarnation: namespace of the keys.
-        save_timeout: seconds that a wait may take without a known deadline.
+        peer_timeout: seconds that a wait may take without a known deadline.
         pending: notices that arrived while no run listened.
 
     Attributes:
@@ -99,7 +99,7 @@ class Session:
         cluster: Cluster,
         store: KeyValueStore,
         incarnation: str,
-        save_timeout: float,
+        peer_timeout: float,
         pending: list[Notice],
     ) -> None:
         self.cluster = cluster
@@ -111,23 +111,23 @@ class Session:
         self.start_count = 0
         self._heard: Notice | None = None  # the newest notice of a run
         self.heard_at = -math.inf  # monotonic seconds of its arrival
-        self.runtime = Runtime(
+        self.runtime = StoreExecutor(
             store, self._clock, lambda error: self.coordinator.store_gone(error)
         )
         self.coordinator = Coordinator(
-            ev.Settings(
+            ev.ProtocolConfig(
                 cluster.worker,
-                cluster.world,
-                collectives=cluster.world > 1,
-                saves_alone=cluster.world == 1,  # `settle` updates the value
+                cluster.num_workers,
+                collectives=cluster.num_workers > 1,
+                saves_alone=cluster.num_workers == 1,  # `settle` updates the value
             ),
             incarnation,
             self.runtime,
             self._clock,
-            save_timeout=save_timeout,
+            peer_timeout=peer_timeout,
             step_seconds=lambda: self.timer.step_seconds(self.gate.started),
             record=self.runs.record,
-            on_overrun=lambda why: self.exit.overrun(why),
+            on_overrun=lambda why: self.exit.force_exit(why),
         )
         self.saves = CollectiveSaves(
             cluster,
@@ -138,7 +138,7 @@ class Session:
             on_broken=lambda error: self.failed(error),
         )
         self.vote = FinalVote(cluster, incarnation, self.runtime, self.coordinator)
-        self.exit = ExitPath(
+        self.exit = ExitController(
             cluster,
             self.runs,
             self.coordinator,
@@ -162,7 +162,7 @@ class Session:
                 signals to be watched.
             ConfigurationError: another open run mirrors to the same location.
         """
-        self.come_back()
+        self.resume_after_exit()
         before = list(self.runs)
         self.exit.is_over = False
         if not before:
@@ -173,12 +173,12 @@ class Session:
             run.start_mirror()
             self.deliver_pending_notices()
         except BaseException:
-            self.part(run)
+            self.unregister(run)
             raise
         for other in before:
             directories = other.directory.path, run.directory.path
             if self.is_over(other) and is_same(*directories):
-                self.part(other)
+                self.unregister(other)
         if every is not None and self.cluster.is_chief:
             self.saves.repeat(every.total_seconds(), weakref.ref(run))
         if run.snapshots is not None and self.cluster.is_chief:
@@ -201,7 +201,7 @@ class Session:
         for notice in tuple(self._pending):
             if listening and take_notice(self._pending, notice):
                 mine = dataclasses.replace(notice, worker=self.cluster.worker)
-                self.hear(listening[-1].start.token, mine)
+                self.on_notice(listening[-1].start.token, mine)
 
     def take_left_over(self) -> Notice | None:
         """Takes the newest notice that the closed runs received and did not handle.
@@ -224,13 +224,13 @@ class Session:
         has_failed = self.gate.failed == self.gate.started
         return has_failed or run.left_at == run.step
 
-    def arm(self, run: Run) -> None:
+    def start_listening(self, run: Run) -> None:
         """Begins training a run: listens again, and sets the random generators."""
         if not run.is_armed:
             self.runs.kept.add(run)  # first: a thread must not drop the last reference
             run.arm(self.activity.now)
 
-    def part(self, run: Run) -> None:
+    def unregister(self, run: Run) -> None:
         """Closes a run, which no longer participates."""
         self.runs.kept.discard(run)
         self.saves.wait()  # a save in progress needs the lease
@@ -298,7 +298,7 @@ class Session:
                 "workers; the cluster cannot go on. Let the process end with the "
                 "error, and start all workers again."
             )
-        self.arm(run)
+        self.start_listening(run)
 
     def enter(self, run: Run, what: str, stages: Stages = PLAIN) -> None:
         """Runs the slow path of a step's boundary; the interval is already counted.
@@ -318,7 +318,7 @@ class Session:
         except TfpreemptError:
             self.gate.started -= 1
             raise
-        self.look(stages)
+        self.wait_at_boundary(stages)
         if run.steps_made < _TRACED:
             self.activity.traces = self.gate.started
         if run.steps_made == 1:
@@ -345,7 +345,7 @@ class Session:
         log.warning(
             "tfpreempt: a step takes %.1f s and the save after it %.1f s with margins, "
             "and a notice leaves %g s: it may end the process %s, and the last commit "
-            "stands then. Do less in each run(), or commit more often (save_every=)",
+            "stands then. Do less in each run(), or commit more often (save_freq=)",
             seconds,
             needed,
             grace,
@@ -363,9 +363,9 @@ class Session:
         self.timer.check(self.gate.started)
         if self.gate.flag:
             with saving():
-                self.look()
+                self.wait_at_boundary()
 
-    def look(self, stages: Stages = PLAIN) -> None:
+    def wait_at_boundary(self, stages: Stages = PLAIN) -> None:
         """Runs the slow path of a boundary; the next interval is already counted.
 
         Returns when the interval may start. Raises SystemExit if this process must
@@ -374,13 +374,13 @@ class Session:
         Args:
             stages: functions that stage the part of a run, as in `enter`.
         """
-        self.come_back()
+        self.resume_after_exit()
         if not self.gate.flag:
             return
         with self.deferring_sigint():
             while self.gate.flag:
                 self.gate.started -= 1
-                verdict = self.settle(stages)
+                verdict = self.wait_for_directive(stages)
                 self.gate.started += 1
                 if isinstance(verdict, ev.Proceed):
                     return
@@ -388,7 +388,7 @@ class Session:
     @contextlib.contextmanager
     def deferring_sigint(self) -> Iterator[None]:
         """Defers Ctrl-C while a notice is being handled."""
-        with held_back(lambda: self.gate.flag):
+        with defer_sigint(lambda: self.gate.flag):
             try:
                 yield
             except KeyboardInterrupt:
@@ -403,27 +403,29 @@ class Session:
         """
         self.coordinator.notes.lost_because = f"worker {self.cluster.worker} {why}"
         self.exit.detached = True
-        self.coordinator.feed(ev.Detached())
+        self.coordinator.dispatch(ev.Detached())
 
-    def come_back(self) -> None:
+    def resume_after_exit(self) -> None:
         """Resumes training after SystemExit was caught (in a notebook, for example).
 
         Training continues as if the exit function had returned.
         """
         if self.exit.left:
-            self.exit.come_back()
+            self.exit.cancel()
             self.runs.kept.clear()  # earlier runs are over
-            if self.coordinator.state.main is ev.Main.ENDED:  # not after a loss
-                self.coordinator.feed(ev.NextRound())
+            if (
+                self.coordinator.state.main is ev.MainThreadState.ENDED
+            ):  # not after a loss
+                self.coordinator.dispatch(ev.NextRound())
 
-    def settle(
+    def wait_for_directive(
         self,
         stages: Stages = PLAIN,
         *,
         last: bool = False,
         limit: float | None = None,
         steps_follow: bool = True,
-    ) -> ev.Verdict | None:
+    ) -> ev.Directive | None:
         """Waits at a boundary for the directive of the coordinator, and follows it.
 
         Args:
@@ -442,7 +444,7 @@ class Session:
         save = RoundSave(
             self.runs, c, self.saves, self._clock, arrived_at=self._clock.monotonic()
         )
-        c.feed(ev.Boundary(self.gate.started, last))
+        c.dispatch(ev.Boundary(self.gate.started, last))
         while True:
             match c.wait(limit):
                 case None:
@@ -455,15 +457,15 @@ class Session:
                 case ev.Save(_, _, repeat):
                     with self.saves.breaking_off():
                         is_staged = repeat or save.stage(stages)
-                    c.feed(ev.Saved(is_staged))
+                    c.dispatch(ev.Saved(is_staged))
                 case ev.WriteMarker(workers):
-                    c.feed(ev.Committed(save.mark(workers, steps_follow)))
-                case ev.Leave(outcome) as verdict:
+                    c.dispatch(ev.Committed(save.mark(workers, steps_follow)))
+                case ev.Exit(outcome) as verdict:
                     if outcome is not Outcome.COMMITTED:
                         save.committed_nothing()
                     note = str(c.commit_extra.get("note", ""))
                     self.exit.leave(outcome, c.notes.lost_because or note)
-                    c.feed(ev.NextRound(served=outcome is not Outcome.FINISHED))
+                    c.dispatch(ev.NextRound(served=outcome is not Outcome.FINISHED))
                     return verdict
                 case verdict:
                     if isinstance(verdict, ev.Resume):
@@ -508,12 +510,12 @@ class Session:
         steps could otherwise be directed to stop at this boundary, and would not
         participate in the save, for which this worker waits.
         """
-        is_alone = self.cluster.world == 1
+        is_alone = self.cluster.num_workers == 1
         self.gate.started -= is_alone
         self.saves.try_save(run, stages)
         self.gate.started += is_alone
         if is_alone:
-            self.look(stages)
+            self.wait_at_boundary(stages)
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
         """Waits for the asynchronous save in progress; any thread.
@@ -581,7 +583,7 @@ class Session:
         Returns:
             Whether a notice was handled and the exit function returned.
         """
-        killed, is_alone = killed_children(), self.cluster.world == 1
+        killed, is_alone = killed_children(), self.cluster.num_workers == 1
         if killed:
             add_note(
                 error, f"children of this process were killed: {', '.join(killed)}"
@@ -598,12 +600,12 @@ class Session:
         verdict = None
         if is_whole:
             with self.deferring_sigint():
-                verdict = self.settle(last=is_alone, steps_follow=False)
-        if not isinstance(verdict, ev.Leave):
+                verdict = self.wait_for_directive(last=is_alone, steps_follow=False)
+        if not isinstance(verdict, ev.Exit):
             self.exit.fail(error, peer_is_gone=True)
         return True
 
-    def hear(self, token: str, notice: Notice) -> None:
+    def on_notice(self, token: str, notice: Notice) -> None:
         """Handles a notice from a source; on the thread of the source.
 
         Args:
@@ -615,7 +617,7 @@ class Session:
         told = [each for each in self.runs if each.start.token == token]
         for run in told:
             if run.directory.mirror is not None:
-                run.directory.mirror.hurry()
+                run.directory.mirror.shorten_waits()
             run.record(notice)
         next_step = "the next step to begin"
         if not self.gate.started:
@@ -628,10 +630,10 @@ class Session:
             f"grace {grace:g} s" if grace else left,
             "the step that runs" if self.gate.busy else next_step,
         )
-        self.runtime.at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
+        self.runtime.call_at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
         for run in told:
             if not run.is_alive():
-                self.exit.overrun(f"{run.amid} has died, and no step will follow")
+                self.exit.force_exit(f"{run.amid} has died, and no step will follow")
 
     def _name_killed(self) -> None:
         """Logs the killed children of this process.
@@ -665,7 +667,7 @@ class Session:
         """
         if isinstance(error, Exception) and self.serve(error, is_whole):
             return  # the exit function returned
-        if self.cluster.world > 1:
+        if self.cluster.num_workers > 1:
             service = frameworks.adapter("tensorflow", "coordination")
             self.exit.fail(error, peer_is_gone)
             key = f"tfpreempt/{self.incarnation}/failure"

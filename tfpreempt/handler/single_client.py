@@ -13,9 +13,9 @@ import logging
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.core import frameworks, loading
-from tfpreempt.core.threads import OutOfTimeError, call_within
-from tfpreempt.notice.native import NativeKeySource, read_again
+from tfpreempt.core import frameworks, lazy_import
+from tfpreempt.core.threads import CallTimeoutError, call_within
+from tfpreempt.notice.tensorflow_notice import NativeKeySource, read_again
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,10 @@ def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
         TensorFlowMissingError: TensorFlow is not installed.
     """
     global _connection
-    if not loading.has_tensorflow():
-        raise errors.TensorFlowMissingError(f"connect_to_cluster() {loading.WANTED}")
+    if not lazy_import.has_tensorflow():
+        raise errors.TensorFlowMissingError(
+            f"connect_to_cluster() {lazy_import.WANTED}"
+        )
     spec = _cluster_spec(resolver)
     job = _worker_job(resolver, spec)
     leader = f"/job:{job}/replica:0/task:0" if _connection is None else None
@@ -156,7 +158,7 @@ def notice_was_served() -> None:
         return
     try:
         call_within(FORGET_LIMIT, _service().forget_native_notice)
-    except (errors.TfpreemptError, OutOfTimeError) as error:
+    except (errors.TfpreemptError, CallTimeoutError) as error:
         log.info("tfpreempt: TensorFlow's notice could not be deleted: %s", error)
     read_again(_connection.notice_identity)
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout, retention
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
+from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.directory.head import NONE
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
@@ -35,8 +35,8 @@ from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.restore.save import AsyncSave, Save
 from tfpreempt.checkpoint.state.state import sync_states
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.memory import LentMemory, available_bytes
-from tfpreempt.storage import reading
+from tfpreempt.core.snapshot_memory import SnapshotMemory, available_bytes
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.local import LocalStore
 
 log = logging.getLogger(__name__)
@@ -56,14 +56,14 @@ _PATIENCE_SECONDS = 5.0  # longest wait for the last snapshot in `end`
 _STATES = ".restored"  # folder with the States of the restored snapshot
 
 
-def directory_for(memory: LentMemory, checkpoint_dir: str, worker: int) -> str:
+def directory_for(memory: SnapshotMemory, checkpoint_dir: str, worker: int) -> str:
     """Returns the folder of a worker's snapshots of a checkpoint directory."""
     key = hashlib.sha256(os.path.abspath(checkpoint_dir).encode(errors="replace"))
     return os.path.join(memory.directory, f"{key.hexdigest()[:16]}-{worker}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class SnapshotTiming:
     """Timing of a captured snapshot.
 
     Attributes:
@@ -107,20 +107,20 @@ class Snapshots:
     """
 
     directory: Directory
-    memory: LentMemory
+    memory: SnapshotMemory
     available: Callable[[], int] = available_bytes
     agreed: str = ""
     refused: int = 0
     is_after_commit: bool = False
     is_off: bool = False
-    taken: Taken | None = None
+    taken: SnapshotTiming | None = None
     rounds: list[int] = dataclasses.field(default_factory=list)
     parent: Parent = NONE
     _bytes: int = 0  # expected size of a snapshot
     _latest: str = ""  # captured by every worker; "" after a refusal
     _whole: str = ""  # newest intact snapshot of this worker
     _why: str = ""  # newest failure
-    _captured: tuple[Save, Permit, Parent] | None = None
+    _captured: tuple[Save, CancellationToken, Parent] | None = None
     _under_way: AsyncSave | None = None
 
     # --- the start -------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Snapshots:
         The snapshots are not verified. Unreadable snapshots are omitted, because a
         commit on disk can be restored instead.
         """
-        world = self.directory.cluster.world
+        num_workers = self.directory.cluster.num_workers
         return [
             each
             for each in self._scan()
@@ -139,7 +139,7 @@ class Snapshots:
             and each.kind is Kind.OWN
             and each.manifest is not None
             and each.manifest.because == BECAUSE
-            and each.manifest.world_size == world
+            and each.manifest.world_size == num_workers
         ]
 
     def _scan(self) -> list[Entry]:
@@ -151,7 +151,7 @@ class Snapshots:
             )
             return []
 
-    def lacks(self, attempts: Collection[str]) -> list[str]:
+    def missing(self, attempts: Collection[str]) -> list[str]:
         """Returns the names of the snapshots missing or corrupt on this worker.
 
         Logs corrupt snapshots.
@@ -160,7 +160,7 @@ class Snapshots:
             attempts: names of the snapshots, equal on every worker.
         """
         for each in self._scan():
-            if each.condition is Condition.DAMAGED:
+            if each.condition is CommitStatus.DAMAGED:
                 _tell_of_damage(each.problems[0])
         missing = set(attempts)
         for each in reversed(self.find()):  # newest last: its tensors stay in memory
@@ -185,7 +185,7 @@ class Snapshots:
         folder = os.path.join(self.directory.path, _STATES)
         manifest = restored.manifest
         try:
-            if reading.is_dir(folder):
+            if file_reading.is_dir(folder):
                 shutil.rmtree(folder)
             os.makedirs(os.path.join(folder, restored.name))
             for file in manifest.files if manifest is not None else ():
@@ -227,7 +227,7 @@ class Snapshots:
         if not is_possible:
             self.take_part()
             return False
-        permit = Permit()
+        permit = CancellationToken()
         try:
             captured = Save(self.directory, step, attempt, permit)
             captured.capture()
@@ -237,7 +237,7 @@ class Snapshots:
             self._failed(error)
             return False
         self._captured = captured, permit, self.parent
-        self.expect(_size(captured))
+        self.set_expected_size(_size(captured))
         if self._is_too_large():
             self.discard()
             return False
@@ -270,7 +270,7 @@ class Snapshots:
         steps: int,
         *,
         intervals: int = 0,
-        is_wanted: bool = True,
+        should_save: bool = True,
     ) -> None:
         """Starts to write the captured snapshot while training continues.
 
@@ -281,7 +281,7 @@ class Snapshots:
             left: monotonic seconds of the continuation, see `Taken`.
             steps: number of steps, see `Taken`.
             intervals: number of intervals, see `Taken`.
-            is_wanted: False if this worker has no time for the write.
+            should_save: False if this worker has no time for the write.
         """
         if self._captured is None:
             return
@@ -290,7 +290,7 @@ class Snapshots:
         self.is_after_commit = False
         captured, permit, parent = self._captured
         self._latest = captured.attempt
-        if not is_wanted:
+        if not should_save:
             self._throw_away()
             return
         self._captured = None
@@ -303,7 +303,9 @@ class Snapshots:
             captured.discard()
             self._failed(error)
             return
-        self.taken = Taken(arrived=arrived, left=left, steps=steps, intervals=intervals)
+        self.taken = SnapshotTiming(
+            arrived=arrived, left=left, steps=steps, intervals=intervals
+        )
 
     def _complete(self, captured: Save, parent: Parent) -> None:
         """Writes the captured snapshot and the marker; on the save's thread."""
@@ -331,7 +333,7 @@ class Snapshots:
 
     # --- room ------------------------------------------------------------------------
 
-    def expect(self, size: int) -> None:
+    def set_expected_size(self, size: int) -> None:
         """Raises the expected size of a snapshot, in bytes; any thread."""
         self._bytes = max(self._bytes, size)
 
@@ -343,12 +345,12 @@ class Snapshots:
             for file in manifest.files
             if file.name.startswith(mine) or not file.name.startswith(layout.WORKER)
         ]
-        self.expect(sum(sizes))
+        self.set_expected_size(sum(sizes))
 
     def _has_room(self) -> bool:
         """Returns whether the free memory suffices for a snapshot now."""
         if not self._whole:
-            self.expect(self.directory.contents.held_bytes())
+            self.set_expected_size(self.directory.contents.held_bytes())
         if self._is_too_large():
             return False
         # After the first snapshot, memory for the copy is already allocated.
@@ -466,14 +468,14 @@ class Snapshots:
         self._drop_all()
         try:
             states = os.path.join(self.directory.path, _STATES)
-            if reading.is_dir(states):
+            if file_reading.is_dir(states):
                 shutil.rmtree(states)
         except OSError as error:
             log.info("tfpreempt: snapshots could not be removed: %s", error)
 
 
 def open_snapshots(
-    checkpoint: Any, memory: LentMemory, checkpoint_dir: str, cluster: Cluster
+    checkpoint: Any, memory: SnapshotMemory, checkpoint_dir: str, cluster: Cluster
 ) -> Snapshots | None:
     """Opens the snapshots of this worker; logs the reason and returns None on failure.
 
@@ -527,7 +529,7 @@ def _of_other_directories(mine: str) -> list[str]:
     worker = name.rpartition("-")[2]
     return [
         os.path.join(memory, each)
-        for each in reading.names(memory)
+        for each in file_reading.names(memory)
         if each != name and re.fullmatch(rf"[0-9a-f]{{16}}-{re.escape(worker)}", each)
     ]
 

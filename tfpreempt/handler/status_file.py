@@ -1,4 +1,4 @@
-"""The status file of a worker, `journal/worker-<i>.now`.
+"""The status file of a worker, `journal/worker-<i>.status`.
 
 The journal is an append-only record of events, and records nothing during uneventful
 steps. The status file holds the current state (step, rate, activity). A background
@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.core.clock import Clock
-from tfpreempt.core.fields import are_kinds
+from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.journal import open_file
-from tfpreempt.core.python import StrEnum
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.record_validation import validate_types
+from tfpreempt.core.threads import ManagedThread
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,21 @@ _KINDS = {
     "host": "text",
     "doing": "text",
     "upload": "object?",
-    **dict.fromkeys(("worker", "world", "pid", "step"), "count"),
+    **dict.fromkeys(("worker", "num_workers", "pid", "step"), "count"),
     **dict.fromkeys(("steps_per_second", "stepped_at"), "number?"),
     **dict.fromkeys(("noticed_at", "deadline"), "number?"),
 }
 _UPLOAD_KINDS = {
     "uri": "text",
     "is_complete": "flag",
-    "fault": "text?",
-    **dict.fromkeys(("newest", "mirrored", "uploading"), "count?"),
-    **dict.fromkeys(("pending", "faults", "dropped"), "count"),
+    "last_error": "text?",
+    **dict.fromkeys(("latest_step", "mirrored_step", "uploading"), "count?"),
+    **dict.fromkeys(("pending", "error_count", "skipped"), "count"),
     **dict.fromkeys(("sent_bytes", "total_bytes"), "count"),
 }
 
 
-class Doing(StrEnum):
+class WorkerActivity(StrEnum):
     """Activity of a worker, from its first boundary on."""
 
     TRAINING = "training"
@@ -62,13 +62,13 @@ class Doing(StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class WorkerStatus:
     """Status of a worker; times are wall-clock seconds of its machine.
 
     Attributes:
         at: time of the report.
         worker: index of the worker.
-        world: number of workers.
+        num_workers: number of workers.
         host: name of the machine.
         pid: process id.
         doing: activity of the main thread.
@@ -82,10 +82,10 @@ class Now:
 
     at: float
     worker: int
-    world: int
+    num_workers: int
     host: str
     pid: int
-    doing: Doing
+    doing: WorkerActivity
     step: int
     steps_per_second: float | None = None
     stepped_at: float | None = None
@@ -94,12 +94,12 @@ class Now:
     upload: MirrorStatus | None = None
 
 
-def now_path(journal: Path, worker: int) -> Path:
+def status_path(journal: Path, worker: int) -> Path:
     """Returns the path of a worker's status file, in the directory of its journal."""
-    return journal / f"worker-{worker}.now"
+    return journal / f"worker-{worker}.status"
 
 
-def read_now(path: Path) -> Now | None:
+def read_worker_status(path: Path) -> WorkerStatus | None:
     """Reads the status file of a worker.
 
     Returns:
@@ -116,13 +116,13 @@ def read_now(path: Path) -> Now | None:
         return None
     try:
         values: dict[str, Any] = json.loads(text)
-        if not are_kinds(values, _KINDS):
+        if not validate_types(values, _KINDS):
             return None
         if (upload := values["upload"]) is not None:
-            if not are_kinds(upload, _UPLOAD_KINDS):
+            if not validate_types(upload, _UPLOAD_KINDS):
                 return None
             values["upload"] = MirrorStatus(**upload)
-        return Now(**{**values, "doing": Doing(values["doing"])})
+        return WorkerStatus(**{**values, "doing": WorkerActivity(values["doing"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
@@ -161,7 +161,7 @@ class StepRate:
         return min((last - first) / (ended - began), (last - first + 1) / (now - began))
 
 
-class Telling:
+class StatusWriter:
     """Writes the status file on a thread, until `stop` is called.
 
     The thread also ends when `look` returns None. The file is created at the start and
@@ -177,15 +177,15 @@ class Telling:
     """
 
     def __init__(
-        self, path: Path, clock: Clock, look: Callable[[], Now | None]
+        self, path: Path, clock: Clock, look: Callable[[], WorkerStatus | None]
     ) -> None:
         self._path = path
         self._clock = clock
         self._look = look
         self._is_made = False
         self._has_warned = False
-        self._last: Now | None = None  # the newest report
-        self._thread = OwnedThread("tfpreempt-now", self._run)
+        self._last: WorkerStatus | None = None  # the newest report
+        self._thread = ManagedThread("tfpreempt-now", self._run)
         self._thread.start()
 
     def stop(self) -> None:
@@ -221,7 +221,7 @@ class Telling:
             if self._thread.stop_event.wait(_LOOKS_EVERY):
                 return
 
-    def _write(self, now: Now) -> None:
+    def _write(self, now: WorkerStatus) -> None:
         data = _pack(now)
         try:
             flags = os.O_WRONLY | (0 if self._is_made else os.O_CREAT)
@@ -245,6 +245,6 @@ class Telling:
                 )
 
 
-def _pack(now: Now) -> bytes:
+def _pack(now: WorkerStatus) -> bytes:
     text = json.dumps(dataclasses.asdict(now)).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)

@@ -16,12 +16,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.errors import (
+    CoordinationServiceUnavailableError,
     KeyExistsError,
-    StoreGoneError,
+    PeerTimeoutError,
     UsageError,
-    WaitTimeoutError,
 )
 
 END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
@@ -69,12 +69,12 @@ class TensorFlowStore:
     """
 
     def __init__(self, jobs: Sequence[tuple[str, int]]) -> None:
-        seams.require("coordination")
+        private_api.check_available("coordination")
         self._jobs = list(jobs)
 
     def insert(self, key: str, value: str) -> None:
         try:
-            seams.eager_context.context().set_config_key_value(key, value)
+            private_api.eager_context.context().set_config_key_value(key, value)
         except tf.errors.AlreadyExistsError:
             raise KeyExistsError(f"the key {key!r} was inserted before") from None
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
@@ -83,11 +83,11 @@ class TensorFlowStore:
     def get(self, key: str, timeout: float | None = None) -> str:
         milliseconds = 0 if timeout is None else max(1, round(timeout * 1000))
         try:
-            value = seams.eager_context.context().get_config_key_value(
+            value = private_api.eager_context.context().get_config_key_value(
                 key, milliseconds
             )
         except tf.errors.DeadlineExceededError:
-            raise WaitTimeoutError(
+            raise PeerTimeoutError(
                 f"the key {key!r} was not inserted within {timeout} s"
             ) from None
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
@@ -96,13 +96,13 @@ class TensorFlowStore:
 
     def delete(self, key: str) -> None:
         try:
-            seams.eager_context.context().delete_config_key_value(key)
+            private_api.eager_context.context().delete_config_key_value(key)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone(f"delete the key {key!r}", error) from error
 
     def dead_workers(self) -> frozenset[int]:
         try:
-            states = seams.eager_context.context().get_task_states(self._jobs)
+            states = private_api.eager_context.context().get_task_states(self._jobs)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
             raise _gone("ask for the states of the tasks", error) from error
         return frozenset(i for i, state in enumerate(states) if state is not None)
@@ -112,7 +112,8 @@ def read_native_notice() -> str:
     """Waits for TensorFlow's own key, and returns the task that received SIGTERM.
 
     Raises:
-        StoreGoneError: the service has ended, or this process has no service.
+        CoordinationServiceUnavailableError: the service has ended, or this process
+            has no service.
     """
     return TensorFlowStore(()).get(NATIVE_NOTICE_KEY)
 
@@ -121,7 +122,8 @@ def forget_native_notice() -> None:
     """Deletes TensorFlow's own key, which outlives the preempted task.
 
     Raises:
-        StoreGoneError: the service has ended, or this process has no service.
+        CoordinationServiceUnavailableError: the service has ended, or this process
+            has no service.
     """
     TensorFlowStore(()).delete(NATIVE_NOTICE_KEY)
 
@@ -137,9 +139,9 @@ def wait_service_gone(limit: float) -> bool:
     """
     try:
         TensorFlowStore(()).get("tfpreempt/never", limit)
-    except WaitTimeoutError:
+    except PeerTimeoutError:
         return False
-    except StoreGoneError:
+    except CoordinationServiceUnavailableError:
         return True
     return False
 
@@ -162,9 +164,9 @@ def connect(
             configured.
         UnsupportedVersionError: this TensorFlow cannot connect to remote workers.
     """
-    seams.require("remote_cluster")
+    private_api.check_available("remote_cluster")
     if leader is not None:
-        context = seams.eager_context.context()
+        context = private_api.eager_context.context()
         if context._context_handle is not None:
             raise UsageError(
                 "connect_to_cluster() was called after TensorFlow had listed its "
@@ -188,13 +190,13 @@ def report_error(message: str, code: int | None = None) -> None:
         message: text of the peers' error.
         code: status code of the TensorFlow error; None for an error of another kind.
     """
-    seams.eager_context.context().report_error_to_cluster(
+    private_api.eager_context.context().report_error_to_cluster(
         _UNKNOWN if code is None else code, message
     )
 
 
-def _gone(what: str, error: Exception) -> StoreGoneError:
-    return StoreGoneError(
+def _gone(what: str, error: Exception) -> CoordinationServiceUnavailableError:
+    return CoordinationServiceUnavailableError(
         f"could not {what}: the coordination service does not answer ({error}). Its "
         "host, worker 0, has probably ended; all workers must start again."
     )

@@ -22,10 +22,10 @@ import threading
 from collections.abc import Iterator
 
 from tfpreempt.checkpoint.state.state import REGISTRY
-from tfpreempt.coordination import events as ev
+from tfpreempt.coordination import protocol_types as ev
 from tfpreempt.core import frameworks
+from tfpreempt.core.compat import add_note
 from tfpreempt.core.events import Fault, Outcome
-from tfpreempt.core.python import add_note
 from tfpreempt.errors import SaveError, UsageError
 from tfpreempt.handler.error_causes import describe_loss, is_before_all
 from tfpreempt.handler.exit import describe, exit_hard, flush_streams, keep_streams
@@ -114,9 +114,9 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
     # because TensorFlow's key can be set once. So for a time the loss of any worker
     # counts as its preemption.
     deadlines = session.coordinator.deadlines
-    if not deadlines.may_go:
+    if not deadlines.shutdown_pending:
         session.is_noticed(within=2 * NATIVE_DELAY)  # a notice may be about to arrive
-    if not deadlines.may_go:
+    if not deadlines.shutdown_pending:
         return False
     if session.is_noticed():
         session.exit.fail(error, peer_is_gone=True)
@@ -156,7 +156,7 @@ def close(session: Session, run: Run, limit: float | None = None) -> None:
 
 
 def _close(session: Session, run: Run, limit: float | None) -> None:
-    session.arm(run)
+    session.start_listening(run)
     if session.exit.detached:
         close_failed(session, run, "")
         return
@@ -180,14 +180,14 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
     if failure is not None:
         run.record_exit(Outcome.FAILED, describe(failure))
     elif is_last:
-        session.exit.is_over = session.cluster.world > 1
+        session.exit.is_over = session.cluster.num_workers > 1
         run.record_exit(Outcome.FINISHED, code=0)
         snapshots = run.snapshots
         is_saved = is_end and run.steps_made > 0 and not run.has_moved
         if snapshots is not None and is_saved:
             snapshots.clear()
     session.exit.finish_copy(run, limit)
-    session.part(run)
+    session.unregister(run)
     if failure is not None:
         raise failure
 
@@ -221,7 +221,7 @@ def close_failed(session: Session, run: Run, why: str) -> None:
     exit = session.exit
     try:
         if not exit.left:
-            if exit.detached and (session.cluster.world > 1 or not why):
+            if exit.detached and (session.cluster.num_workers > 1 or not why):
                 # For example the loss of another worker.
                 why = session.coordinator.notes.lost_because or why
             if why and not session.is_forked:
@@ -229,7 +229,7 @@ def close_failed(session: Session, run: Run, why: str) -> None:
             session.wait_for_save()
             exit.finish_mirrors([run])
     finally:
-        session.part(run)
+        session.unregister(run)
 
 
 # --- the last boundary, and the final save -------------------------------------------
@@ -248,16 +248,16 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
         other workers were notified.
     """
     keep_streams()
-    session.come_back()
-    if session.cluster.world == 1:
+    session.resume_after_exit()
+    if session.cluster.num_workers == 1:
         limit = None  # no peers
     session.saves.finishing()
     with watching_store(session), session.deferring_sigint():
         while True:
             session.saves.end_async()  # a save of a round in between
-            verdict = session.settle(last=True, limit=limit)
+            verdict = session.wait_for_directive(last=True, limit=limit)
             # A notice was handled for other workers, and the exit function returned.
-            is_served = verdict == ev.Leave(Outcome.COMMITTED)
+            is_served = verdict == ev.Exit(Outcome.COMMITTED)
             if not (is_served or isinstance(verdict, ev.Resume)):
                 break
     session.vote.start()
@@ -298,8 +298,8 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
     """
     session.saves.wait()
     deadlines = session.coordinator.deadlines
-    came_to_nothing = run.is_unconfirmed and not session.saves.stands(
-        run, deadlines.save_timeout
+    came_to_nothing = run.is_unconfirmed and not session.saves.last_save_is_committed(
+        run, deadlines.peer_timeout
     )
     if run.steps_made == 0 and run.unrestored_variables:
         # Variables created in a first step, like an optimizer's, would be missing.
@@ -323,8 +323,8 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
         except Exception as error:  # noqa: BLE001 - e.g. of a State; raised later
             session.runs.fault("the final save", error)
             lost = _lost_in_save(session, error)
-            votes = session.cluster.world > 1 and list(session.runs) == [run]
-            if lost and deadlines.may_go and not votes:
+            votes = session.cluster.num_workers > 1 and list(session.runs) == [run]
+            if lost and deadlines.shutdown_pending and not votes:
                 session.exit.leave(Outcome.LOST, lost)  # expected after a notice
             because = f"{lost}. " if lost else ""
             add_note(
@@ -347,7 +347,7 @@ def _end_together(session: Session, run: Run) -> Exception | None:
     Returns:
         The error to raise: of this worker's save, or of another worker's.
     """
-    if session.cluster.world == 1:
+    if session.cluster.num_workers == 1:
         return _commit_final(session, run)
     try:
         failure = _commit_final(session, run)
@@ -372,7 +372,9 @@ def _vote(session: Session, failed: Exception | None) -> TrainingOutcome | None:
     why = ""
     if failed is not None:
         lost = _lost_in_save(session, failed)
-        if lost and session.coordinator.deadlines.may_go:  # expected after a notice
+        if (
+            lost and session.coordinator.deadlines.shutdown_pending
+        ):  # expected after a notice
             session.vote.abort(lost)
             return TrainingOutcome(lost=lost)
         why = lost or f"{type(failed).__name__}: {failed}".rstrip(".")
@@ -472,7 +474,7 @@ def _close_all(session: Session, runs: list[Run]) -> None:
     is_saved = True
     for run in runs:
         try:
-            close(session, run, session.coordinator.deadlines.save_timeout)
+            close(session, run, session.coordinator.deadlines.peer_timeout)
         except Exception as error:
             log.error(
                 "tfpreempt: the end of training is not committed, so the exit code "

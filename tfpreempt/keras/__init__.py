@@ -3,12 +3,12 @@
 The names are loaded on first use, so an import of the package imports no Keras.
 
 callback      PreemptionCallback, the callback that a program adds to `model.fit`
-interface     a running `model.fit` of either Keras line, as the package sees a fit
-multi_worker  makes `fit` of Keras 3 work with two workers or more
-record        the values in a commit besides the Checkpoint of a fit, as a State
 callbacks/    the other callbacks of a fit: saves and restores their state
 data/         the position in the training data
 fit/          one `model.fit`: its loop, its phases, and the contents of a save
+fit_protocol  a running `model.fit` of either Keras line, as the package sees a fit
+fit_record    the values in a commit besides the Checkpoint of a fit, as a State
+multi_worker  makes `fit` of Keras 3 work with two workers or more
 
 Imported by cli, keras/callbacks, keras/data, keras/fit, tfpreempt.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfpreempt.core.loading import loader
+from tfpreempt.core.lazy_import import loader
 
 if TYPE_CHECKING:
     from tfpreempt.keras import data

@@ -12,22 +12,22 @@ import os
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.checkpoint.restore import handle
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.core.scratch import local_directory
-from tfpreempt.keras.callbacks import files, known
-from tfpreempt.keras.callbacks.state import capture_files
-from tfpreempt.keras.fit import plan
-from tfpreempt.keras.fit.lookup import (
+from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
+from tfpreempt.keras.callbacks.callback_state import capture_files
+from tfpreempt.keras.fit import resume_plan
+from tfpreempt.keras.fit.frame_lookup import (
     callbacks_of,
     is_of_tf_keras,
     is_running,
     is_validation,
 )
 from tfpreempt.keras.fit.training import Options, Training
-from tfpreempt.keras.record import Encoded
+from tfpreempt.keras.fit_record import EncodedValue
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
 
@@ -39,7 +39,7 @@ def new_process() -> None:
     """Simulates a new process for tests: forgets earlier fits, abandons an open fit."""
     while _running:
         _running.pop().abandon()
-    plan.PASTS.clear()
+    resume_plan.PASTS.clear()
 
 
 class PreemptionCallback:
@@ -64,14 +64,14 @@ class PreemptionCallback:
             the platform: SIGTERM is watched at once, a cloud's metadata server is
             queried in the background, and a log line names the platform.
         restore: False trains from the beginning even if there is a checkpoint.
-        save_timeout: timeout in seconds for any wait for other workers after a notice
+        peer_timeout: timeout in seconds for any wait for other workers after a notice
             without a grace period. A step, an evaluation or a hook of this worker has
             no timeout then; the platform may end the process.
         max_to_keep: number of commits to keep; None keeps every commit.
-        remote_checkpoint_dir: URL of the mirror, gs://bucket/run or s3://bucket/run.
+        mirror_dir: URL of the mirror, gs://bucket/run or s3://bucket/run.
             Commits are uploaded in the background. If the mirror has a newer commit
             than the directory at the start, the fit resumes from the mirror. None: the
-            value of TFPREEMPT_REMOTE_CHECKPOINT_DIR, if set.
+            value of TFPREEMPT_MIRROR_DIR, if set.
         async_save: whether the saves of `save_freq` are asynchronous: the state is
             copied in memory and written while training continues. False: training waits
             for the save, and no memory is needed for a copy.
@@ -87,9 +87,9 @@ class PreemptionCallback:
         save_freq: str | int | datetime.timedelta | None = "epoch",
         termination_config: Any = None,
         restore: bool = True,
-        save_timeout: float = 30.0,
+        peer_timeout: float = 30.0,
         max_to_keep: int | None = 2,
-        remote_checkpoint_dir: Any = None,
+        mirror_dir: Any = None,
         async_save: bool = True,
     ) -> None:
         if isinstance(checkpoint_dir, os.PathLike):
@@ -113,15 +113,15 @@ class PreemptionCallback:
             save_freq=save_freq,
             termination_config=termination_config,
             restore=restore,
-            save_timeout=save_timeout,
+            peer_timeout=peer_timeout,
             max_to_keep=max_to_keep,
-            remote_checkpoint_dir=remote_checkpoint_dir,
+            mirror_dir=mirror_dir,
             async_save=async_save,
         )
         # Keras may start processes that read data before the fit begins.
         resolve_config(termination_config).guard_children()
         self._training: Training | None = None
-        self._files: Encoded | None = None
+        self._files: EncodedValue | None = None
         self._names = contextlib.ExitStack()  # file names resolved for the newest fit
         self._directory: str | None = None  # of the newest fit
         self._last: MirrorStatus | None = None  # status at the end of the newest fit
@@ -135,7 +135,7 @@ class PreemptionCallback:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """Returns the state of the mirror `remote_checkpoint_dir`; for any thread.
+        """Returns the state of the mirror `mirror_dir`; for any thread.
 
         Returns None without a mirror, before the first fit, and on workers other than
         the chief. The end of a fit waits for the upload of the last commit. After a
@@ -147,7 +147,7 @@ class PreemptionCallback:
         return training.run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until `remote_checkpoint_dir` has every commit; for any thread.
+        """Waits until `mirror_dir` has every commit; for any thread.
 
         The wait includes an asynchronous save that has begun. After a fit nothing is
         uploaded; the method then returns the result of the uploads of that fit.
@@ -189,9 +189,13 @@ class PreemptionCallback:
         self.model = model
         callbacks = callbacks_of(model)
         self._names.close()  # from a fit that an error ended
-        loggers = [each for each in callbacks if known.kind(each) == files.KIND]
+        loggers = [
+            each
+            for each in callbacks
+            if builtin_callbacks.kind(each) == callback_files.KIND
+        ]
         if loggers:
-            self._names.enter_context(files.resolved(loggers))
+            self._names.enter_context(callback_files.resolved(loggers))
         # A logger may truncate its file, so the text is read before.
         self._files = capture_files(loggers) if loggers else None
 

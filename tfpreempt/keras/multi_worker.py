@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpreempt import errors
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 _logger = logging.getLogger(__name__)
 
@@ -124,20 +124,20 @@ def enable_multi_worker() -> MultiWorkerPatch:
             "tf.distribute.MultiWorkerMirroredStrategy and needs 'tensorflow': set "
             "KERAS_BACKEND=tensorflow before Keras is imported, or leave out the call"
         )
-    seams.require("keras_workers")
-    if not seams.was_seen("keras"):
+    private_api.check_available("keras_workers")
+    if not private_api.was_seen("keras"):
         _logger.warning(
             "enable_multi_worker() replaces private functions of Keras, and was seen "
             "to work with %s, not yet with %s. See whether this version needs it at "
             "all (keras#20585), and compare a run of two workers with one",
-            ", ".join(seams.SEEN["keras"]),
+            ", ".join(private_api.SEEN["keras"]),
             keras.__version__,
         )
     if not _in_force:
-        trainer = seams.keras_trainer_class()
+        trainer = private_api.keras_trainer_class()
         _replace(trainer, "_maybe_symbolic_build", _building)
         _replace(trainer, "_make_function", _stepping)
-        _replace(seams.keras_trainer, "reduce_per_replica", _reducing)
+        _replace(private_api.keras_trainer, "reduce_per_replica", _reducing)
     return MultiWorkerPatch()
 
 
@@ -158,7 +158,7 @@ def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> N
 def _has_workers(strategy: Any) -> bool:
     """Whether the patch applies to a strategy, by Keras' own test; False for None."""
     return bool(_in_force) and bool(
-        seams.keras_trainer._collective_all_reduce_multi_worker(strategy)
+        private_api.keras_trainer._collective_all_reduce_multi_worker(strategy)
     )
 
 
@@ -284,7 +284,7 @@ def _several_steps(model: Any, step_function: _Function) -> _Function:
     def one_step(data: Any) -> Any:
         strategy = model.distribute_strategy
         outputs = strategy.run(step_function, args=(data,))
-        return seams.keras_trainer.reduce_per_replica(outputs, strategy, "auto")
+        return private_api.keras_trainer.reduce_per_replica(outputs, strategy, "auto")
 
     if hasattr(model, "_autoconvert_optionals"):
         one_step = model._autoconvert_optionals(one_step)

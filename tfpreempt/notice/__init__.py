@@ -1,21 +1,21 @@
 """Sources of preemption notices, and the watcher that starts and stops the sources.
 
-source            contract of every source, and the base class of tfpreempt's sources
-signals           notices from signals
-_signal_registry  the process's watched signals: one handler for each signal
-_wakeup           the wake-up fd: signals as bytes in a socket, read by a thread
-readers           keeps multiprocessing's children alive after a signal to the group
-children          children of the process that were killed by a signal
-callable          notices from a function of the user, called again and again
-file              notices from a file that appears
-polling           polling in a thread: reports changes, logs each failure once
-gce               notices from Google Compute Engine's metadata server
-aws               notices from the instance metadata service of Amazon EC2
-azure             notices from Azure's Scheduled Events
-topics            many sources over one thread that polls one service
-metadata          requests to a metadata server, bounded in time and size
-native            notices from TensorFlow's preemption key, set by its SIGTERM handler
-watcher           one watcher for many sources, each with a grace period of its own
+_signal_registry   the process's watched signals: one handler for each signal
+_wakeup            the wake-up fd: signals as bytes in a socket, read by a thread
+aws                notices from the instance metadata service of Amazon EC2
+azure              notices from Azure's Scheduled Events
+callable           notices from a function of the user, called again and again
+file               notices from a file that appears
+forked_children    keeps multiprocessing's children alive after a signal to the group
+gce                notices from Google Compute Engine's metadata server
+killed_children    children of the process that were killed by a signal
+metadata_session   requests to a metadata server, bounded in time and size
+metadata_watch     many sources over one thread that polls one service
+polling            polling in a thread: reports changes, logs each failure once
+signals            notices from signals
+source             contract of every source, and the base class of tfpreempt's sources
+tensorflow_notice  notices from TensorFlow's preemption key, set by its SIGTERM handler
+watcher            one watcher for many sources, each with a grace period of its own
 
 Imported by cli, handler, platforms, testing.
 """

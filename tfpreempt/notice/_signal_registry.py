@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 from tfpreempt.notice._wakeup import WakeupFd
-from tfpreempt.notice.readers import release_children
+from tfpreempt.notice.forked_children import release_children
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | N
 
 
 @dataclasses.dataclass(eq=False)
-class _Watch:
+class _WatchedSignal:
     """A watched signal: its listeners, and the handlers hidden by our handler.
 
     The handlers are a stack: a handler installed over ours may call ours, and `rearm()`
@@ -53,7 +53,7 @@ class _Watch:
     registry: SignalRegistry
     listeners: tuple[Listener, ...] = ()
     hidden: list[_Handler] = dataclasses.field(default_factory=list)
-    receiver: OwnedThread | None = None
+    receiver: ManagedThread | None = None
     _depth: int = 0
 
     def start_receiver(self) -> None:
@@ -70,7 +70,7 @@ class _Watch:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.signum})
             receiver.stop_event.wait()
 
-        receiver = self.receiver = OwnedThread(f"tfpreempt-{name}", receive)
+        receiver = self.receiver = ManagedThread(f"tfpreempt-{name}", receive)
         receiver.start()
         _logger.info(
             "tfpreempt: %s is blocked in this process's signal mask, which the process "
@@ -123,7 +123,7 @@ class SignalRegistry:
         # Re-entrant: a chained handler may close a source while the lock is held. The
         # signal handler and the reading thread never take the lock.
         self._lock = threading.RLock()
-        self.watches: dict[int, _Watch] = {}
+        self.watches: dict[int, _WatchedSignal] = {}
         self.wakeup: WakeupFd | None = None
         self._mask = threading.local()
         self._is_leaving = False
@@ -141,7 +141,7 @@ class SignalRegistry:
                 self.wakeup = WakeupFd(self._dispatch)
             watch = self.watches.get(signum)
             if watch is None:
-                watch = self.watches[signum] = _Watch(signum, self)
+                watch = self.watches[signum] = _WatchedSignal(signum, self)
             watch.listeners = (*watch.listeners, listener)
             self.rearm(signum)
 

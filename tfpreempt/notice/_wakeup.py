@@ -17,7 +17,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class WakeupFd:
         self.fd = self._write_end.fileno()
         self._forward_to = -1
         self._is_shared = False  # other code may have kept the number of our fd
-        self._thread = OwnedThread("tfpreempt-signals", self._read)
+        self._thread = ManagedThread("tfpreempt-signals", self._read)
         self._thread.start()
         self._forward_to = _set_wakeup_fd(self.fd)
 

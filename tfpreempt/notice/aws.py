@@ -18,14 +18,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing_extensions import Unpack
 
 from tfpreempt import errors
-from tfpreempt.notice.metadata import (
+from tfpreempt.notice.metadata_session import (
     DEFAULT_URL,
     Answer,
     epoch_seconds,
     readable,
     url_from,
 )
-from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
+from tfpreempt.notice.metadata_watch import (
+    ActiveNotice,
+    MetadataWatch,
+    Poller,
+    Report,
+    WatchOptions,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -45,10 +51,10 @@ REQUEST_SECONDS = 3.0
 # In a warm pool, stopping or hibernating takes the instance away as well.
 AWAY = {"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"}
 
-Read = Callable[[Answer], Told | None]
+Read = Callable[[Answer], ActiveNotice | None]
 
 
-def read_interruption(answer: Answer) -> Told | None:
+def read_interruption(answer: Answer) -> ActiveNotice | None:
     """Reads spot/instance-action: a JSON object with the action and its time."""
     expected = "an action such as 'terminate' and its time"
     fields = answer.fields(expected)
@@ -56,10 +62,12 @@ def read_interruption(answer: Answer) -> Told | None:
     if not isinstance(action, str) or not re.fullmatch("[a-z][a-z-]{2,31}", action):
         raise answer.refused(expected)
     goes_at = epoch_seconds(fields.get("time"))
-    return Told(f"spot/instance-action is {action} at {readable(goes_at)}", goes_at)
+    return ActiveNotice(
+        f"spot/instance-action is {action} at {readable(goes_at)}", goes_at
+    )
 
 
-def read_rebalance(answer: Answer) -> Told | None:
+def read_rebalance(answer: Answer) -> ActiveNotice | None:
     """Reads events/recommendations/rebalance: the time of an early warning.
 
     The entry stays until the instance ends.
@@ -69,14 +77,16 @@ def read_rebalance(answer: Answer) -> Told | None:
     if not isinstance(when, str) or not when:
         raise answer.refused(expected)
     since = epoch_seconds(when)
-    return Told(f"rebalance is recommended since {readable(since)}", since=since)
+    return ActiveNotice(
+        f"rebalance is recommended since {readable(since)}", since=since
+    )
 
 
-def read_lifecycle(answer: Answer) -> Told | None:
+def read_lifecycle(answer: Answer) -> ActiveNotice | None:
     """Reads autoscaling/target-lifecycle-state: the state that the group plans."""
     state = answer.text()
     if state in AWAY:
-        return Told(f"target-lifecycle-state is {state}")
+        return ActiveNotice(f"target-lifecycle-state is {state}")
     if not re.fullmatch("[A-Za-z:]{1,64}", state):
         raise answer.refused("a state such as 'InService'")
     return None
@@ -118,7 +128,7 @@ def metadata_url(environment: Mapping[str, str]) -> str:
     return url
 
 
-class AwsWatch(TopicWatch):
+class AwsWatch(MetadataWatch):
     """Watches the entries of the metadata service about the end of this instance.
 
     | topic | is a notice | source |
@@ -162,7 +172,7 @@ class AwsPoller(Poller):
     again.
     """
 
-    def __init__(self, watch: TopicWatch) -> None:
+    def __init__(self, watch: MetadataWatch) -> None:
         super().__init__(watch)
         # the service's times are whole seconds
         self._began = math.floor(self._clock.wall())
@@ -189,7 +199,7 @@ class AwsPoller(Poller):
             self._failures[name].note_failure(failure, self._interval)
         return self._interval
 
-    def _read(self, answer: Answer, read: Read) -> Told | None:
+    def _read(self, answer: Answer, read: Read) -> ActiveNotice | None:
         if answer.status == 404:
             return None
         if answer.status != 200:

@@ -17,14 +17,20 @@ from collections.abc import Iterable, Mapping
 from typing_extensions import Unpack
 
 from tfpreempt import errors
-from tfpreempt.notice.metadata import (
+from tfpreempt.notice.metadata_session import (
     Answer,
     epoch_seconds,
     readable,
     url_from,
 )
+from tfpreempt.notice.metadata_watch import (
+    ActiveNotice,
+    MetadataWatch,
+    Poller,
+    Report,
+    WatchOptions,
+)
 from tfpreempt.notice.polling import FailureLog
-from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
 
 HOST_VARIABLE = "TFPREEMPT_AZURE_METADATA"
 EVENTS_TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -42,7 +48,7 @@ ACKNOWLEDGE_SECONDS = 3.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class ScheduledEvent:
     """An event that is scheduled, or has started.
 
     Attributes:
@@ -64,7 +70,9 @@ class Event:
     starts_at: float | None
 
 
-def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]:
+def read_events(
+    answer: Answer,
+) -> tuple[list[ScheduledEvent], errors.NoticeError | None]:
     """Returns the scheduled and the started events of an answer.
 
     Returns:
@@ -77,7 +85,7 @@ def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]
     listed = answer.fields(expected).get("Events")
     if not isinstance(listed, list):
         raise answer.refused(expected)
-    events: list[Event] = []
+    events: list[ScheduledEvent] = []
     odd: errors.NoticeError | None = None
     for fields in listed:
         match fields:
@@ -91,7 +99,7 @@ def read_events(answer: Answer) -> tuple[list[Event], errors.NoticeError | None]
                 state = "has started" if status == "Started" else "is scheduled"
                 ahead = f", not before {readable(starts_at)}" if starts_at else ""
                 shown = identity if re.fullmatch(r"[\w-]{1,64}", identity) else "?"
-                event = Event(
+                event = ScheduledEvent(
                     id=identity,
                     kind=kind,
                     is_started=status == "Started",
@@ -120,7 +128,7 @@ def metadata_url(environment: Mapping[str, str]) -> str:
     return url_from((HOST_VARIABLE,), environment)
 
 
-class AzureWatch(TopicWatch):
+class AzureWatch(MetadataWatch):
     """Watches the events scheduled for this machine. Each kind of event is a source.
 
     Each event is a notice of its own, even during another event: a preemption in 30 s
@@ -187,7 +195,7 @@ class AzurePoller(Poller):
         vm_name: name of this machine, or None to request the name from the service.
     """
 
-    def __init__(self, watch: TopicWatch, vm_name: str | None) -> None:
+    def __init__(self, watch: MetadataWatch, vm_name: str | None) -> None:
         super().__init__(watch)
         self._kinds = watch.topics
         self._vm_name = vm_name
@@ -214,7 +222,7 @@ class AzurePoller(Poller):
                     now if event.is_started else event.starts_at for event in events
                 ]
                 known = [time for time in times if time is not None]
-                report(kind, Told(told, min(known, default=None)))
+                report(kind, ActiveNotice(told, min(known, default=None)))
         self._known = {event.id for event in listed}
         return self._interval
 
@@ -231,7 +239,7 @@ class AzurePoller(Poller):
             self._request(EVENTS_TARGET, seconds, json.dumps(body).encode())
         return ids
 
-    def _ask_events(self, seconds: float) -> list[Event]:
+    def _ask_events(self, seconds: float) -> list[ScheduledEvent]:
         """Returns the events of the watched kinds for this machine."""
         machine = self._machine(seconds)
         listed, odd = read_events(self._request(EVENTS_TARGET, seconds))

@@ -42,6 +42,6 @@ class CallableSource(PollingSource):
         self._label = str(getattr(fn, "__qualname__", type(fn).__qualname__))
         super().__init__(f"callable:{self._label}", interval, wait)
 
-    def look(self) -> str | None:
+    def poll_once(self) -> str | None:
         value = self._fn()
         return f"{self._label}() returned {reprlib.repr(value)}" if value else None

@@ -7,7 +7,7 @@ import stat
 import threading
 
 from tfpreempt import errors
-from tfpreempt.notice.metadata import printable
+from tfpreempt.notice.metadata_session import printable
 from tfpreempt.notice.polling import PollingSource, Wait
 
 DETAIL_LIMIT_BYTES = 1024
@@ -39,7 +39,7 @@ class FileSource(PollingSource):
         self._path = checked_path(path)
         super().__init__(f"file:{self._path}", interval, wait)
 
-    def look(self) -> str | None:
+    def poll_once(self) -> str | None:
         try:
             status = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from typing_extensions import Unpack
 
 from tfpreempt import errors
-from tfpreempt.notice.metadata import (
+from tfpreempt.notice.metadata_session import (
     BODY_BYTES,
     Answer,
     SessionClosedError,
@@ -28,7 +28,13 @@ from tfpreempt.notice.metadata import (
     readable,
     url_from,
 )
-from tfpreempt.notice.topics import Poller, Report, Told, TopicWatch, WatchOptions
+from tfpreempt.notice.metadata_watch import (
+    ActiveNotice,
+    MetadataWatch,
+    Poller,
+    Report,
+    WatchOptions,
+)
 
 HOST_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 NO_CHECK_VARIABLE = "NO_GCE_CHECK"
@@ -53,7 +59,7 @@ POLL_SECONDS = 1.0
 ABSENT = object()
 """What `pick()` returns for an entry that is not there."""
 
-Read = Callable[[object, float], Told | None]
+Read = Callable[[object, float], ActiveNotice | None]
 """Takes the entry's value and the wall time; returns the notice if any."""
 
 
@@ -75,7 +81,7 @@ class Topic:
 
 def read_word(
     topic: str, up: set[str], quiet: set[str], value: object, now: float
-) -> Told | None:
+) -> ActiveNotice | None:
     """Returns a notice if the entry's word is in `up`. NONE is never a notice.
 
     Raises:
@@ -83,7 +89,7 @@ def read_word(
     """
     word = "" if value is None else str(value).strip().upper()
     if word in up:
-        return Told(f"{topic} is {word}")
+        return ActiveNotice(f"{topic} is {word}")
     if word not in quiet | {"NONE", ""}:
         raise errors.NoticeError(
             f"the metadata server's value of {topic} is unknown, expected one of "
@@ -93,7 +99,7 @@ def read_word(
     return None
 
 
-def read_upcoming_maintenance(value: object, now: float) -> Told | None:
+def read_upcoming_maintenance(value: object, now: float) -> ActiveNotice | None:
     """Reads instance/upcoming-maintenance/: an object, in one of two spellings.
 
     The value is no notice if it is {}, "NONE", an object with an error, or has empty
@@ -122,7 +128,7 @@ def read_upcoming_maintenance(value: object, now: float) -> Told | None:
     shown = kind if re.fullmatch("[A-Z_]{1,40}", kind) else "UNKNOWN"
     window = f"{readable(begins)} to {readable(ends)}"
     detail = f"{topic} is {status or 'PENDING'}, type {shown}, window {window}"
-    return Told(detail, now if status == "ONGOING" else begins)
+    return ActiveNotice(detail, now if status == "ONGOING" else begins)
 
 
 def _words(topic: str, up: set[str], quiet: set[str]) -> Read:
@@ -202,7 +208,7 @@ def metadata_url(environment: Mapping[str, str]) -> str:
     return url_from(HOST_VARIABLES, environment)
 
 
-class GceWatch(TopicWatch):
+class GceWatch(MetadataWatch):
     """Watches this machine's entries on the metadata server.
 
     | topic | is a notice | source |
@@ -249,7 +255,7 @@ class GcePoller(Poller):
         lead_seconds: `maintenance_lead_seconds` of the watch.
     """
 
-    def __init__(self, watch: TopicWatch, lead_seconds: float | None) -> None:
+    def __init__(self, watch: MetadataWatch, lead_seconds: float | None) -> None:
         super().__init__(watch)
         self._topics = {name: TOPICS[name] for name in watch.topics}
         self._lead_seconds = lead_seconds
@@ -349,15 +355,17 @@ class GcePoller(Poller):
             # meaning.
             return answer.text()
 
-    def _within_lead(self, name: str, told: Told | None, now: float) -> Told | None:
+    def _within_lead(
+        self, name: str, told: ActiveNotice | None, now: float
+    ) -> ActiveNotice | None:
         """Returns the notice if due. Else stores the due time and returns None."""
         self._due.pop(name, None)
         lead = self._lead_seconds
-        if told is None or told.goes_at is None or lead is None:
+        if told is None or told.shutdown_at is None or lead is None:
             return told
-        if told.goes_at - lead <= now:
+        if told.shutdown_at - lead <= now:
             return told
-        self._due[name] = told.goes_at - lead
+        self._due[name] = told.shutdown_at - lead
         return None
 
     def _next_hang(self, missing: list[str]) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from tfpreempt import errors
 from tfpreempt.core.arguments import check_seconds
-from tfpreempt.core.threads import OwnedThread
-from tfpreempt.notice.source import Source
+from tfpreempt.core.threads import ManagedThread
+from tfpreempt.notice.source import NoticeSourceBase
 
 _logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class PollingLoop:
         self._cut_off = cut_off
         self._wait = wait
         self._failures = FailureLog(name)
-        self._thread = OwnedThread(f"tfpreempt-{name}", self._run)
+        self._thread = ManagedThread(f"tfpreempt-{name}", self._run)
 
     def start(self) -> None:
         """Starts the thread, which polls at once. May be called once."""
@@ -147,7 +147,7 @@ class PollingLoop:
                 return
 
 
-class PollingSource(Source):
+class PollingSource(NoticeSourceBase):
     """A source that polls, and reports each change from quiet to notice.
 
     A failed poll is retried with back-off, from 1 s up to 30 s.
@@ -167,7 +167,7 @@ class PollingSource(Source):
         self._is_up = False
         self._loop = PollingLoop(name, self._poll, retry=retry_seconds, wait=wait)
 
-    def look(self) -> str | None:
+    def poll_once(self) -> str | None:
         """Polls once. Returns a detail while the notice is up, else None."""
         raise NotImplementedError
 
@@ -178,7 +178,7 @@ class PollingSource(Source):
         self._loop.close()
 
     def _poll(self) -> float:
-        detail = self.look()
+        detail = self.poll_once()
         is_new, self._is_up = not self._is_up, detail is not None
         if is_new and detail is not None:
             self.send(detail)

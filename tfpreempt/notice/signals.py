@@ -9,8 +9,8 @@ import threading
 
 from tfpreempt import errors
 from tfpreempt.notice._signal_registry import REGISTRY
-from tfpreempt.notice.readers import guard_children
-from tfpreempt.notice.source import Source
+from tfpreempt.notice.forked_children import guard_children
+from tfpreempt.notice.source import NoticeSourceBase
 
 _logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _ELSEWHERE = (
 )
 
 
-class SignalSource(Source):
+class SignalSource(NoticeSourceBase):
     """Reports each arrival of one signal.
 
     Any number of sources in a process may watch the same signal. Our handler calls the

@@ -70,7 +70,7 @@ class TimedSource(NoticeSource, Protocol):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Source:
+class NoticeSourceBase:
     """Base class of sources: started once, closed once, survives a listener's errors.
 
     A subclass implements `_begin` and `_end`, and calls `send`.

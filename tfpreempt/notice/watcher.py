@@ -13,7 +13,7 @@ from tfpreempt import errors
 from tfpreempt.core.arguments import is_seconds
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.events import Notice
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 from tfpreempt.notice.source import NoticeSource, TimedSource
 
 _logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ CLOSE_LIMIT_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WatchedSource:
+class NoticeSourceConfig:
     """A source of notices together with its grace period.
 
     Attributes:
@@ -52,7 +52,7 @@ class WatchedSource:
         return grace if left is None else max(0.0, min(grace, left))
 
 
-FindSources = Callable[[], Sequence[WatchedSource]]
+FindSources = Callable[[], Sequence[NoticeSourceConfig]]
 """Finds sources that were not started yet; may take seconds. Any thread."""
 
 
@@ -76,7 +76,7 @@ class Watcher:
         is_started: whether every initial source is watching.
     """
 
-    sources: Sequence[WatchedSource]
+    sources: Sequence[NoticeSourceConfig]
     worker: int
     on_notice: Callable[[Notice], None]
     clock: Clock = dataclasses.field(default_factory=SystemClock)
@@ -119,7 +119,7 @@ class Watcher:
         self.is_started = True
         if self.find_more is not None:
             search = functools.partial(self._add_found, self.find_more)
-            OwnedThread("tfpreempt-find-sources", search).start()
+            ManagedThread("tfpreempt-find-sources", search).start()
 
     def _add_found(self, find: FindSources) -> None:
         for watched in find():
@@ -180,7 +180,7 @@ class Watcher:
                     source.name,
                 )
 
-    def _receive(self, watched: WatchedSource, detail: str) -> None:
+    def _receive(self, watched: NoticeSourceConfig, detail: str) -> None:
         notice = Notice(
             source=watched.source.name,
             worker=self.worker,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
-from tfpreempt.core.deadline import after_travel
+from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.notice.aws import INTERVAL_SECONDS, AwsWatch
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 INTERRUPTION_SECONDS = 120.0
@@ -45,12 +45,12 @@ class AwsSpotTerminationConfig(TerminationConfig):
         told = check_grace(grace_period)
         shutdown = None if told is None else min(told, SHUTDOWN_SECONDS)
         super().__init__(grace_period=shutdown, **options)
-        left = None if told is None else after_travel(told, INTERVAL_SECONDS)
+        left = None if told is None else remaining_after_delay(told, INTERVAL_SECONDS)
         self._graces = {"spot-interruption": left, "lifecycle": None}
         if rebalance:
             self._graces["rebalance"] = None
 
-    def watched_sources(self) -> tuple[WatchedSource, ...]:
+    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns the base's sources, and a source per topic on a shared thread."""
         found = AwsWatch(self._graces).watched_sources(self._graces)
         return (*super().watched_sources(), *found)

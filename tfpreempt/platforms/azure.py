@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import NoticeError
 from tfpreempt.notice.azure import DEFAULT_KINDS, AzureWatch
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class AzureTerminationConfig(TerminationConfig):
         }
         self._acknowledges = acknowledge
 
-    def watched_sources(self) -> tuple[WatchedSource, ...]:
+    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns the base's sources, and a source per kind on a shared thread."""
         found = AzureWatch(self._graces).watched_sources(self._graces)
         return (*super().watched_sources(), *found)

@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from tfpreempt.core.arguments import check_seconds
 from tfpreempt.core.cluster import LOCAL, Cluster
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 from tfpreempt.platforms.config import (
     BorgTerminationConfig,
     Grace,
@@ -71,7 +71,7 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
             except Exception as error:  # noqa: BLE001 - whoever can't be asked is gone
                 _logger.info("the workers are gone (%s: %s)", type(error), error)
 
-        thread = OwnedThread("tfpreempt-borg-tpu-exit", look)
+        thread = ManagedThread("tfpreempt-borg-tpu-exit", look)
         thread.start()
         if not thread.join(self._wait_limit):
             thread.stop_event.set()

@@ -18,15 +18,15 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
 from tfpreempt.notice.file import FileSource, checked_path
-from tfpreempt.notice.readers import guard_children
+from tfpreempt.notice.forked_children import guard_children
 from tfpreempt.notice.signals import SignalSource, parse_signal
 from tfpreempt.notice.source import NoticeSource
-from tfpreempt.notice.watcher import FindSources, WatchedSource
+from tfpreempt.notice.watcher import FindSources, NoticeSourceConfig
 
 NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
 
 Grace = float | datetime.timedelta | None
-SourceMaker = Callable[[], NoticeSource | WatchedSource]
+SourceMaker = Callable[[], NoticeSource | NoticeSourceConfig]
 
 FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
 """As TensorFlow's config calls them too."""
@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
     notice_file: str | os.PathLike[str] | None
     sources: Sequence[SourceMaker]
     uncommitted_exit_code: int | None
-    unmirrored_exit_code: int | None
+    mirror_incomplete_exit_code: int | None
 
 
 class TerminationConfig:
@@ -70,12 +70,13 @@ class TerminationConfig:
         signals: signals to watch, by name or number.
         notice_file: path of a file whose appearance is a notice; by default the value
             of the environment variable TFPREEMPT_NOTICE_FILE, if set.
-        sources: functions that make one more NoticeSource each, or a WatchedSource with
+        sources: functions that make one more NoticeSource each, or a
+            NoticeSourceConfig with
             its own grace period; called again for every handler with this config.
         uncommitted_exit_code: exit code after a preemption without a commit, in place
             of `exit_fn` and `exit_code`; None: no special exit code.
-        unmirrored_exit_code: exit code after a commit whose copy in
-            `remote_checkpoint_dir` was not complete in time, in place of `exit_fn` and
+        mirror_incomplete_exit_code: exit code after a commit whose copy in
+            `mirror_dir` was not complete in time, in place of `exit_fn` and
             `exit_code`; None: no special exit code.
 
     Attributes:
@@ -103,7 +104,7 @@ class TerminationConfig:
         notice_file: str | os.PathLike[str] | None = None,
         sources: Sequence[SourceMaker] = (),
         uncommitted_exit_code: int | None = None,
-        unmirrored_exit_code: int | None = None,
+        mirror_incomplete_exit_code: int | None = None,
     ) -> None:
         check_callable("termination_watcher_fn", termination_watcher_fn)
         check_callable("exit_fn", exit_fn)
@@ -112,7 +113,7 @@ class TerminationConfig:
             check_callable("a member of sources", make)
         special = {
             "uncommitted_exit_code": uncommitted_exit_code,
-            "unmirrored_exit_code": unmirrored_exit_code,
+            "mirror_incomplete_exit_code": mirror_incomplete_exit_code,
         }
         for name, code in special.items():
             if code is not None:
@@ -130,7 +131,7 @@ class TerminationConfig:
         self._notice_file = None if notice_file is None else checked_path(notice_file)
         self._sources = tuple(sources)
         self._uncommitted_exit_code = uncommitted_exit_code
-        self._unmirrored_exit_code = unmirrored_exit_code
+        self._unmirrored_exit_code = mirror_incomplete_exit_code
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in (*FIELDS, "grace_seconds") and name in vars(self):
@@ -144,16 +145,16 @@ class TerminationConfig:
         for signum, _ in self._signals:
             guard_children(signum)
 
-    def watched_signals(self) -> tuple[WatchedSource, ...]:
+    def watched_signals(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns new sources for the signals only."""
         return tuple(
-            WatchedSource(SignalSource(signum), grace)
+            NoticeSourceConfig(SignalSource(signum), grace)
             for signum, grace in self._signals
         )
 
-    def watched_sources(self) -> tuple[WatchedSource, ...]:
+    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns new sources for everything that the config watches."""
-        found: list[NoticeSource | WatchedSource] = [*self.watched_signals()]
+        found: list[NoticeSource | NoticeSourceConfig] = [*self.watched_signals()]
         if self.termination_watcher_fn is not None:
             found.append(CallableSource(self.termination_watcher_fn))
         if self._notice_file is not None:
@@ -161,8 +162,8 @@ class TerminationConfig:
         found += [make() for make in self._sources]
         return tuple(
             each
-            if isinstance(each, WatchedSource)
-            else WatchedSource(each, self.grace_seconds)
+            if isinstance(each, NoticeSourceConfig)
+            else NoticeSourceConfig(each, self.grace_seconds)
             for each in found
         )
 
@@ -178,7 +179,7 @@ class TerminationConfig:
 
         Args:
             committed: whether this preemption made a commit.
-            mirrored: whether the newest commit, if any, is in `remote_checkpoint_dir`.
+            mirrored: whether the newest commit, if any, is in `mirror_dir`.
         """
         if not committed and self._uncommitted_exit_code is not None:
             return self._uncommitted_exit_code
@@ -194,7 +195,7 @@ class TerminationConfig:
         Args:
             committed: whether this preemption made a commit.
             cluster: the workers, and the index of this worker.
-            mirrored: whether the newest commit, if any, is in `remote_checkpoint_dir`.
+            mirrored: whether the newest commit, if any, is in `mirror_dir`.
 
         Raises:
             SystemExit: unless an `exit_fn` returns.

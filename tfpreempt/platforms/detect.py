@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.platforms import probing
+from tfpreempt.platforms import metadata_probe
 from tfpreempt.platforms.aws import AwsSpotTerminationConfig
 from tfpreempt.platforms.azure import AzureTerminationConfig
 from tfpreempt.platforms.borg import BorgTpuTerminationConfig
@@ -25,7 +25,7 @@ from tfpreempt.platforms.gce import (
     GceTpuTerminationConfig,
 )
 from tfpreempt.platforms.kubernetes import KubernetesTerminationConfig
-from tfpreempt.platforms.probing import Finding
+from tfpreempt.platforms.metadata_probe import DetectedMachine
 from tfpreempt.platforms.slurm import SlurmTerminationConfig
 
 VARIABLE = "TFPREEMPT_PLATFORM"
@@ -78,7 +78,7 @@ class Platform:
     """
 
     name: str
-    variant: type[TerminationConfig]
+    config_class: type[TerminationConfig]
     evidence: tuple[str, ...]
     cloud: str | None = None
 
@@ -91,15 +91,15 @@ class Platform:
         Raises:
             ConfigurationError: an argument cannot work.
         """
-        return self.variant(**options)
+        return self.config_class(**options)
 
 
 def detect_platform(
     *,
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
-    probes: Mapping[str, probing.Probe] = probing.PROBES,
-    limit_seconds: float = probing.LIMIT_SECONDS,
+    probes: Mapping[str, metadata_probe.Probe] = metadata_probe.PROBES,
+    limit_seconds: float = metadata_probe.LIMIT_SECONDS,
 ) -> Platform:
     """Detects the platform of this program.
 
@@ -140,7 +140,7 @@ class LocalFindings:
     """
 
     environment: Mapping[str, str]
-    machine: Finding
+    machine: DetectedMachine
     platform: Platform | None
     to_ask: tuple[str, ...]
 
@@ -159,11 +159,13 @@ def read_local(
     """
     environment = os.environ if environment is None else environment
     machine = read_machine(root)
-    if machine.cloud is not None and probing.is_excluded(machine.cloud, environment):
+    if machine.cloud is not None and metadata_probe.is_excluded(
+        machine.cloud, environment
+    ):
         machine = dataclasses.replace(machine, cloud=None, evidence=())
     addressed = tuple(
         cloud
-        for cloud, variables in probing.ADDRESS_VARIABLES.items()
+        for cloud, variables in metadata_probe.ADDRESS_VARIABLES.items()
         if any(environment.get(each) for each in variables)
     )
     platform, to_ask = None, addressed
@@ -185,23 +187,25 @@ def read_local(
         name, evidence = named[0]
         platform = Platform(
             name=name,
-            variant=VARIANTS[name],
+            config_class=VARIANTS[name],
             evidence=(evidence, *machine.evidence),
             cloud=machine.cloud,
         )
     elif not (addressed or machine.is_identified):
-        to_ask = tuple(probing.PROBES)
+        to_ask = tuple(metadata_probe.PROBES)
     if machine.cloud == "gce" and not addressed:
         to_ask = ("gce",)  # for the kind of machine; other clouds are excluded
     if environment.get(VARIABLE):  # a chosen platform needs no requests
-        machine, to_ask = Finding(), ()
+        machine, to_ask = DetectedMachine(), ()
     return LocalFindings(
         environment=environment, machine=machine, platform=platform, to_ask=to_ask
     )
 
 
 def find_cloud(
-    found: LocalFindings, probes: Mapping[str, probing.Probe], limit_seconds: float
+    found: LocalFindings,
+    probes: Mapping[str, metadata_probe.Probe],
+    limit_seconds: float,
 ) -> Platform:
     """Contacts metadata servers if the machine's files leave the cloud open.
 
@@ -216,8 +220,8 @@ def find_cloud(
     """
     machine = found.machine
     asked = {name: probes[name] for name in found.to_ask if name in probes}
-    answer = probing.probe_all(asked, found.environment, limit_seconds)
-    answer = answer or Finding(cloud=machine.cloud)
+    answer = metadata_probe.probe_all(asked, found.environment, limit_seconds)
+    answer = answer or DetectedMachine(cloud=machine.cloud)
     name, evidence = answer.cloud, machine.evidence + answer.evidence
     if name is None:
         name = "generic"
@@ -232,11 +236,11 @@ def find_cloud(
             evidence = (*evidence, "a PCI device is a GPU of NVIDIA")
         name = f"gce-{kind}"
     return Platform(
-        name=name, variant=VARIANTS[name], evidence=evidence, cloud=answer.cloud
+        name=name, config_class=VARIANTS[name], evidence=evidence, cloud=answer.cloud
     )
 
 
-def read_machine(root: Path = Path("/")) -> Finding:
+def read_machine(root: Path = Path("/")) -> DetectedMachine:
     """Reads /sys. An unreadable file counts as missing.
 
     Args:
@@ -258,11 +262,11 @@ def read_machine(root: Path = Path("/")) -> Finding:
         text = _read(root / _DMI / name)
         if says_so(text):
             evidence = (f"/{_DMI}/{name} is {text!r}",)
-            return Finding(
+            return DetectedMachine(
                 cloud=cloud, evidence=evidence, kinds=kinds, is_identified=True
             )
     is_identified = any(_read(root / _DMI / name) for _, name, _ in checks)
-    return Finding(kinds=kinds, is_identified=is_identified)
+    return DetectedMachine(kinds=kinds, is_identified=is_identified)
 
 
 def _read(path: Path) -> str:

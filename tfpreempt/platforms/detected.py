@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.notice.watcher import FindSources, WatchedSource
-from tfpreempt.platforms import probing
+from tfpreempt.notice.watcher import FindSources, NoticeSourceConfig
+from tfpreempt.platforms import metadata_probe
 from tfpreempt.platforms.config import (
     FIELDS,
     GenericTerminationConfig,
@@ -75,7 +75,7 @@ def resolve_config(
         return DetectedTerminationConfig(found, **options)
     if platform is None:
         platform = find_cloud(found, {}, 0.0)
-    config = platform.variant(**options)
+    config = platform.config_class(**options)
     _log_platform(platform.name, platform.evidence, config.watched_sources())
     return config
 
@@ -101,7 +101,9 @@ class DetectedTerminationConfig(TerminationConfig):
 
     def __init__(self, found: LocalFindings, **options: Any) -> None:
         scheduler = found.platform
-        variant = GenericTerminationConfig if scheduler is None else scheduler.variant
+        variant = (
+            GenericTerminationConfig if scheduler is None else scheduler.config_class
+        )
         self._limit = check_grace(options.get("grace_period"))
         self._is_limited = "grace_period" in options
         super().__init__(
@@ -112,16 +114,18 @@ class DetectedTerminationConfig(TerminationConfig):
     def finder(self) -> FindSources:
         return self._ask_server
 
-    def _ask_server(self) -> Sequence[WatchedSource]:
+    def _ask_server(self) -> Sequence[NoticeSourceConfig]:
         """Returns the sources of the cloud identified by the metadata server."""
-        cloud = find_cloud(self._found, probing.PROBES, LIMIT_SECONDS)
+        cloud = find_cloud(self._found, metadata_probe.PROBES, LIMIT_SECONDS)
         known = {each.source.name for each in self.watched_sources()}
         sources = [
             dataclasses.replace(each, grace_seconds=self._limited(each.grace_seconds))
             for each in cloud.termination_config().watched_sources()
             if each.source.name not in known
         ]
-        wrong = probing.named_addresses(self._found.to_ask, self._found.environment)
+        wrong = metadata_probe.named_addresses(
+            self._found.to_ask, self._found.environment
+        )
         if cloud.cloud is None and wrong:
             _log_once(
                 f"tfpreempt: {', '.join(wrong)}: no metadata server of a cloud "
@@ -145,7 +149,7 @@ class DetectedTerminationConfig(TerminationConfig):
 
 
 def _log_platform(
-    name: str, evidence: Sequence[str], sources: Sequence[WatchedSource]
+    name: str, evidence: Sequence[str], sources: Sequence[NoticeSourceConfig]
 ) -> None:
     texts = [
         f"{each.source.name} ({each.grace_seconds:g} s)"

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from typing_extensions import Unpack
 
-from tfpreempt.core.deadline import after_travel
+from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.gce import HANG_BETWEEN_SINGLES_SECONDS, GceWatch
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 SHUTDOWN_SECONDS = 30.0
@@ -67,7 +67,7 @@ class GceTerminationConfig(TerminationConfig):
         if graceful is not None:
             # stop-state is polled every 5 s: the answer of a hanging GET lacks
             # stop-state until a shutdown is pending.
-            graceful = after_travel(graceful, HANG_BETWEEN_SINGLES_SECONDS)
+            graceful = remaining_after_delay(graceful, HANG_BETWEEN_SINGLES_SECONDS)
         if graceful_shutdown_period is not None:
             self._graces["stop-state"] = graceful
         period = upcoming_maintenance_period
@@ -81,7 +81,7 @@ class GceTerminationConfig(TerminationConfig):
                 "or None not to watch announcements"
             )
 
-    def watched_sources(self) -> tuple[WatchedSource, ...]:
+    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns the base's sources, and a source per topic on a shared thread."""
         watch = GceWatch(self._graces, maintenance_lead_seconds=self._lead)
         return (*super().watched_sources(), *watch.watched_sources(self._graces))

@@ -53,7 +53,8 @@ class SlurmTerminationConfig(TerminationConfig):
             `RequeueExit=143`. "scontrol": the chief, or Slurm's first task without a
             cluster, calls `scontrol requeue` immediately before the exit. The call
             needs no setting, and kills processes still running. The call is omitted if
-            the process exits with an `uncommitted_exit_code` or `unmirrored_exit_code`:
+            the process exits with an `uncommitted_exit_code` or
+            `mirror_incomplete_exit_code`:
             such a code marks a loss, and `RequeueExit=143` would not requeue the job
             either.
         environment: environment variables with Slurm's variables; by default the
@@ -120,7 +121,7 @@ class SlurmTerminationConfig(TerminationConfig):
             # returns, training continues.
             job = None if self._is_exhausted else self._requeued_job
             task = self._environment.get("SLURM_PROCID", "").strip()
-            speaks = cluster.is_chief if cluster.world > 1 else task in {"", "0"}
+            speaks = cluster.is_chief if cluster.num_workers > 1 else task in {"", "0"}
             if job is not None and speaks:
                 self._requeue(job, self.code(committed, mirrored))
             raise

@@ -3,11 +3,11 @@
 The names are loaded on first use, so a program without TensorFlow does not import
 TensorFlow.
 
-alone              commits of named States without a handler, and without TensorFlow
-copies             the mirror of a program without a handler: lookup, download, upload
-generators         ready-made States for the random generators of Python and NumPy
+api                save_all_states(), save_state() and load_state()
 loaders            a ready-made State for loaders with a position, such as Grain's
-registered         save_all_states(), save_state() and load_state()
+random_states      ready-made States for the random generators of Python and NumPy
+standalone         commits of named States without a handler, and without TensorFlow
+standalone_mirror  the mirror of a program without a handler: lookup, download, upload
 tensorflow_states  ready-made States for TensorFlow's random generators and dataset
 values             ready-made States for plain values: a step, JSON values, arrays
 
@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfpreempt.core.loading import loader
+from tfpreempt.core.lazy_import import loader
 
 if TYPE_CHECKING:
     from tfpreempt.checkpoint.state.state import State
     from tfpreempt.core.restarts import num_restarts
-    from tfpreempt.states.generators import NumpyRandomState, PythonRandomState
+    from tfpreempt.states.api import load_state, save_all_states, save_state
     from tfpreempt.states.loaders import LoaderState
-    from tfpreempt.states.registered import load_state, save_all_states, save_state
+    from tfpreempt.states.random_states import NumpyRandomState, PythonRandomState
     from tfpreempt.states.tensorflow_states import (
         DatasetIteratorState,
         TensorFlowRandomState,
@@ -51,14 +51,14 @@ __all__ = [
 _HOMES = {
     "State": "tfpreempt.checkpoint.state.state",
     "num_restarts": "tfpreempt.core.restarts",
-    "save_all_states": "tfpreempt.states.registered",
-    "save_state": "tfpreempt.states.registered",
-    "load_state": "tfpreempt.states.registered",
+    "save_all_states": "tfpreempt.states.api",
+    "save_state": "tfpreempt.states.api",
+    "load_state": "tfpreempt.states.api",
     "StepCounter": "tfpreempt.states.values",
     "JsonState": "tfpreempt.states.values",
     "ArrayDictState": "tfpreempt.states.values",
-    "PythonRandomState": "tfpreempt.states.generators",
-    "NumpyRandomState": "tfpreempt.states.generators",
+    "PythonRandomState": "tfpreempt.states.random_states",
+    "NumpyRandomState": "tfpreempt.states.random_states",
     "LoaderState": "tfpreempt.states.loaders",
     "TensorFlowRandomState": "tfpreempt.states.tensorflow_states",
     "DatasetIteratorState": "tfpreempt.states.tensorflow_states",

@@ -28,7 +28,7 @@ _KIND = "loader"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LoaderAccessor:
     """The two methods that read and set the position of a loader.
 
     Attributes:
@@ -59,14 +59,14 @@ class Place:
             ) from error
 
 
-def place_of(loader: Any) -> Place | None:
+def accessor_of(loader: Any) -> LoaderAccessor | None:
     """Returns the two methods of a loader; None if the loader has neither pair."""
     if isinstance(loader, type):
         return None
     for names in _PAIRS:
         get, put = (getattr(loader, name, None) for name in names)
         if callable(get) and callable(put):
-            return Place(get=get, set=put)
+            return LoaderAccessor(get=get, set=put)
     return None
 
 
@@ -123,7 +123,7 @@ class LoaderState(State):
         place = _check(self.loader, repr(self))
         place.restore(state, f"The loader of {self!r}")
 
-    def check_saved(self, fileobj: IO[bytes]) -> None:
+    def validate(self, fileobj: IO[bytes]) -> None:
         self._read(fileobj)
 
     def _read(self, fileobj: IO[bytes]) -> Any:
@@ -134,7 +134,7 @@ class LoaderState(State):
             return decode(header["state"], arrays)
 
 
-def _check(loader: Any, what: str) -> Place:
+def _check(loader: Any, what: str) -> LoaderAccessor:
     """Returns the two methods of a loader.
 
     Args:
@@ -144,7 +144,7 @@ def _check(loader: Any, what: str) -> Place:
     Raises:
         ConfigurationError: the loader has neither pair of methods.
     """
-    if (place := place_of(loader)) is not None:
+    if (place := accessor_of(loader)) is not None:
         return place
     received = f"{what} was given {loader!r}, a {type(loader).__name__}"
     advice = "make its state known by two such methods, or write a State of your own"

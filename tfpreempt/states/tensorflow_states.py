@@ -23,7 +23,7 @@ from tfpreempt.checkpoint.tensors.program_values import (
     generator_record,
     load_generator_record,
 )
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 
 class TensorFlowRandomState(State):
@@ -73,7 +73,9 @@ class TensorFlowRandomState(State):
                 f"{here}. Make the same kind as before."
             )
 
-    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
         """Derives a new worker's generator from the chief's generator."""
         if (seed := load_own_or_first(self, files, worker)) is not None:
             if self._generator is None:
@@ -112,7 +114,7 @@ class DatasetIteratorState(State):
         per_worker: bool = True,
         registry: StateRegistry | None = REGISTRY,
     ) -> None:
-        if not isinstance(iterator, seams.iterator_ops.OwnedIterator):
+        if not isinstance(iterator, private_api.iterator_ops.OwnedIterator):
             raise errors.ConfigurationError(
                 f"A DatasetIteratorState was given {iterator!r}; expected "
                 "`iter(dataset)` of a tf.data.Dataset. (The position of a NumPy "
@@ -144,7 +146,7 @@ class DatasetIteratorState(State):
             order = data_order.parse(header.get("order", {}))
             state = unpack(parts)
         except (AttributeError, ValueError, tf.errors.OpError) as error:
-            raise errors.CheckpointDamagedError(
+            raise errors.CheckpointCorruptedError(
                 f"What was saved for {self!r} cannot be read: {error}"
             ) from error
         here = data_order.of_iterator(self.iterator)

@@ -67,7 +67,7 @@ class JsonState(State):
     def load(self, fileobj: IO[bytes]) -> None:
         self.value = _read_json(fileobj, self)
 
-    def check_saved(self, fileobj: IO[bytes]) -> None:
+    def validate(self, fileobj: IO[bytes]) -> None:
         _read_json(fileobj, self)
 
 
@@ -96,7 +96,7 @@ def _read_json(fileobj: IO[bytes], state: State) -> Any:
     try:
         return json.loads(fileobj.read())
     except (ValueError, RecursionError) as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"What was saved for {state!r} is not JSON: {error}"
         ) from error
 
@@ -150,13 +150,13 @@ class StepCounter(State):
     def load(self, fileobj: IO[bytes]) -> None:
         self._value = self._read(fileobj)
 
-    def check_saved(self, fileobj: IO[bytes]) -> None:
+    def validate(self, fileobj: IO[bytes]) -> None:
         self._read(fileobj)
 
     def _read(self, fileobj: IO[bytes]) -> int:
         value = _read_json(fileobj, self)
         if type(value) is not int or not 0 <= value < _MAX_STEP:
-            raise errors.CheckpointDamagedError(
+            raise errors.CheckpointCorruptedError(
                 f"What was saved for {self!r} is {str(value)[:80]!r}; expected a "
                 "number of steps."
             )
@@ -227,7 +227,7 @@ class ArrayDictState(State):
         self.arrays.clear()
         self.arrays.update(loaded)
 
-    def check_saved(self, fileobj: IO[bytes]) -> None:
+    def validate(self, fileobj: IO[bytes]) -> None:
         self._read(fileobj)
 
     def _read(self, fileobj: IO[bytes]) -> dict[str, np.ndarray[Any, Any]]:

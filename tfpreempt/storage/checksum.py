@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
-from tfpreempt.storage import reading
-from tfpreempt.storage.pieces import Source
+from tfpreempt.storage import file_reading
+from tfpreempt.storage.chunks import SeekableReader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ def joined(first: int, second: int, second_size: int) -> int:
 
 
 @dataclasses.dataclass(slots=True)
-class Sum:
+class ChecksumWriter:
     """A file that stores only size and crc32c of the written bytes."""
 
     size: int = 0
@@ -77,13 +77,13 @@ class Sum:
         self.size += size
 
 
-def of_source(source: Source, limit: int = sys.maxsize) -> Sum:
+def of_source(source: SeekableReader, limit: int = sys.maxsize) -> ChecksumWriter:
     """Returns the sum of the rest of an open file, or of at most `limit` bytes."""
     size = crc = 0
     while chunk := source.read(min(_CHUNK_BYTES, limit - size)):
         crc = int(google_crc32c.extend(crc, chunk))
         size += len(chunk)
-    return Sum(size, crc)
+    return ChecksumWriter(size, crc)
 
 
 def of_file(path: str) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def of_file(path: str) -> tuple[int, int]:
     Raises:
         OSError: the file cannot be read.
     """
-    with reading.open_file(path, buffering=0) as file:
+    with file_reading.open_file(path, buffering=0) as file:
         found = of_source(file)
     return found.size, found.crc32c
 

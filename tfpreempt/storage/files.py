@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Protocol
 
 from tfpreempt.core import contained
-from tfpreempt.storage import pieces
+from tfpreempt.storage import chunks
 
 NOTHING_THERE = (FileNotFoundError, NotADirectoryError, contained.LinkError)
 """Errors that mean that there is no file of ours: a link leads to files of others."""
@@ -99,7 +99,7 @@ class LocalFiles:
                 descriptor = contained.open_at(folder, name, flags, path=path)
         with open(path, "wb", buffering=0, opener=lambda *_: descriptor) as file:
             for piece in data:
-                pieces.write(file, piece)
+                chunks.write(file, piece)
 
     def sync_file(self, path: str) -> None:
         descriptor = contained.open_file(path, os.O_RDONLY, root=self.root)

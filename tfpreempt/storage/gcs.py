@@ -15,12 +15,12 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.storage import gcs_client
-from tfpreempt.storage.bucket import CONTENT_TYPE, TOKEN, BucketStore
-from tfpreempt.storage.deadline import Deadline
+from tfpreempt.storage.bucket_store import CONTENT_TYPE, TOKEN, BucketStore
+from tfpreempt.storage.chunks import SeekableReader
 from tfpreempt.storage.gcs_client import NotFoundError, PreconditionFailedError
 from tfpreempt.storage.gcs_transfer import GcsDownload, GcsUpload
-from tfpreempt.storage.interface import ObjectMissingError, ObjectStat
-from tfpreempt.storage.pieces import Source
+from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStat
+from tfpreempt.storage.request_deadline import Deadline
 
 _ABSENT = {"ifGenerationMatch": "0"}  # refused if an object of the name exists
 
@@ -41,7 +41,9 @@ class GcsStore(BucketStore):
         super().__init__(bucket, prefix)
         self._client = gcs_client.GcsClient(bucket)
 
-    def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool:
+    def _put(
+        self, key: str, source: SeekableReader, size: int, deadline: Deadline
+    ) -> bool:
         resource = _new(key)
         upload = GcsUpload(self._client, resource, source, size, deadline, _ABSENT)
         try:
@@ -58,7 +60,7 @@ class GcsStore(BucketStore):
     ) -> bool:
         key, deadline = self._key(name), Deadline(timeout)
         keys = [self._key(each) for each in parts]
-        with self._edge(f"compose {name!r}", errors.SaveError):
+        with self._translate_errors(f"compose {name!r}", errors.SaveError):
             return deadline.run(lambda: self._compose(key, keys, deadline))
 
     def _compose(self, key: str, keys: Sequence[str], deadline: Deadline) -> bool:
@@ -75,7 +77,7 @@ class GcsStore(BucketStore):
         except PreconditionFailedError:
             return self._written_as(resource, deadline) is not None
         except NotFoundError as error:
-            raise ObjectMissingError(
+            raise ObjectNotFoundError(
                 f"One of the {len(keys)} objects of which gs://{self._name}/{key} was "
                 "to be made is not there."
             ) from error

@@ -27,10 +27,10 @@ from google.auth.compute_engine import detect_gce_residency_linux
 from google.auth.credentials import AnonymousCredentials
 from google.auth.transport.requests import AuthorizedSession, Request
 
-from tfpreempt.core.threads import OutOfTimeError
-from tfpreempt.storage.bucket import Advice
-from tfpreempt.storage.deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
+from tfpreempt.core.threads import CallTimeoutError
+from tfpreempt.storage.bucket_store import Advice
 from tfpreempt.storage.paths import check_no_user_info
+from tfpreempt.storage.request_deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
 
 _T = TypeVar("_T")
 FIRST_PAUSE = 0.2  # seconds before the first retry, on average; doubles
@@ -141,7 +141,7 @@ ADVICE = (
         (TooManyRequestsError,),
         "The service asks for fewer requests: save less often, or try later.",
     ),
-    Advice((OutOfTimeError,), "Give it more time, or look at the network."),
+    Advice((CallTimeoutError,), "Give it more time, or look at the network."),
     Advice(
         (ServerError, *BROKEN),
         "The service or the network failed for {tried:.1f} s; try again.",

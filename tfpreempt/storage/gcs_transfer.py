@@ -18,10 +18,10 @@ from typing import Any
 import requests
 
 from tfpreempt import errors
-from tfpreempt.core.threads import OutOfTimeError
-from tfpreempt.storage import checksum, gcs_client, pieces
-from tfpreempt.storage.bucket import CONTENT_TYPE, MissingError
-from tfpreempt.storage.deadline import Deadline
+from tfpreempt.core.threads import CallTimeoutError
+from tfpreempt.storage import checksum, chunks, gcs_client
+from tfpreempt.storage.bucket_store import CONTENT_TYPE, MissingError
+from tfpreempt.storage.chunks import SeekableReader
 from tfpreempt.storage.gcs_client import (
     GcsClient,
     NotFoundError,
@@ -29,7 +29,7 @@ from tfpreempt.storage.gcs_client import (
     decoded,
     encoded,
 )
-from tfpreempt.storage.pieces import Source
+from tfpreempt.storage.request_deadline import Deadline
 
 # maximum size in bytes of an upload in one request; memory holds two copies
 _SINGLE = 1 << 20
@@ -56,7 +56,7 @@ class GcsUpload:
         self,
         client: GcsClient,
         resource: Mapping[str, Any],
-        source: Source,
+        source: SeekableReader,
         size: int,
         deadline: Deadline,
         conditions: Mapping[str, str],
@@ -101,7 +101,7 @@ class GcsUpload:
         )
 
     def _send_at_once(self) -> None:
-        data = pieces.read(self._source, self._size)
+        data = chunks.read(self._source, self._size)
         self.crc32c = checksum.of_bytes(data)
         boundary = secrets.token_hex(16)
         head = (
@@ -178,7 +178,7 @@ class GcsUpload:
         at = self._received
         self._source.seek(self._start + at)
         while at < self._size:
-            piece = pieces.read(self._source, min(_PIECE, self._size - at))
+            piece = chunks.read(self._source, min(_PIECE, self._size - at))
             if not piece:
                 raise errors.SaveError(
                     f"A file of {self._size} bytes ended after {at} while it was "
@@ -222,7 +222,7 @@ class GcsDownload:
         """Yields the bytes, once; continues after a broken or a partial answer.
 
         Raises:
-            OutOfTimeError: the deadline has passed.
+            CallTimeoutError: the deadline has passed.
             MissingError: there is no such object.
             CheckpointError: the answer has other bytes than requested.
             GcsError: the service refuses, or fails for too long.
@@ -241,7 +241,7 @@ class GcsDownload:
                     self._at += len(piece)
                     yield piece
                     piece = deadline.run(more)
-            except OutOfTimeError:
+            except CallTimeoutError:
                 raise  # the read still runs, and close() would wait for its end
             except gcs_client.BROKEN:
                 answer.close()  # the download has made progress, so no pause is needed

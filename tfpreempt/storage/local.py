@@ -16,19 +16,19 @@ from collections.abc import Iterator
 
 from tfpreempt import errors
 from tfpreempt.core import contained
-from tfpreempt.storage import failure, pieces, reading
+from tfpreempt.storage import chunks, file_reading, os_errors
+from tfpreempt.storage.chunks import SeekableReader, SequentialWriter
 from tfpreempt.storage.files import (
     Files,
     LocalFiles,
     make_lasting_dirs,
     remove_if_empty,
 )
-from tfpreempt.storage.interface import (
-    ObjectMissingError,
+from tfpreempt.storage.object_store import (
+    ObjectNotFoundError,
     ObjectStat,
     check_name,
 )
-from tfpreempt.storage.pieces import Source, Target
 
 TEMPORARY = ".tfpreempt-put-"  # prefix of a file's name until the file is complete
 # Small enough to stay in the processor's cache for the checksum; smaller pieces cost
@@ -50,7 +50,7 @@ class LocalStore:
         root: the directory, made by the first put; a missing directory is empty.
         files: the file operations.
         unreadable: error class for a file that the disk cannot read at present. The
-            file may be readable later, so CheckpointDamagedError is right only if an
+            file may be readable later, so CheckpointCorruptedError is right only if an
             older commit will do.
 
     Raises:
@@ -78,7 +78,7 @@ class LocalStore:
         self._is_swept = False
 
     def put_if_absent(
-        self, name: str, source: Source, *, timeout: float | None = None
+        self, name: str, source: SeekableReader, *, timeout: float | None = None
     ) -> bool:
         with self._written(name, source) as (temporary, path):
             if not self._link(temporary, path):
@@ -94,7 +94,7 @@ class LocalStore:
     def get(
         self,
         name: str,
-        target: Target,
+        target: SequentialWriter,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -123,7 +123,7 @@ class LocalStore:
 
     def folders(self, *, timeout: float | None = None) -> Iterator[str]:
         with self._listing():
-            _, found, _ = next(reading.walk(self.uri), ("", [], []))
+            _, found, _ = next(file_reading.walk(self.uri), ("", [], []))
         yield from (name for name in found if not self._is_linked(name))
 
     def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
@@ -132,14 +132,14 @@ class LocalStore:
                 descriptor = contained.open_file(path, os.O_RDONLY, root=self.uri)
                 with open(descriptor, "rb", buffering=0):
                     return ObjectStat(size=os.fstat(descriptor).st_size)
-        except ObjectMissingError:
+        except ObjectNotFoundError:
             return None
 
     def delete(self, name: str, *, timeout: float | None = None) -> None:
         path = os.path.join(self.uri, check_name(name))
         if self._is_linked(name) or not os.path.isfile(path):
             return
-        with failure.translated(f"delete {name!r}", self.uri):
+        with os_errors.translated(f"delete {name!r}", self.uri):
             self._files.remove(path)
             self._files.sync_dir(os.path.dirname(path))
             self._remove_empty(os.path.dirname(path))
@@ -174,7 +174,7 @@ class LocalStore:
             folder = os.path.dirname(folder)
 
     @contextlib.contextmanager
-    def _written(self, name: str, source: Source) -> Iterator[tuple[str, str]]:
+    def _written(self, name: str, source: SeekableReader) -> Iterator[tuple[str, str]]:
         """Yields the path of a durable temporary file, and the object's path.
 
         Errors of reading the source are raised unchanged; errors of the disk are
@@ -188,21 +188,21 @@ class LocalStore:
             )
         temporary = os.path.join(self.uri, TEMPORARY + secrets.token_hex(8))
         try:
-            with failure.translated(doing, self.uri):
+            with os_errors.translated(doing, self.uri):
                 make_lasting_dirs(self._files, os.path.dirname(path))
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 made = contained.open_file(temporary, flags)
                 file = io.FileIO(temporary, "w", opener=lambda *_: made)
             with file:
                 self._sweep(os.fstat(file.fileno()).st_mtime)
-                for piece in pieces.of(source, _PIECE):
-                    with failure.translated(doing, self.uri):
-                        pieces.write(file, piece)
-            with failure.translated(doing, self.uri):
+                for piece in chunks.of(source, _PIECE):
+                    with os_errors.translated(doing, self.uri):
+                        chunks.write(file, piece)
+            with os_errors.translated(doing, self.uri):
                 self._files.sync_file(temporary)
                 yield temporary, path
         finally:
-            with failure.translated("clean up", self.uri):
+            with os_errors.translated("clean up", self.uri):
                 self._files.remove(temporary)
 
     def _sweep(self, now: float) -> None:
@@ -229,7 +229,7 @@ class LocalStore:
             return
         top = os.path.join(self.uri, above) if above else self.uri
         start = len(os.path.join(self.uri, ""))
-        for folder, folders, files in reading.walk(top):
+        for folder, folders, files in file_reading.walk(top):
             links = [n for n in folders if os.path.islink(os.path.join(folder, n))]
             for each in (*files, *links):
                 name = os.path.join(folder, each)[start:]
@@ -250,19 +250,19 @@ class LocalStore:
         """Translates errors of a body that reads an object; yields the object's path.
 
         Raises:
-            ObjectMissingError: there is no object of the name.
-            CheckpointDamagedError: the name or a folder above is a link, or the name is
-                no regular file.
+            ObjectNotFoundError: there is no object of the name.
+            CheckpointCorruptedError: the name or a folder above is a link, or the name
+                is no regular file.
             CheckpointError: the disk cannot read the object; see `unreadable`.
         """
         path = os.path.join(self.uri, check_name(name))
-        damaged = errors.CheckpointDamagedError
+        damaged = errors.CheckpointCorruptedError
         try:
             yield path
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             text = f"There is no object {name!r} in {self.uri!r}."
             # a folder, or a part of the path is an object
-            raise ObjectMissingError(text) from error
+            raise ObjectNotFoundError(text) from error
         except contained.LinkError as error:
             raise damaged(
                 f"{name!r} in {self.uri!r} is a link, or behind one; links aren't "
@@ -272,7 +272,7 @@ class LocalStore:
             text = f"{name!r} in {self.uri!r} is no regular file."
             raise damaged(text) from error
         except OSError as error:
-            reading.check_shortage(error, path)
+            file_reading.check_shortage(error, path)
             raise self._unreadable(
                 f"{name!r} in {self.uri!r} cannot be read: {error.strerror or error}. "
                 "Check the disk or the mount, and the permissions."

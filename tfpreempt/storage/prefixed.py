@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfpreempt.storage.interface import ObjectStat, ObjectStore, check_name
-from tfpreempt.storage.pieces import Source, Target
+from tfpreempt.storage.chunks import SeekableReader, SequentialWriter
+from tfpreempt.storage.object_store import ObjectStat, ObjectStore, check_name
 
 
 class PrefixedStore:
@@ -25,7 +25,7 @@ class PrefixedStore:
         self.uri = f"{store.uri.rstrip('/')}/{prefix}"
 
     def put_if_absent(
-        self, name: str, source: Source, *, timeout: float | None = None
+        self, name: str, source: SeekableReader, *, timeout: float | None = None
     ) -> bool:
         return self._store.put_if_absent(self._full(name), source, timeout=timeout)
 
@@ -35,7 +35,7 @@ class PrefixedStore:
     def get(
         self,
         name: str,
-        target: Target,
+        target: SequentialWriter,
         *,
         offset: int = 0,
         length: int | None = None,

@@ -30,19 +30,19 @@ import obstore.exceptions as said
 from obstore.store import S3Store as Client
 
 from tfpreempt import errors
-from tfpreempt.core.threads import OutOfTimeError
-from tfpreempt.storage import checksum, pieces
-from tfpreempt.storage.bucket import (
+from tfpreempt.core.threads import CallTimeoutError
+from tfpreempt.storage import checksum, chunks
+from tfpreempt.storage.bucket_store import (
     CONTENT_TYPE,
     TOKEN,
     Advice,
     BucketStore,
     MissingError,
 )
-from tfpreempt.storage.deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
-from tfpreempt.storage.interface import ObjectStat
+from tfpreempt.storage.chunks import SeekableReader
+from tfpreempt.storage.object_store import ObjectStat
 from tfpreempt.storage.paths import check_no_user_info
-from tfpreempt.storage.pieces import Source
+from tfpreempt.storage.request_deadline import REQUEST_SECONDS, RETRY_SECONDS, Deadline
 
 PIECE = 8 << 20
 _PART = 5 << 20  # minimum of S3
@@ -76,7 +76,7 @@ _ADVICE = (
         is_permanent=True,
     ),
     Advice(
-        (OutOfTimeError,),
+        (CallTimeoutError,),
         "Give it more time, or look at the network; without AWS_ACCESS_KEY_ID the "
         "machine is asked for a role first.",
     ),
@@ -118,9 +118,11 @@ class S3Store(BucketStore):
         self._store = _connect(bucket)
         self._streams = _Streams(_STREAMS)
 
-    def _put(self, key: str, source: Source, size: int, deadline: Deadline) -> bool:
+    def _put(
+        self, key: str, source: SeekableReader, size: int, deadline: Deadline
+    ) -> bool:
         if size <= PIECE:
-            return self._create(key, pieces.read(source, size))
+            return self._create(key, chunks.read(source, size))
         if _head(self._store, key) is not None:
             return False
         start = source.tell()
@@ -131,7 +133,7 @@ class S3Store(BucketStore):
             obstore.put(
                 self._store,
                 key,
-                pieces.of(source, _READ),
+                chunks.of(source, _READ),
                 attributes=_attributes(crc),
                 use_multipart=True,
                 chunk_size=part,

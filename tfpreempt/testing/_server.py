@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 
 _POLL_SECONDS = 0.01
 _CLOSE_LIMIT_SECONDS = 5.0
@@ -97,7 +97,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
         self._is_closing = False
         self._is_down = False
         self._connections: set[socket.socket] = set()
-        self._thread = OwnedThread(
+        self._thread = ManagedThread(
             f"{self._name}-{next(_names)}", lambda: self.serve_forever(_POLL_SECONDS)
         )
         self._thread.start()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tfpreempt.notice.source import Source
+from tfpreempt.notice.source import NoticeSourceBase
 
 
-class ScriptedSource(Source):
+class ScriptedSource(NoticeSourceBase):
     """A `NoticeSource` without threads; `fire` reports a notice.
 
     Args:

@@ -1,7 +1,7 @@
 """A key-value store that fails, or is slow, on request of the test.
 
-`FaultyStore` wraps any store. Without faults the wrapped store passes the contract test
-of the real stores.
+`FaultyKeyValueStore` wraps any store. Without faults the wrapped store passes the
+contract test of the real stores.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tfpreempt.coordination.memory import MemoryStore
-from tfpreempt.coordination.store import KeyValueStore
-from tfpreempt.errors import StoreGoneError
+from tfpreempt.coordination.in_memory_store import InMemoryStore
+from tfpreempt.coordination.key_value_store import KeyValueStore
+from tfpreempt.errors import CoordinationServiceUnavailableError
 
 T = TypeVar("T")
 
@@ -38,7 +38,9 @@ class StoreFault:
     after: int = 0
     times: int | None = 1
     error: Exception | None = dataclasses.field(
-        default_factory=lambda: StoreGoneError("simulated: the store does not answer")
+        default_factory=lambda: CoordinationServiceUnavailableError(
+            "simulated: the store does not answer"
+        )
     )
     delay_seconds: float = 0.0
     is_done: bool = False
@@ -49,7 +51,7 @@ class StoreFault:
         return about and fnmatch.fnmatchcase(key, self.key)
 
 
-class FaultyStore:
+class FaultyKeyValueStore:
     """A store that wraps another store; any thread may call any method.
 
     Args:
@@ -69,7 +71,7 @@ class FaultyStore:
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self.operations: list[tuple[str, str]] = []
-        self._inner: KeyValueStore = MemoryStore() if inner is None else inner
+        self._inner: KeyValueStore = InMemoryStore() if inner is None else inner
         self._faults = tuple(faults)
         self._seen = [0] * len(self._faults)
         self._sleep = sleep or threading.Event().wait

@@ -23,7 +23,7 @@ def run_experiment(strategy, task, mode, params, model_dir, **more):
         strategy.cluster_resolver,
         trainer.checkpoint,
         os.path.join(model_dir, "tfpreempt"),
-        save_every=max(1, every // params.trainer.steps_per_loop),
+        save_freq=max(1, every // params.trainer.steps_per_loop),
         max_to_keep=params.trainer.max_to_keep,
     ) as handler:
         trainer.train = functools.partial(handler.run, trainer.train)

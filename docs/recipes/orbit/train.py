@@ -68,7 +68,7 @@ def train(trainer, directory, steps, steps_per_loop):
     """Trains up to a step, starting from the newest commit in the directory."""
     checkpoint = tf.train.Checkpoint(trainer=trainer)  # with its data position
     with tfpreempt.PreemptionCheckpointHandler(
-        trainer.strategy.cluster_resolver, checkpoint, directory, save_every=10
+        trainer.strategy.cluster_resolver, checkpoint, directory, save_freq=10
     ) as handler:
         trainer.train = functools.partial(handler.run, trainer.train)  # <- add this
         controller = orbit.Controller(

@@ -3,7 +3,7 @@
 import tfpreempt
 
 config = tfpreempt.GceTpuTerminationConfig()
-tfpreempt.protect(config)  # handles notices from here on
+tfpreempt.handle_early_notices(config)  # handles notices from here on
 
 import tensorflow as tf  # noqa: E402 - TensorFlow and the TPU take a while
 
@@ -36,7 +36,7 @@ with tfpreempt.PreemptionCheckpointHandler(
     tf.train.Checkpoint(weights=weights),
     "/srv/ckpt/train",
     config,
-    save_every=1000,
+    save_freq=1000,
 ) as handler:
     for step in range(handler.total_run_calls, 10_000):
         handler.run(train_step, tf.constant(step))

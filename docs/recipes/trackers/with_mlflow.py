@@ -18,7 +18,7 @@ def newest_step(run_id):
     return max((metric.step for metric in history), default=-1)
 
 
-def train(directory, steps=2000, save_every=100):
+def train(directory, steps=2000, save_freq=100):
     """Trains up to a step, starting from the newest commit in the directory."""
     weights = tf.Variable(tf.zeros([3, 1]))
     x = tf.random.stateless_normal([640, 3], seed=[1, 0])
@@ -39,7 +39,7 @@ def train(directory, steps=2000, save_every=100):
     checkpoint = tf.train.Checkpoint(weights=weights, data=batches)
     with (
         tfpreempt.PreemptionCheckpointHandler(
-            None, checkpoint, directory, save_every=save_every
+            None, checkpoint, directory, save_freq=save_freq
         ) as handler,
         mlflow.start_run(run_id=run.value) as active,  # None: a new run
     ):

@@ -25,7 +25,7 @@ def newest_step(folder):
     return newest
 
 
-def train(directory, logs, steps=2000, save_every=100):
+def train(directory, logs, steps=2000, save_freq=100):
     """Trains up to a step, starting from the newest commit in the directory."""
     weights = tf.Variable(tf.zeros([3, 1]))
     x = tf.random.stateless_normal([640, 3], seed=[1, 0])
@@ -45,7 +45,7 @@ def train(directory, logs, steps=2000, save_every=100):
     run = JsonState("tensorboard")  # saved with each commit
     checkpoint = tf.train.Checkpoint(weights=weights, data=batches)
     with tfpreempt.PreemptionCheckpointHandler(
-        None, checkpoint, directory, save_every=save_every
+        None, checkpoint, directory, save_freq=save_freq
     ) as handler:
         if run.value is None:
             run.value = f"{logs}/{datetime.datetime.now():%Y%m%d-%H%M%S}"

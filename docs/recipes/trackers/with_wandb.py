@@ -26,7 +26,7 @@ def first_new_step(run):
     return max(offline_runs.steps(folder, run.id), default=-1) + 1
 
 
-def train(directory, steps=2000, save_every=100):
+def train(directory, steps=2000, save_freq=100):
     """Trains up to a step, starting from the newest commit in the directory."""
     weights = tf.Variable(tf.zeros([3, 1]))
     x = tf.random.stateless_normal([640, 3], seed=[1, 0])
@@ -47,7 +47,7 @@ def train(directory, steps=2000, save_every=100):
     run_id, recent = JsonState("wandb"), JsonState("wandb-recent", [])
     checkpoint = tf.train.Checkpoint(weights=weights, data=batches)
     with tfpreempt.PreemptionCheckpointHandler(
-        None, checkpoint, directory, save_every=save_every
+        None, checkpoint, directory, save_freq=save_freq
     ) as handler:
         if run_id.value is None:
             run_id.value = uuid.uuid4().hex[:8]

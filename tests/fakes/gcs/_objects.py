@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import MAX_PARTS
+from tfpreempt.storage.object_store import MAX_PARTS
 
 # Larger ones have none, as objects that the service composed have none: it would be
 # what an upload costs most.

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfpreempt.handler import current_session
 from tfpreempt.keras import PreemptionCallback
 from tfpreempt.keras.callback import new_process
-from tfpreempt.keras.record import Record
+from tfpreempt.keras.fit_record import FitRecord
 
 ROOT = sys.argv[1]
 ROWS = np.random.default_rng(0).random((64, 4), dtype=np.float32)
@@ -102,14 +102,14 @@ def replicas() -> None:
         tell(name="fewer devices", epochs=history.epoch)
     except Exception as error:
         tell(name="fewer devices", error=str(error))
-    load = Record.load  # of a commit by another number of workers, say
-    Record.load = lambda self, file: None if self.per_worker else load(self, file)
+    load = FitRecord.load  # of a commit by another number of workers, say
+    FitRecord.load = lambda self, file: None if self.per_worker else load(self, file)
     try:
         _, history = fit("replicas")
         tell(name="other workers", epochs=history.epoch)
     except Exception as error:
         tell(name="other workers", error=str(error))
-    Record.load = load
+    FitRecord.load = load
 
 
 def plain(made: keras.Model) -> list[int]:

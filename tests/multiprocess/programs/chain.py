@@ -94,7 +94,7 @@ def main() -> None:
         is_rare = "rarely" in sys.argv
         config = tfpreempt.TerminationConfig(save_fn=own.save if own else None)
         handler = tfpreempt.PreemptionCheckpointHandler(
-            None, None, directory, config, save_every=RARELY if is_rare else SAVED_EACH
+            None, None, directory, config, save_freq=RARELY if is_rare else SAVED_EACH
         )
         say("restored", chain.steps)
         if own:

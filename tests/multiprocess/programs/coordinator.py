@@ -103,7 +103,7 @@ def train() -> bool:
             exit_fn=None if options.exit == "process" else leave,
             grace_period=options.grace,
         ),
-        save_every=options.save_every,
+        save_freq=options.save_freq,
     )
     try:
         with handler, handler.watch_preemption_scope():

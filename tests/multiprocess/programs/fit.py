@@ -237,7 +237,7 @@ def make_model() -> Any:
 def make_callbacks() -> list[Any]:
     if options.plain:
         return [Watch()]
-    every: Any = options.save_every or "epoch"
+    every: Any = options.save_freq or "epoch"
     ours = tfpreempt.keras.PreemptionCallback(options.checkpoint_dir, save_freq=every)
     return [ours, Watch()]
 

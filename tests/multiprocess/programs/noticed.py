@@ -45,7 +45,7 @@ def at(phase: str) -> None:
 
 config = tfpreempt.TerminationConfig(grace_period=options.grace)
 if not options.unprotected:
-    tfpreempt.protect(config)
+    tfpreempt.handle_early_notices(config)
 print("began\n", end="", flush=True)
 at("import")
 
@@ -133,7 +133,7 @@ def loop() -> None:
         model.checkpoint,
         options.checkpoint_dir,
         config,
-        save_every=SAVE_EVERY,
+        save_freq=SAVE_EVERY,
         async_save=not options.sync_saves,
     )
     model.reader = Reader()
@@ -160,7 +160,7 @@ def train(handler: tfpreempt.PreemptionCheckpointHandler, model: OwnModel) -> No
         at("callbacks")
         if number % EPOCH == 0:
             for _ in range(2):
-                handler.check()
+                handler.check_preemption()
                 at("validation")
             at("between")
     at("after")

@@ -11,7 +11,7 @@ import tfpreempt
 
 directory, moment, grace = sys.argv[1:4]
 config = tfpreempt.TerminationConfig(grace_period=float(grace))
-protection = tfpreempt.protect(config)
+protection = tfpreempt.handle_early_notices(config)
 
 import tensorflow as tf  # noqa: E402 - protection comes first
 from toy_model import Model, hold, log_to_stdout, make_strategy, say  # noqa: E402
@@ -51,10 +51,10 @@ def train(handler: tfpreempt.PreemptionCheckpointHandler, model: Model) -> None:
 
 def evaluate(handler: tfpreempt.PreemptionCheckpointHandler) -> None:
     """Many batches, among which the machine may go."""
-    handler.check()
+    handler.check_preemption()
     hold("start")
     for _ in range(100):
-        handler.check()
+        handler.check_preemption()
         time.sleep(0.01)
     say("evaluated")
 

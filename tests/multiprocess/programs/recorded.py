@@ -54,7 +54,7 @@ CHANGES = ("rename", "replace", "remove", "unlink", "mkdir", "rmdir", "link")
 COARSE = 50_000_000
 """Nanoseconds within which two writes of a file may have one time."""
 
-SOON = lease_timeouts.Renewal(renewal=0.2, expiry=1.0, poll=0.05)
+SOON = lease_timeouts.RenewalIntervals(renewal=0.2, expiry=1.0, poll=0.05)
 directory_lease.PACE = object_store_lease.PACE = (
     SOON  # a holder's record may be lost, and who it was
 )

@@ -60,7 +60,7 @@ def train() -> None:
 
 print("TensorFlow", importlib.util.find_spec("tensorflow") is not None, flush=True)
 with tfpreempt.PreemptionCheckpointHandler(
-    None, None, options.directory, save_every=4
+    None, None, options.directory, save_freq=4
 ) as handler:
     print("starts", handler.total_run_calls, flush=True)
     while handler.total_run_calls < STEPS:

@@ -119,13 +119,13 @@ def make_config(options: argparse.Namespace) -> Any:
 
 def make_handler(options: argparse.Namespace, model: Model) -> Any:
     resolver = model.strategy.cluster_resolver if options.strategy == "mwms" else None
-    every: Any = options.save_every
+    every: Any = options.save_freq
     if options.save_each is not None:
         every = datetime.timedelta(seconds=options.save_each)
     more = {
-        "save_every": every,
+        "save_freq": every,
         "async_save": not options.sync_saves,
-        "save_timeout": options.save_timeout,
+        "peer_timeout": options.peer_timeout,
     }
     config = make_config(options)
     if options.form == "manager":

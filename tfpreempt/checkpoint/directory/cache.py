@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory.file_locks import acquire, is_at, lock
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def close_with(reader: object, close: Callable[[], None]) -> None:
     def collected() -> None:
         # A finalizer may run on any thread, and deleting a copy takes time.
         atexit.unregister(end)
-        OwnedThread("tfpreempt-copy", end).start()
+        ManagedThread("tfpreempt-copy", end).start()
 
     atexit.register(end)
     with contextlib.suppress(TypeError):  # None, or an object without weak references

@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterable, Iterator
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import checkpoint_state, layout
 from tfpreempt.checkpoint.directory.manifest import Manifest, from_json
-from tfpreempt.storage import checksum, paths, reading
-from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage import checksum, file_reading, paths
 from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
 
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20
@@ -54,7 +54,7 @@ class Kind(enum.Enum):
     STAGING = "staging"  # a save that is running or was interrupted
 
 
-class Condition(enum.Enum):
+class CommitStatus(enum.Enum):
     """Whether a checkpoint is committed, and intact as far as was checked."""
 
     COMMITTED = "committed"
@@ -63,7 +63,7 @@ class Condition(enum.Enum):
     FOREIGN = "not ours"  # without a manifest the expected bytes are unknown
 
 
-class Checked(enum.Enum):
+class VerificationLevel(enum.Enum):
     """The way in which the files of a checkpoint were checked."""
 
     NOTHING = "nothing"
@@ -101,7 +101,7 @@ class Entry:
     store: ObjectStore
     name: str
     kind: Kind
-    condition: Condition = Condition.NOT_COMMITTED
+    condition: CommitStatus = CommitStatus.NOT_COMMITTED
     manifest: Manifest | None = None
     data: bytes = b""
     marker: bytes = b""
@@ -111,14 +111,14 @@ class Entry:
     token: str = ""
     time: float | None = None
     size: int | None = None
-    checked: Checked = Checked.NOTHING
+    checked: VerificationLevel = VerificationLevel.NOTHING
     problems: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
     def is_committed(self) -> bool:
         """Whether marker and manifest agree."""
-        return self.condition is Condition.COMMITTED
+        return self.condition is CommitStatus.COMMITTED
 
     @property
     def saved_at(self) -> float | None:
@@ -200,7 +200,7 @@ def reader(directory: str) -> ObjectStore:
     Raises:
         ConfigurationError: the path is a file.
     """
-    return LocalStore(directory, unreadable=errors.CheckpointDamagedError)
+    return LocalStore(directory, unreadable=errors.CheckpointCorruptedError)
 
 
 def kind_of(name: str) -> Kind | None:
@@ -214,7 +214,7 @@ def kind_of(name: str) -> Kind | None:
     return None
 
 
-def unread(store: ObjectStore, folder: str = "") -> Entry:
+def unread_entry(store: ObjectStore, folder: str = "") -> Entry:
     """Returns the entry for a folder of a store, with marker and manifest not yet read.
 
     Args:
@@ -249,7 +249,7 @@ def read(entry: Entry) -> Entry:
     if data is not None:
         try:
             entry = with_manifest(entry, from_json(data, where))
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             fault = str(error)
     # The time of the marker, or of the manifest; stores are not queried for times.
     is_local = isinstance(entry.store, LocalStore)
@@ -281,7 +281,7 @@ def read(entry: Entry) -> Entry:
         return damaged(entry, fault)
     return dataclasses.replace(
         entry,
-        condition=Condition.COMMITTED,
+        condition=CommitStatus.COMMITTED,
         token=token,
         data=data or b"",
         marker=marker,
@@ -301,20 +301,22 @@ def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
     )
 
 
-def at(path: str) -> Entry:
+def read_at(path: str) -> Entry:
     """Returns the entry at a path: a commit's directory, or a flat prefix with sidecar.
 
     Raises:
         ConfigurationError: the path of the containing directory is a file.
     """
-    holder = layout.sidecar(path) if reading.is_dir(layout.sidecar(path)) else path
+    holder = layout.sidecar(path) if file_reading.is_dir(layout.sidecar(path)) else path
     directory, name = os.path.split(holder)
     return _read_on_disk(reader(directory), name)
 
 
 def damaged(entry: Entry, problem: str) -> Entry:
     """Returns the entry marked as corrupt."""
-    return dataclasses.replace(entry, condition=Condition.DAMAGED, problems=(problem,))
+    return dataclasses.replace(
+        entry, condition=CommitStatus.DAMAGED, problems=(problem,)
+    )
 
 
 def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
@@ -323,17 +325,17 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
     A folder without a marker is a save that is running or was interrupted. With a
     witness the folder is a corrupt commit.
     """
-    entry = read(unread(store, folder))
-    if entry.condition is not Condition.NOT_COMMITTED or not _has_witness(entry):
+    entry = read(unread_entry(store, folder))
+    if entry.condition is not CommitStatus.NOT_COMMITTED or not _has_witness(entry):
         return entry
-    entry = read(unread(store, folder))  # the marker may have been written since
-    if entry.condition is not Condition.NOT_COMMITTED:
+    entry = read(unread_entry(store, folder))  # the marker may have been written since
+    if entry.condition is not CommitStatus.NOT_COMMITTED:
         return entry
     marker = os.path.join(store.uri, entry.control(layout.MARKER))
     is_flat = entry.kind is Kind.FLAT
     prefix = entry.path if is_flat else os.path.join(entry.path, layout.PAYLOAD)
     what_else = ""
-    if reading.is_there(prefix + ".index"):
+    if file_reading.is_there(prefix + ".index"):
         what_else = f", or restore {prefix!r} with tf.train.Checkpoint"
     return damaged(
         entry,
@@ -351,21 +353,23 @@ def _has_witness(entry: Entry) -> bool:
     """
     root = entry.store.uri
     if entry.kind is Kind.FLAT:
-        has_intent = reading.is_there(entry.path + layout.INTENT_SUFFIX)
+        has_intent = file_reading.is_there(entry.path + layout.INTENT_SUFFIX)
         may_be = not has_intent and has_payload(entry.path)
     else:
         witness = os.path.join(root, entry.control(layout.WITNESS))
-        may_be = reading.is_there(witness) or checkpoint_state.is_listed(
+        may_be = file_reading.is_there(witness) or checkpoint_state.is_listed(
             root, f"{entry.name}/{layout.PAYLOAD}"
         )
     if not may_be or entry.manifest is not None:
         return may_be
-    return any(map(layout.is_part, reading.names(os.path.join(root, entry.holder))))
+    return any(
+        map(layout.is_part, file_reading.names(os.path.join(root, entry.holder)))
+    )
 
 
 def has_payload(prefix: str) -> bool:
     """Returns whether a flat checkpoint has files beside its sidecar."""
-    return reading.is_there(prefix + ".index") or reading.is_there(prefix)
+    return file_reading.is_there(prefix + ".index") or file_reading.is_there(prefix)
 
 
 def _ours(entries: Iterable[Entry]) -> list[Entry]:
@@ -389,13 +393,13 @@ def scan(directory: str) -> list[Entry]:
     Raises:
         OSError: the directory cannot be listed.
     """
-    names, found = reading.names(directory), []
+    names, found = file_reading.names(directory), []
     store = reader(directory)
     for name in names:
         if kind_of(name) is None or paths.why_unsafe(name) is not None:
             continue
         with contextlib.suppress(OSError):  # `_read_on_disk` reports a failing disk
-            if not reading.is_real_dir(os.path.join(directory, name)):
+            if not file_reading.is_real_dir(os.path.join(directory, name)):
                 continue
         found.append(_read_on_disk(store, name))
     return in_order(_ours(found))
@@ -422,7 +426,7 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
             "run. Give each run a place of its own."
         )
     return in_order(
-        unread(store, name)
+        unread_entry(store, name)
         for name in sorted(names)
         if kind_of(name) is not None and paths.why_unsafe(name) is None
     )
@@ -471,7 +475,7 @@ def read_commits(
     for entry in map(read, found):
         if entry.is_committed:
             yield entry
-        elif entry.condition is Condition.DAMAGED:
+        elif entry.condition is CommitStatus.DAMAGED:
             on_skip(entry.problems[0])
 
 
@@ -520,9 +524,9 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
         try:
             count = entry.store.get(name, target, length=most + 1)
             break
-        except ObjectMissingError:
+        except ObjectNotFoundError:
             return None, None
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             problem = str(error)
     else:
         return None, problem

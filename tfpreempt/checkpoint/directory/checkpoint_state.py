@@ -14,7 +14,7 @@ import re
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files
 
 MAX_BYTES = 16 << 20  # some 100,000 checkpoints
@@ -26,7 +26,7 @@ _LINE = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pointer:
+class CheckpointStateFile:
     """The content of the state file.
 
     Attributes:
@@ -42,13 +42,13 @@ class Pointer:
     last_preserved: float | None = None
 
 
-def read(directory: str) -> Pointer | None:
+def read(directory: str) -> CheckpointStateFile | None:
     """Returns the directory's state file; None if the file is missing or names nothing.
 
     TensorFlow writes no file of more than MAX_BYTES: a larger file counts as empty.
     """
     try:
-        data = reading.read(os.path.join(directory, layout.POINTER), MAX_BYTES)
+        data = file_reading.read(os.path.join(directory, layout.POINTER), MAX_BYTES)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
     except OSError as error:
@@ -58,7 +58,7 @@ def read(directory: str) -> Pointer | None:
     return parse(data)
 
 
-def parse(data: bytes) -> Pointer | None:
+def parse(data: bytes) -> CheckpointStateFile | None:
     """Returns the content of a state file; None if the file names no checkpoint."""
     text = data.decode("utf-8", "surrogateescape")
     fields: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ def parse(data: bytes) -> Pointer | None:
         except ValueError:
             seconds[name] = ()
     times, preserved = seconds.values()
-    return Pointer(
+    return CheckpointStateFile(
         latest=latest,
         paths=paths,
         timestamps=times if len(times) == len(paths) else (),
@@ -99,7 +99,7 @@ def named(directory: str) -> list[str]:
     try:
         found = read(directory)
     except OSError:
-        if reading.is_file(os.path.join(directory, layout.POINTER)):
+        if file_reading.is_file(os.path.join(directory, layout.POINTER)):
             raise
         return []
     names = (found.latest, *found.paths) if found else ()
@@ -144,7 +144,7 @@ def unlist(files: Files, directory: str, prefix: str) -> None:
     files.publish(path, to_bytes(new))
 
 
-def to_bytes(pointer: Pointer) -> bytes:
+def to_bytes(pointer: CheckpointStateFile) -> bytes:
     """Returns the state file's content as bytes."""
     quoted = []
     for prefix in (pointer.latest, *pointer.paths):

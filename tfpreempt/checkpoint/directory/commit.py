@@ -34,7 +34,7 @@ from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest, to_json
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
-from tfpreempt.storage import checksum, reading
+from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _CHECKSUM_THREADS = 4
 
 
-class Permit:
+class CancellationToken:
     """Decides whether an asynchronous save may still commit. Any thread."""
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class Permit:
         if self._is_given_up:
             raise errors.SaveError("an asynchronous save was given up for a newer one")
 
-    def take(self) -> None:
-        """Begins the commit, just before the marker; then `give_up` has no effect.
+    def begin_commit(self) -> None:
+        """Begins the commit, just before the marker; then `cancel` has no effect.
 
         Raises:
             SaveError: the save was given up.
@@ -68,14 +68,14 @@ class Permit:
             self.check()
             self._is_taken = True
 
-    def give_up(self) -> bool:
+    def cancel(self) -> bool:
         """Prevents the commit; returns False if `take` came first."""
         with self._lock:
             self._is_given_up = not self._is_taken
             return self._is_given_up
 
     @property
-    def is_given_up(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Whether the save was given up and commits nothing."""
         return self._is_given_up
 
@@ -100,7 +100,7 @@ class StagedFiles:
     attempt: str
     staging: str
     started_at: float
-    permit: Permit | None = None
+    permit: CancellationToken | None = None
     number: int = 0
     prefix: str | None = None
     sums: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
@@ -128,7 +128,7 @@ def publish(
     staging = staged.staging
     contents: dict[str, str] = {}
     folders: list[str] = []
-    for folder, _, names in reading.walk(staging):
+    for folder, _, names in file_reading.walk(staging):
         folders.append(folder)
         for path in (os.path.join(folder, name) for name in names):
             contents[os.path.relpath(path, staging)] = path
@@ -136,7 +136,7 @@ def publish(
     draft = dataclasses.replace(draft, prefix=prefix)
     manifest = seal(files, clock, staged, contents, folders, draft)
     if staged.permit is not None:
-        staged.permit.take()
+        staged.permit.begin_commit()
     data, number = to_json(manifest), staged.number
     target = put_in_place(files, directory, staging, number, data, manifest.sequence)
     return target, manifest
@@ -229,10 +229,12 @@ def put_in_place(
             f"A checkpoint number must be 0 or more; got {number!r}."
         )
     target = os.path.join(directory, str(number))
-    if reading.is_there(target) and retention.is_uncommitted(old := catalog.at(target)):
+    if file_reading.is_there(target) and retention.is_uncommitted(
+        old := catalog.read_at(target)
+    ):
         retention.delete(files, old)
     prefix = f"{number}/{layout.PAYLOAD}"
-    if reading.is_there(target) or checkpoint_state.is_listed(directory, prefix):
+    if file_reading.is_there(target) or checkpoint_state.is_listed(directory, prefix):
         target = f"{target}.{sequence}"
     files.rename(staging, target)
     files.sync_dir(directory)
@@ -255,7 +257,7 @@ def finish(
     for entry in kept:
         path = os.path.join(entry.path, layout.WITNESS)
         cannot_be_named = entry.manifest is not None and entry.manifest.prefix is None
-        if cannot_be_named and not reading.is_there(path):
+        if cannot_be_named and not file_reading.is_there(path):
             files.publish(path, b"")
     for entry in dropped:
         if not is_pinned(entry.path):
@@ -293,29 +295,29 @@ def point(
     for entry in kept:
         prefix = f"{entry.name}/{layout.PAYLOAD}"
         index = os.path.join(directory, prefix + ".index")
-        if reading.is_file(index):
+        if file_reading.is_file(index):
             ours[prefix] = index
     if not ours:
         return
     try:
         found = checkpoint_state.read(directory)
     except OSError:
-        if reading.is_file(path):
+        if file_reading.is_file(path):
             raise
         found = None  # a pipe or a device
-    old = found or checkpoint_state.Pointer(latest="")
+    old = found or checkpoint_state.CheckpointStateFile(latest="")
     foreign = [
         name
         for name in dict.fromkeys(old.paths)
         if name not in names
-        and reading.is_file(os.path.join(directory, name + ".index"))
+        and file_reading.is_file(os.path.join(directory, name + ".index"))
     ]
     times: list[float] = []
     if old.timestamps:
         known = dict(zip(old.paths, old.timestamps, strict=True))
         times = [known[name] for name in foreign]
         times += [os.stat(each).st_mtime_ns / 1e9 for each in ours.values()]
-    new = checkpoint_state.Pointer(
+    new = checkpoint_state.CheckpointStateFile(
         latest=[*ours][-1],
         paths=(*foreign, *ours),
         timestamps=tuple(times),

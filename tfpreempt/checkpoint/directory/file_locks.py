@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tfpreempt import errors
-from tfpreempt.storage import failure
+from tfpreempt.storage import os_errors
 from tfpreempt.storage.files import LocalFiles, make_lasting_dirs
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def locked(
         SaveError: the directory cannot be opened, or created.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY
-    with failure.translated(doing, directory):
+    with os_errors.translated(doing, directory):
         descriptor = acquire(directory, fcntl.LOCK_EX, seconds, flags, makes=makes)
     try:
         yield

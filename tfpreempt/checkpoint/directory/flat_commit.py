@@ -33,7 +33,7 @@ from tfpreempt.checkpoint.directory import catalog, commit, layout, retention
 from tfpreempt.checkpoint.directory.manifest import Manifest, to_json
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files, write_durably
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def intent_of(attempt: str, prefix: str) -> Intent:
     return Intent(prefix=prefix, attempt=attempt, before=before)
 
 
-def declare(files: Files, intent: Intent) -> None:
+def write_intent(files: Files, intent: Intent) -> None:
     """Writes the intent, before TensorFlow writes anything under the prefix.
 
     An intact checkpoint that has the prefix stays intact under the intent.
@@ -79,7 +79,7 @@ def declare(files: Files, intent: Intent) -> None:
         OSError: the file system reports an error.
     """
     prefix = intent.prefix
-    if reading.is_link(_temporary(prefix)):
+    if file_reading.is_link(_temporary(prefix)):
         raise contained.LinkError(_temporary(prefix))
     known = {} if is_half_written(prefix) else {"before": intent.before}
     _write(files, prefix, attempt=intent.attempt, **known)
@@ -161,12 +161,12 @@ def publish(
         )
     files.make_dirs(staging)
     contents = {os.path.relpath(path, base): path for path in payload}
-    for name in reading.tree(staging):
+    for name in file_reading.tree(staging):
         inside = f"{stem}{layout.SIDECAR_SUFFIX}/{name}"
         contents[inside] = os.path.join(staging, name)
-    roots = [staging, *([prefix] if reading.is_dir(prefix) else [])]
-    folders = [folder for root in roots for folder, _, _ in reading.walk(root)]
-    is_tensorflow = reading.is_there(prefix + ".index")
+    roots = [staging, *([prefix] if file_reading.is_dir(prefix) else [])]
+    folders = [folder for root in roots for folder, _, _ in file_reading.walk(root)]
+    is_tensorflow = file_reading.is_there(prefix + ".index")
     draft = dataclasses.replace(
         draft,
         sequence=max(draft.sequence, catalog.highest_sequence(catalog.scan(base)) + 1),
@@ -174,9 +174,9 @@ def publish(
     )
     manifest = commit.seal(files, clock, staged, contents, folders, draft)
     files.sync_dir(base)  # TensorFlow's files
-    if not reading.is_there(prefix + layout.INTENT_SUFFIX):
+    if not file_reading.is_there(prefix + layout.INTENT_SUFFIX):
         # A save_fn's files are intact already, and must not count as incomplete.
-        declare(files, intent_of(staged.attempt, prefix))
+        write_intent(files, intent_of(staged.attempt, prefix))
     _make_room(files, prefix)
     files.rename(staging, layout.sidecar(prefix))
     files.sync_dir(base)
@@ -191,13 +191,15 @@ def payload_files(prefix: str) -> list[str]:
     """Returns the files of a prefix: the file itself, TensorFlow's files, or the files
     below a directory.
     """
-    if reading.is_dir(prefix):
-        return [os.path.join(prefix, name) for name in reading.tree(prefix)]
+    if file_reading.is_dir(prefix):
+        return [os.path.join(prefix, name) for name in file_reading.tree(prefix)]
     base, stem = os.path.split(prefix)
     data = re.compile(re.escape(stem) + r"\.data-.{5}-of-.{5}")
-    parts = [os.path.join(base, n) for n in reading.names(base) if data.fullmatch(n)]
+    parts = [
+        os.path.join(base, n) for n in file_reading.names(base) if data.fullmatch(n)
+    ]
     found = [prefix, prefix + ".index", *parts]
-    return [path for path in found if reading.is_file(path)]
+    return [path for path in found if file_reading.is_file(path)]
 
 
 def sweep(files: Files, directory: str) -> None:
@@ -223,12 +225,12 @@ def sweep(files: Files, directory: str) -> None:
         is_oldest = any(there[:number]) and not any(there[number:])
         if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
-    for prefix in intents(directory, reading.names(directory)):
+    for prefix in intents(directory, file_reading.names(directory)):
         if not catalog.has_payload(prefix):
             files.remove(prefix + layout.INTENT_SUFFIX)
 
 
-def settle(files: Files, directory: str) -> None:
+def resolve_intents(files: Files, directory: str) -> None:
     """Closes the intents of finished saves; on the chief, before its first save.
 
     An incomplete checkpoint is recorded by the stamp of its index, so a later save by
@@ -237,10 +239,10 @@ def settle(files: Files, directory: str) -> None:
     Raises:
         OSError: the file system reports an error.
     """
-    names = reading.names(directory)
+    names = file_reading.names(directory)
     suffixes = (layout.SIDECAR_SUFFIX, layout.INTENT_SUFFIX)
     if any(name.endswith(suffixes) for name in names):
-        for prefix in intents(directory, reading.names(directory)):
+        for prefix in intents(directory, file_reading.names(directory)):
             _close(files, prefix)
         sweep(files, directory)
     for name in names:
@@ -250,15 +252,15 @@ def settle(files: Files, directory: str) -> None:
 
 def _close(files: Files, prefix: str) -> None:
     temporary = _temporary(prefix)
-    if reading.is_real_dir(temporary) and all(
-        map(_IN_TEMPORARY.fullmatch, reading.tree(temporary))
+    if file_reading.is_real_dir(temporary) and all(
+        map(_IN_TEMPORARY.fullmatch, file_reading.tree(temporary))
     ):
         retention.delete_staging(files, temporary)
     holder = layout.sidecar(prefix)
     has_marker = _has_marker(prefix)
-    if reading.is_real_dir(holder) and not has_marker:
+    if file_reading.is_real_dir(holder) and not has_marker:
         # Without its intent the sidecar would look like a commit that lost its marker.
-        retention.delete(files, catalog.at(prefix))
+        retention.delete(files, catalog.read_at(prefix))
     if is_half_written(prefix) and not has_marker:
         _write(files, prefix, half=_stamp(prefix))
     else:
@@ -267,7 +269,7 @@ def _close(files: Files, prefix: str) -> None:
 
 def _has_marker(prefix: str) -> bool:
     """Returns whether the prefix belongs to a commit of tfpreempt."""
-    return reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
+    return file_reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
 
 
 def _temporary(prefix: str) -> str:
@@ -283,7 +285,9 @@ def _write(files: Files, prefix: str, **said: Any) -> None:
 def _intent(prefix: str) -> dict[str, Any] | None:
     """Returns an intent's record; {} if unreadable, None if there is no intent."""
     try:
-        record = json.loads(reading.read(prefix + layout.INTENT_SUFFIX, _MAX_BYTES))
+        record = json.loads(
+            file_reading.read(prefix + layout.INTENT_SUFFIX, _MAX_BYTES)
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):
@@ -293,12 +297,12 @@ def _intent(prefix: str) -> dict[str, Any] | None:
 
 def _make_room(files: Files, prefix: str) -> None:
     holder = layout.sidecar(prefix)
-    if reading.is_real_dir(holder):
-        retention.delete(files, catalog.at(prefix))
-    if reading.is_there(holder):
+    if file_reading.is_real_dir(holder):
+        retention.delete(files, catalog.read_at(prefix))
+    if file_reading.is_there(holder):
         # Written by another program: moved out of the way, not deleted.
         number = 1
-        while reading.is_there(f"{holder}-{number}"):
+        while file_reading.is_there(f"{holder}-{number}"):
             number += 1
         files.rename(holder, f"{holder}-{number}")
 

@@ -26,7 +26,7 @@ NONE = Parent(token="", sequence=0)
 """The parent of the first commit of a directory."""
 
 
-class Held(Protocol):
+class HeldLease(Protocol):
     """A lease, as seen by the code that writes under the lease."""
 
     @property
@@ -75,7 +75,7 @@ class Head:
         is_other = "" not in (there.token, base.token) and there.token != base.token
         return there.sequence > base.sequence or is_other
 
-    def follow(self, found: Iterable[Entry], lease: Held) -> None:
+    def follow(self, found: Iterable[Entry], lease: HeldLease) -> None:
         """Takes the current commits into account, if no other run made them meanwhile.
 
         While the process holds the same lease, every commit is taken into account

@@ -135,13 +135,13 @@ def from_json(data: bytes, source: str) -> Manifest:
         source: path or URI of the manifest, for the error.
 
     Raises:
-        CheckpointDamagedError: a field is missing or impossible; the message names the
-            field.
+        CheckpointCorruptedError: a field is missing or impossible; the message names
+            the field.
     """
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"The manifest {source} is not JSON: {error}"
         ) from error
     _check(source, "(whole file)", record, type(record) is dict, "a JSON object")
@@ -151,13 +151,19 @@ def from_json(data: bytes, source: str) -> Manifest:
         _check(source, field, value, is_good(value), expected)
 
     # The workers.
-    world, workers, files = record["world_size"], record["workers"], record["files"]
+    num_workers, workers, files = (
+        record["world_size"],
+        record["workers"],
+        record["files"],
+    )
     are_indices = (
         type(workers) is list
-        and all(type(worker) is int and 0 <= worker < world for worker in workers)
+        and all(type(worker) is int and 0 <= worker < num_workers for worker in workers)
         and len(set(workers)) == len(workers)
     )
-    _check(source, "workers", workers, are_indices, f"distinct indices below {world}")
+    _check(
+        source, "workers", workers, are_indices, f"distinct indices below {num_workers}"
+    )
 
     # The files, in name order.
     _check(source, "len(files)", len(files), len(files) <= MAX_FILES, _FEW)
@@ -200,7 +206,7 @@ def _check(
         return
     shown = repr(value)
     shown = shown if len(shown) <= 120 else shown[:120] + "..."
-    raise errors.CheckpointDamagedError(
+    raise errors.CheckpointCorruptedError(
         f"The manifest {source} has {field} = {shown}; expected {expected}. The file "
         "is damaged or wasn't written by tfpreempt."
     )

@@ -18,11 +18,11 @@ import os
 from collections.abc import Collection, Iterable
 
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.core import contained
 from tfpreempt.core.clock import Clock
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
 
@@ -61,14 +61,14 @@ def delete(files: Files, entry: Entry) -> None:
         OSError: the file system reports an error.
     """
     holder = os.path.join(entry.store.uri, entry.holder)
-    if entry.manifest is None or not reading.is_real_dir(holder):
+    if entry.manifest is None or not file_reading.is_real_dir(holder):
         return  # written by another program, or already deleted by another process
     if entry.kind is Kind.OWN:
         checkpoint_state.unlist(
             files, entry.store.uri, f"{entry.name}/{layout.PAYLOAD}"
         )
         witness = os.path.join(holder, layout.WITNESS)
-        if reading.is_there(witness):
+        if file_reading.is_there(witness):
             files.remove(witness)
             files.sync_dir(holder)
     files.remove(os.path.join(holder, layout.MARKER))
@@ -88,7 +88,7 @@ def delete(files: Files, entry: Entry) -> None:
         for path in paths:
             files.remove(path)
     files.remove(os.path.join(holder, layout.METADATA))
-    for name in reading.names(holder):
+    for name in file_reading.names(holder):
         if name.startswith(TEMPORARY):  # metadata, left by a killed process
             files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA, layout.WITNESS):
@@ -96,7 +96,7 @@ def delete(files: Files, entry: Entry) -> None:
     for folder in sorted(folders, key=len, reverse=True):
         if folder == holder:  # until here the manifest proves tfpreempt's ownership
             files.remove(os.path.join(holder, layout.MANIFEST))
-        if reading.is_real_dir(folder) and not reading.names(folder):
+        if file_reading.is_real_dir(folder) and not file_reading.names(folder):
             files.remove_dir(folder)
 
 
@@ -111,9 +111,9 @@ def delete_staging(files: Files, path: str) -> None:
     Raises:
         OSError: the file system reports an error.
     """
-    if not reading.is_real_dir(path):
+    if not file_reading.is_real_dir(path):
         return
-    found = list(reading.walk(path))
+    found = list(file_reading.walk(path))
     manifest = os.path.join(path, layout.MANIFEST)
     for folder, _, names in found:
         for name in names:
@@ -122,7 +122,7 @@ def delete_staging(files: Files, path: str) -> None:
     for folder, folders, _ in reversed(found):
         for name in folders:
             inner = os.path.join(folder, name)
-            if reading.is_link(inner):
+            if file_reading.is_link(inner):
                 files.remove(inner)
             else:
                 files.remove_dir(inner)
@@ -160,11 +160,11 @@ def clean(
     # Saves, and the shares of other workers. `mirror/import_commit.py` finishes or
     # removes a download.
     staging = os.path.join(directory, layout.STAGING)
-    is_there = reading.is_real_dir(staging)
-    for name in reading.names(staging) if is_there else ():
+    is_there = file_reading.is_real_dir(staging)
+    for name in file_reading.names(staging) if is_there else ():
         path = os.path.join(staging, name)
         is_ours = layout.ATTEMPT.fullmatch(name) and not name.startswith(layout.FETCH)
-        if is_ours and reading.is_real_dir(path) and is_over(path):
+        if is_ours and file_reading.is_real_dir(path) and is_over(path):
             delete_staging(files, path)
             removed.append(path)
     if is_there:
@@ -178,14 +178,14 @@ def clean(
 
 def is_uncommitted(entry: Entry) -> bool:
     """Returns whether an entry is a save in the own form, without a marker."""
-    is_unmarked = entry.condition is Condition.NOT_COMMITTED
+    is_unmarked = entry.condition is CommitStatus.NOT_COMMITTED
     return entry.kind is Kind.OWN and is_unmarked and entry.manifest is not None
 
 
 def _is_quiet(path: str, now: float) -> bool:
     """Returns whether nothing at or below a path has changed for QUIET_SECONDS."""
     changed = 0
-    for each in (path, *(os.path.join(path, name) for name in reading.tree(path))):
+    for each in (path, *(os.path.join(path, name) for name in file_reading.tree(path))):
         with contextlib.suppress(FileNotFoundError):
             changed = max(changed, os.stat(each).st_mtime_ns)
     return now - changed / 1e9 > QUIET_SECONDS

@@ -16,7 +16,7 @@ import stat
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files, write_durably
 
 
@@ -47,7 +47,9 @@ class DirectoryIdentity:
         """
         if self.is_same():
             return
-        found = "something else" if reading.is_there(self._directory) else "nothing"
+        found = (
+            "something else" if file_reading.is_there(self._directory) else "nothing"
+        )
         raise errors.SaveError(
             f"{self._directory!r} is not the directory any more that it was at the "
             f"start: {found} is there. A file system was unmounted, or the directory "
@@ -74,7 +76,7 @@ def write_token(files: Files, directory: str) -> None:
         OSError: the file system reports an error.
     """
     path = os.path.join(directory, layout.TOKEN)
-    if not reading.is_there(path):
+    if not file_reading.is_there(path):
         write_durably(files, path, secrets.token_hex(16).encode())
 
 
@@ -91,7 +93,7 @@ def _identity(directory: str) -> tuple[int, int] | None:
 def read_token(directory: str) -> str:
     """Returns the token written by `write_token`; empty if the token cannot be read."""
     try:
-        with reading.open_file(os.path.join(directory, layout.TOKEN)) as file:
+        with file_reading.open_file(os.path.join(directory, layout.TOKEN)) as file:
             return file.read(64).decode("ascii", "replace")
     except OSError:
         return ""

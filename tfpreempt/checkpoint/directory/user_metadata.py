@@ -14,7 +14,7 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.storage.interface import ObjectMissingError
+from tfpreempt.storage.object_store import ObjectNotFoundError
 
 _MAX_BYTES = 4 << 20
 
@@ -50,14 +50,14 @@ def read(checkpoint: Entry) -> dict[str, Any]:
     """Returns the metadata of a checkpoint; empty if there is none.
 
     Raises:
-        CheckpointDamagedError: the file is no JSON object, or too large.
+        CheckpointCorruptedError: the file is no JSON object, or too large.
         CheckpointError: the file cannot be read.
     """
     target = io.BytesIO()
     name = checkpoint.control(layout.METADATA)
     try:
         checkpoint.store.get(name, target, length=_MAX_BYTES + 1)
-    except ObjectMissingError:
+    except ObjectNotFoundError:
         return {}
     data = target.getvalue()
     try:
@@ -65,7 +65,7 @@ def read(checkpoint: Entry) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"The metadata of {checkpoint.path} is no JSON object of at most "
             f"{_MAX_BYTES} bytes. Set the metadata anew."
         )

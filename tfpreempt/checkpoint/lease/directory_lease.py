@@ -32,12 +32,17 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.checkpoint.directory.head import Held
+from tfpreempt.checkpoint.directory.head import HeldLease
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
-from tfpreempt.checkpoint.lease.lease_record import MAX_BYTES, Found, Holder, from_json
-from tfpreempt.checkpoint.lease.lease_timeouts import Renewal
+from tfpreempt.checkpoint.lease.lease_record import (
+    MAX_BYTES,
+    LeaseOwner,
+    ObservedLease,
+    from_json,
+)
+from tfpreempt.checkpoint.lease.lease_timeouts import RenewalIntervals
 from tfpreempt.core import contained
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import (
     NOTHING_THERE,
     Files,
@@ -55,10 +60,12 @@ _TRIES = 100  # attempts to remove a directory into which the holder moves files
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """What a lease says that is over; the last on NFS, where another machine removed it."""
 
-PACE = Renewal(renewal=5.0, expiry=30.0, poll=0.2)  # Kubernetes nodes: 10 and 40
+PACE = RenewalIntervals(
+    renewal=5.0, expiry=30.0, poll=0.2
+)  # Kubernetes nodes: 10 and 40
 
 
-class Disk(Files, Protocol):
+class LeaseFileSystem(Files, Protocol):
     """The file operations of a lease. Every method raises OSError."""
 
     def names(self, path: str) -> list[str]:
@@ -71,7 +78,7 @@ class Disk(Files, Protocol):
         ...
 
 
-class LocalDisk(LocalFiles):
+class LocalLeaseFileSystem(LocalFiles):
     """The file system of this machine."""
 
     def names(self, path: str) -> list[str]:
@@ -88,7 +95,7 @@ class LocalDisk(LocalFiles):
             return _UNREADABLE
 
 
-class LeaseDirectory:
+class DirectoryLease:
     """The lease of one directory; any thread.
 
     Args:
@@ -96,15 +103,15 @@ class LeaseDirectory:
         disk: file operations; by default the file system of this machine.
     """
 
-    def __init__(self, directory: str, disk: Disk | None = None) -> None:
+    def __init__(self, directory: str, disk: LeaseFileSystem | None = None) -> None:
         self.where = directory
         self.pace = PACE
         self._identity = DirectoryIdentity(directory)
-        self._disk: Disk = disk or LocalDisk(directory)
+        self._disk: LeaseFileSystem = disk or LocalLeaseFileSystem(directory)
         self._root = os.path.join(directory, layout.LEASE)
         self._moves = itertools.count()
 
-    def look(self) -> Found | None:
+    def read_owner(self) -> ObservedLease | None:
         """Returns the lease held here by a process; None if the lease is free.
 
         Raises:
@@ -115,13 +122,13 @@ class LeaseDirectory:
             record = self._read(token, _HOLDER)
             if record:
                 holder, beat = from_json(record, token), self._read(token, _BEAT) or b""
-                return Found(token=token, holder=holder, beat=beat)
+                return ObservedLease(token=token, holder=holder, beat=beat)
             # The record is empty after a power loss; or the entry is no lease, and not
             # ours to remove.
-            leaving = leaving or Found(token=token, holder=None, beat=b"")
+            leaving = leaving or ObservedLease(token=token, holder=None, beat=b"")
         return leaving
 
-    def take(self, holder: Holder) -> str | None:
+    def take(self, holder: LeaseOwner) -> str | None:
         """Takes the lease if the lease is free.
 
         Args:
@@ -194,7 +201,7 @@ class LeaseDirectory:
             raise OSError(f"{self.where!r} is not there, or it is another directory")
         return False
 
-    def beat(self, token: str, count: int) -> None:
+    def renew(self, token: str, count: int) -> None:
         """Renews a lease.
 
         Raises:
@@ -204,7 +211,7 @@ class LeaseDirectory:
         path = os.path.join(self._root, token, _BEAT)
         self._disk.write(path, [b"%d" % count])
 
-    def way(self, token: str) -> str:
+    def fenced_path(self, token: str) -> str:
         """Returns a new path inside a lease, by which a file can be moved to its final
         name."""
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
@@ -254,7 +261,9 @@ def is_leased_by(directory: str, token: str) -> bool:
     if os.path.basename(token) != token:  # a peer sent the token
         return False
     try:
-        return reading.is_there(os.path.join(directory, layout.LEASE, token, _HOLDER))
+        return file_reading.is_there(
+            os.path.join(directory, layout.LEASE, token, _HOLDER)
+        )
     except OSError:
         return False
 
@@ -274,7 +283,7 @@ class FencedFiles:
         lease: lease of the directory; the operations raise if the lease is lost.
     """
 
-    def __init__(self, files: Files, lease: Held) -> None:
+    def __init__(self, files: Files, lease: HeldLease) -> None:
         self._files, self._lease = files, lease
         self.write, self.remove_dir = files.write, files.remove_dir
         self.sync_file, self.sync_dir = files.sync_file, files.sync_dir

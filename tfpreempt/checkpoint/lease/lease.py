@@ -25,11 +25,19 @@ from typing import Any, NoReturn, Protocol
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.head import Head
-from tfpreempt.checkpoint.lease.directory_lease import GONE, Disk, LeaseDirectory
-from tfpreempt.checkpoint.lease.lease_record import Found, Holder, this_process
-from tfpreempt.checkpoint.lease.lease_timeouts import GRACE, Patience, Renewal
-from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
-from tfpreempt.storage import failure
+from tfpreempt.checkpoint.lease.directory_lease import (
+    GONE,
+    DirectoryLease,
+    LeaseFileSystem,
+)
+from tfpreempt.checkpoint.lease.lease_record import (
+    LeaseOwner,
+    ObservedLease,
+    this_process,
+)
+from tfpreempt.checkpoint.lease.lease_timeouts import GRACE, LeaseWait, RenewalIntervals
+from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
+from tfpreempt.storage import os_errors
 
 _log = logging.getLogger(__name__)
 
@@ -41,20 +49,20 @@ _held: weakref.WeakValueDictionary[str, Lease] = (
 )
 
 
-class Place(Protocol):
+class LeaseBackend(Protocol):
     """The storage of a lease: a directory, or a mirror in an object store.
 
     Every method raises OSError or CheckpointError.
     """
 
     where: str
-    pace: Renewal
+    pace: RenewalIntervals
 
-    def look(self) -> Found | None:
+    def read_owner(self) -> ObservedLease | None:
         """Returns the lease held here by some process; None if the lease is free."""
         ...
 
-    def take(self, holder: Holder) -> str | None:
+    def take(self, holder: LeaseOwner) -> str | None:
         """Takes the lease if nothing has changed since the last `look`.
 
         Returns the token of the lease; None if another process was faster.
@@ -69,7 +77,7 @@ class Place(Protocol):
         """Ends a lease: the holder can commit nothing from now on."""
         ...
 
-    def beat(self, token: str, count: int) -> None:
+    def renew(self, token: str, count: int) -> None:
         """Renews a lease; raises if the lease was ended."""
         ...
 
@@ -78,8 +86,10 @@ class Place(Protocol):
         ...
 
 
-def attempt(
-    place: Place, here: Holder, why_over: Callable[[Found], str | None]
+def try_acquire(
+    place: LeaseBackend,
+    here: LeaseOwner,
+    why_over: Callable[[ObservedLease], str | None],
 ) -> str | None:
     """Takes a free lease, or a lease whose holder no longer counts.
 
@@ -97,7 +107,7 @@ def attempt(
         OSError: error of the file system.
         CheckpointError: error of the object store.
     """
-    found = place.look()
+    found = place.read_owner()
     if found is not None:
         why = why_over(found)
         if why is None:
@@ -143,10 +153,10 @@ class Lease:
     grace_seconds: float = dataclasses.field(default_factory=lambda: GRACE)
     _: dataclasses.KW_ONLY
     pause: Callable[[float], float] | None = None
-    disk: Disk | None = None
+    disk: LeaseFileSystem | None = None
     head: Head = dataclasses.field(default_factory=Head, init=False)
-    _place: Place | None = dataclasses.field(default=None, init=False)
-    _tenure: _Tenure | None = dataclasses.field(default=None, init=False)
+    _place: LeaseBackend | None = dataclasses.field(default=None, init=False)
+    _tenure: _ActiveLease | None = dataclasses.field(default=None, init=False)
     _telling: Any = dataclasses.field(default_factory=threading.Lock, init=False)
     _on_loss: Callable[[str], None] | None = dataclasses.field(default=None, init=False)
     _lost: str = dataclasses.field(default="", init=False)
@@ -158,8 +168,8 @@ class Lease:
         is_mine = tenure is not None and tenure.process == os.getpid()
         return tenure.token if tenure is not None and is_mine else None
 
-    def acquire(self, where: str | Place) -> None:
-        """Takes the lease; waits for the holder to exit, up to the limit of `Patience`.
+    def acquire(self, where: str | LeaseBackend) -> None:
+        """Takes the lease; waits for the holder to exit, at most as `LeaseWait` says.
 
         A lease taken before is kept unchanged.
 
@@ -168,23 +178,23 @@ class Lease:
                 kind of lease.
 
         Raises:
-            DirectoryInUseError: the holder runs, and does not exit.
+            DirectoryLockedError: the holder runs, and does not exit.
             SaveError: error of the disk.
             CheckpointError: error of the object store.
         """
         if self._place is not None:
             return
         name = where if isinstance(where, str) else where.where
-        with failure.translated("take the lease", name):
-            place: Place = (
-                LeaseDirectory(where, self.disk) if isinstance(where, str) else where
+        with os_errors.translated("take the lease", name):
+            place: LeaseBackend = (
+                DirectoryLease(where, self.disk) if isinstance(where, str) else where
             )
             here = this_process(self.grace_seconds)
-            patience, said_at = Patience(here, place.pace), -SAID_EACH
-            pause = self.pause or _Looks()
+            patience, said_at = LeaseWait(here, place.pace), -SAID_EACH
+            pause = self.pause or _PollTimer()
             while not self._try(place, here, patience):
                 if patience.is_over:
-                    raise errors.DirectoryInUseError(_in_use(place, patience))
+                    raise errors.DirectoryLockedError(_in_use(place, patience))
                 if patience.waited >= said_at + SAID_EACH:
                     said_at = patience.waited
                     _log.warning(
@@ -209,13 +219,13 @@ class Lease:
         Raises:
             SaveError: error of the disk.
         """
-        with failure.translated("take the lease", directory):
-            place = LeaseDirectory(directory, self.disk)
-            found = place.look()
+        with os_errors.translated("take the lease", directory):
+            place = DirectoryLease(directory, self.disk)
+            found = place.read_owner()
             if found is not None and _of_this_process(found) is not None:
                 return False
             here = this_process(self.grace_seconds)
-            return self._try(place, here, Patience(here, place.pace))
+            return self._try(place, here, LeaseWait(here, place.pace))
 
     def on_loss(self, call: Callable[[str], None]) -> None:
         """Registers a function to be called with the reason when the lease is lost."""
@@ -237,7 +247,7 @@ class Lease:
         tenure = self._tenure
         if self.token is None and not self._lost:
             here = this_process(self.grace_seconds)
-            if not self._try(self._place, here, Patience(here, self._place.pace)):
+            if not self._try(self._place, here, LeaseWait(here, self._place.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
             self._lose()  # and no other thread released the lease meanwhile
@@ -262,7 +272,7 @@ class Lease:
             OSError: error of the file system.
         """
         place = self._place
-        if not isinstance(place, LeaseDirectory):
+        if not isinstance(place, DirectoryLease):
             yield None
             return
         if self.token is None:
@@ -271,7 +281,7 @@ class Lease:
         if token is None:
             raise errors.LeaseLostError(self._lost)
         try:
-            yield place.way(token)
+            yield place.fenced_path(token)
         except OSError as error:
             if error.errno in GONE:
                 self.check()
@@ -285,7 +295,7 @@ class Lease:
             return
         try:
             call_within(RELEASE, tenure.end)
-        except OutOfTimeError:
+        except CallTimeoutError:
             _log.warning(
                 "tfpreempt: %s does not answer; the next start may have to wait until "
                 "its lease expires",
@@ -294,20 +304,20 @@ class Lease:
         except RuntimeError:  # the interpreter exits, and starts no more threads
             tenure.end()
 
-    def _try(self, place: Place, here: Holder, patience: Patience) -> bool:
+    def _try(self, place: LeaseBackend, here: LeaseOwner, patience: LeaseWait) -> bool:
         """Takes the lease if possible; returns whether the lease was taken."""
 
-        def why_over(found: Found) -> str | None:
+        def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
                 mine.release()  # the session decides whether two may be open at once
                 return ""
-            return patience.why_over(found)
+            return patience.expiry_reason(found)
 
-        token = attempt(place, here, why_over)
+        token = try_acquire(place, here, why_over)
         if token is None:
             return False
         self._place = place  # before the thread starts: it may lose the lease at once
-        self._tenure = _Tenure(place, token, self)
+        self._tenure = _ActiveLease(place, token, self)
         self._tenure.start()
         _held[here.token] = self
         return True
@@ -352,7 +362,7 @@ def release_all() -> None:
             lease.release()
 
 
-class _Tenure(OwnedThread):
+class _ActiveLease(ManagedThread):
     """A lease between its taking and its end; a thread renews the lease.
 
     Args:
@@ -370,7 +380,7 @@ class _Tenure(OwnedThread):
 
     def __init__(
         self,
-        place: Place,
+        place: LeaseBackend,
         token: str,
         owner: Lease,
     ) -> None:
@@ -385,7 +395,7 @@ class _Tenure(OwnedThread):
         while not self.stop_event.wait(self.place.pace.renewal):
             count += 1
             try:
-                self.place.beat(self.token, count)
+                self.place.renew(self.token, count)
                 is_said = False
             except (OSError, errors.CheckpointError) as error:
                 if self.is_lost():
@@ -425,7 +435,7 @@ class _Tenure(OwnedThread):
 
 
 @dataclasses.dataclass
-class _Looks:
+class _PollTimer:
     """Pauses between polls, and returns the seconds since the last poll of the
     lease."""
 
@@ -437,7 +447,7 @@ class _Looks:
         return self.last - before
 
 
-def _of_this_process(found: Found) -> Lease | None:
+def _of_this_process(found: ObservedLease) -> Lease | None:
     """Returns the lease of the found record, if this process holds that lease; else
     None.
 
@@ -448,15 +458,15 @@ def _of_this_process(found: Found) -> Lease | None:
     return _held.get(found.holder.token)
 
 
-def _who_has(place: Place) -> Holder | str:
+def _who_has(place: LeaseBackend) -> LeaseOwner | str:
     with contextlib.suppress(OSError, errors.CheckpointError):
-        found = place.look()
+        found = place.read_owner()
         if found is not None and found.holder is not None:
             return found.holder
     return "nobody"
 
 
-def _in_use(place: Place, patience: Patience) -> str:
+def _in_use(place: LeaseBackend, patience: LeaseWait) -> str:
     if patience.holder is None:
         return (
             f"{place.where!r} has a lease of nobody, which cannot be taken: something "

@@ -19,7 +19,7 @@ _TIME_NAMESPACE = "/proc/self/ns/time"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LeaseOwner:
     """A process, as described by the record of its lease.
 
     Attributes:
@@ -56,7 +56,7 @@ class Holder:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
-    def is_dead(self, here: Holder) -> bool:
+    def is_dead(self, here: LeaseOwner) -> bool:
         """Returns whether the process provably ended; only for the same boot and pid
         namespace.
 
@@ -74,7 +74,7 @@ class Holder:
             return True
         return not self._is_running(here)
 
-    def _is_running(self, here: Holder) -> bool:
+    def _is_running(self, here: LeaseOwner) -> bool:
         """Returns whether the process still runs; another process may have its pid by
         now."""
         try:
@@ -100,7 +100,7 @@ class Holder:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ObservedLease:
     """A lease as a poll found it.
 
     Attributes:
@@ -110,11 +110,11 @@ class Found:
     """
 
     token: str
-    holder: Holder | None
+    holder: LeaseOwner | None
     beat: bytes
 
 
-def this_process(grace_seconds: float) -> Holder:
+def this_process(grace_seconds: float) -> LeaseOwner:
     """Returns a record of this process, with a new token.
 
     Args:
@@ -126,7 +126,7 @@ def this_process(grace_seconds: float) -> Holder:
             started = _started(pid) or 0
     with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
         boot = file.readline().strip()
-    return Holder(
+    return LeaseOwner(
         token=secrets.token_hex(16),
         pid=pid,
         started=started,
@@ -140,7 +140,7 @@ def this_process(grace_seconds: float) -> Holder:
     )
 
 
-def from_json(data: bytes, token: str) -> Holder:
+def from_json(data: bytes, token: str) -> LeaseOwner:
     """Reads a record written by `to_json`.
 
     Args:
@@ -153,9 +153,9 @@ def from_json(data: bytes, token: str) -> Holder:
     """
     try:
         found = json.loads(data[:MAX_BYTES])
-        holder = Holder(**found)
+        holder = LeaseOwner(**found)
         kinds = {"int": int, "float": (int, float), "str": str}
-        for field in dataclasses.fields(Holder):
+        for field in dataclasses.fields(LeaseOwner):
             value = getattr(holder, field.name)
             if isinstance(value, bool) or not isinstance(
                 value,
@@ -167,7 +167,7 @@ def from_json(data: bytes, token: str) -> Holder:
             return holder
     except (ValueError, TypeError, OverflowError, OSError, RecursionError):
         pass
-    return Holder(
+    return LeaseOwner(
         token=token,
         pid=0,
         started=0,

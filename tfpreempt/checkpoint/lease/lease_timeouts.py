@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpreempt.checkpoint.lease.lease_record import Found, Holder
+from tfpreempt.checkpoint.lease.lease_record import LeaseOwner, ObservedLease
 
 GRACE = 30.0  # seconds that a holder may need to exit, if unknown
 LONGEST_GRACE = 180.0  # seconds at most: the other workers of this start wait too
@@ -13,7 +13,7 @@ _LOOKS = 5  # at most so many poll periods are counted per poll
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
+class RenewalIntervals:
     """The times of a kind of lease, in seconds.
 
     Attributes:
@@ -28,7 +28,7 @@ class Renewal:
 
 
 @dataclasses.dataclass
-class Patience:
+class LeaseWait:
     """The wait of one start for one lease.
 
     Attributes:
@@ -39,9 +39,9 @@ class Patience:
         waited: duration of the wait so far, in seconds.
     """
 
-    here: Holder
-    pace: Renewal
-    holder: Holder | None = None
+    here: LeaseOwner
+    pace: RenewalIntervals
+    holder: LeaseOwner | None = None
     grace: float = dataclasses.field(default_factory=lambda: GRACE)
     waited: float = 0.0
     _last: tuple[str, bytes] | None = None
@@ -66,7 +66,7 @@ class Patience:
         self.waited += seconds
         self._silent += seconds
 
-    def why_over(self, found: Found) -> str | None:
+    def expiry_reason(self, found: ObservedLease) -> str | None:
         """Returns why a lease can be taken over, for people; None if the lease still
         counts."""
         if self._last != (found.token, found.beat):

@@ -35,16 +35,16 @@ import re
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.directory.manifest import from_json as read_manifest
-from tfpreempt.checkpoint.lease.lease_record import Found, Holder, from_json
-from tfpreempt.checkpoint.lease.lease_timeouts import Renewal
-from tfpreempt.core.threads import OutOfTimeError, call_within
+from tfpreempt.checkpoint.lease.lease_record import LeaseOwner, ObservedLease, from_json
+from tfpreempt.checkpoint.lease.lease_timeouts import RenewalIntervals
+from tfpreempt.core.threads import CallTimeoutError, call_within
 from tfpreempt.storage import paths
-from tfpreempt.storage.interface import ObjectMissingError, ObjectStore
+from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
 
 _log = logging.getLogger(__name__)
 
 # slower than a disk: requests cost money
-PACE = Renewal(renewal=15.0, expiry=60.0, poll=1.0)
+PACE = RenewalIntervals(renewal=15.0, expiry=60.0, poll=1.0)
 _FOLDER = "lease"
 _NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
 _BEAT, _MARKING, _OVER = ".beat", ".marking", ".over"
@@ -53,7 +53,7 @@ _PUT_SECONDS = 5.0  # timeout of a start for its record
 _SECONDS = 1.0  # timeout of an exiting process for `.over`
 
 
-class StorePlace:
+class ObjectStoreLease:
     """The lease of one mirror; any thread. Every method raises CheckpointError.
 
     Args:
@@ -66,20 +66,20 @@ class StorePlace:
         self._store = store
         self._seen = 0  # the highest number at the last poll
 
-    def look(self) -> Found | None:
+    def read_owner(self) -> ObservedLease | None:
         """Returns the lease held here by some process; None if the lease is free."""
         names = self._names()
         self._seen = number = _highest(names)
         if number == 0 or _name(number, _OVER) in names:
             return None
         record = self._get(_name(number)) or b""
-        return Found(
+        return ObservedLease(
             token=str(number),
             holder=from_json(record, str(number)),
             beat=self._get(_name(number, _BEAT)) or b"",
         )
 
-    def take(self, holder: Holder) -> str | None:
+    def take(self, holder: LeaseOwner) -> str | None:
         """Takes the lease unless another process has taken the lease since the last
         `look`.
 
@@ -98,7 +98,7 @@ class StorePlace:
                     _name(number), record, timeout=_PUT_SECONDS
                 ),
             )
-        except OutOfTimeError as error:
+        except CallTimeoutError as error:
             raise errors.SaveError(
                 f"{self.where} did not take an object within {_PUT_SECONDS:g} s. "
                 "Check the network, and the service."
@@ -139,7 +139,7 @@ class StorePlace:
         names, number = self._names(), int(token)
         return _highest(names) in (0, number) and _name(number, _OVER) not in names
 
-    def beat(self, token: str, count: int) -> None:
+    def renew(self, token: str, count: int) -> None:
         """Renews a lease.
 
         Raises:
@@ -152,7 +152,7 @@ class StorePlace:
     def sweep(self) -> None:
         """Does nothing: `take` removes the objects of earlier holders."""
 
-    def announce(self, token: str, folder: str) -> None:
+    def record_pending_marker(self, token: str, folder: str) -> None:
         """Writes the name of the folder about to be marked; a later holder completes
         the mark."""
         self._store.replace(_name(int(token), _MARKING), folder.encode())
@@ -169,10 +169,10 @@ class StorePlace:
             return
         try:
             sequence = read_manifest(manifest, folder).sequence
-        except errors.CheckpointDamagedError:
+        except errors.CheckpointCorruptedError:
             return  # a corrupt manifest is never taken for a commit
         content = catalog.marker_bytes(manifest, sequence)
-        named = catalog.unread(self._store, folder).token
+        named = catalog.unread_entry(self._store, folder).token
         if named not in ("", catalog.token_of(content, sequence)):
             return  # the manifest of another folder: no commit, either
         self._store.put_if_absent(marker, io.BytesIO(content))
@@ -184,7 +184,7 @@ class StorePlace:
         target = io.BytesIO()
         try:
             self._store.get(name, target, length=_MAX_BYTES)
-        except ObjectMissingError:
+        except ObjectNotFoundError:
             return None
         return target.getvalue()
 

@@ -1,16 +1,16 @@
 """Keeps a mirror, which is a copy of a checkpoint directory in an object store.
 
-download         downloads the files of a commit in ranges, with many threads
-download_target  the directory that a download fills, verified by a manifest
-import_commit    imports a commit of the mirror into the directory
-journal_mirror   uploads and downloads journals
-mirror           uploads commits in a thread, newest first
-resolve          finds the checkpoint at a path or a URL
-retention        deletes commits of the mirror beyond the number to keep
-shard_transfer   transfers the shards of workers with separate disks
-status           MirrorStatus, the progress of a mirror; the state of upload retries
-store_selection  chooses the directory and the store of a run; scratch directories
-upload           uploads one commit, large files in parts, its marker last
+download          downloads the files of a commit in ranges, with many threads
+download_target   the directory that a download fills, verified by a manifest
+import_commit     imports a commit of the mirror into the directory
+journal_mirror    uploads and downloads journals
+mirror            uploads commits in a thread, newest first
+mirror_retention  deletes commits of the mirror beyond the number to keep
+mirror_status     MirrorStatus, the progress of a mirror; the state of upload retries
+resolve           finds the checkpoint at a path or a URL
+shard_transfer    transfers the shards of workers with separate disks
+store_selection   chooses the directory and the store of a run; scratch directories
+upload            uploads one commit, large files in parts, its marker last
 
 Imported by checkpoint/restore, cli, handler, keras, states.
 """

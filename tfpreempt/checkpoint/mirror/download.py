@@ -17,16 +17,16 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry, Manifest
 from tfpreempt.checkpoint.mirror.download_target import (
-    Destination,
+    DownloadTarget,
     Range,
     RangeWriter,
     split,
 )
-from tfpreempt.core.progress import ByteBar
+from tfpreempt.core.progress_bar import ByteBar
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum, failure
+from tfpreempt.storage import checksum, os_errors
 from tfpreempt.storage.files import Files, LocalFiles
-from tfpreempt.storage.interface import ObjectMissingError
+from tfpreempt.storage.object_store import ObjectNotFoundError
 
 _STALL_SECONDS = 900.0  # without a byte; the retries of a store take only minutes
 _PATIENCE_SECONDS = 5.0  # for the threads to end after an error
@@ -60,7 +60,7 @@ def download(
         files: file operations on the directory.
 
     Raises:
-        CheckpointDamagedError: an object is missing, or differs from the manifest in
+        CheckpointCorruptedError: an object is missing, or differs from the manifest in
             two attempts; or the manifest is invalid.
         CheckpointError: the disk is full, the store does not respond, or the timeout
             has passed; the directory is not writable, or another file has a name of the
@@ -68,9 +68,9 @@ def download(
     """
     manifest = checkpoint.manifest
     assert manifest is not None
-    destination = Destination(target, checkpoint, files or LocalFiles(target))
+    destination = DownloadTarget(target, checkpoint, files or LocalFiles(target))
     with (
-        failure.translated(f"download {checkpoint.path}", destination.path),
+        os_errors.translated(f"download {checkpoint.path}", destination.path),
         destination.filling(),
         ByteBar(checkpoint.path, manifest.bytes if progress else 0) as bar,
     ):
@@ -104,7 +104,7 @@ class _Download:
     def __init__(
         self,
         checkpoint: Entry,
-        destination: Destination,
+        destination: DownloadTarget,
         timeout: float | None,
         bar: ByteBar,
     ) -> None:
@@ -204,7 +204,7 @@ class _Download:
                     length=part.length + is_last,
                     timeout=self._time_left(),
                 )
-            except ObjectMissingError as error:
+            except ObjectNotFoundError as error:
                 raise self._damaged(entry, "is missing") from error
         if writer.fault:
             file.fault = writer.fault
@@ -243,7 +243,7 @@ class _Download:
         return max(0.1, self._began + self._timeout - time.monotonic())
 
     def _damaged(self, entry: FileEntry, found: str) -> Exception:
-        return errors.CheckpointDamagedError(
+        return errors.CheckpointCorruptedError(
             f"{self._checkpoint.path}/{entry.name} {found}; the manifest says "
             f"{entry.size} bytes, crc32c {entry.crc32c:08x}. Use another checkpoint."
         )

@@ -24,7 +24,7 @@ from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry
 from tfpreempt.core import contained
-from tfpreempt.storage import checksum, paths, pieces, reading
+from tfpreempt.storage import checksum, chunks, file_reading, paths
 from tfpreempt.storage.files import Files, write_durably
 
 # Bytes of a range. Every range costs a request, and so milliseconds of the interpreter
@@ -89,7 +89,7 @@ class RangeWriter:
         self._on_piece(len(data))
         fits = data[: max(0, self._part.length - self._count)]
         self.crc32c = checksum.extended(self.crc32c, fits)
-        pieces.write(self._file, fits)
+        chunks.write(self._file, fits)
         self._count += len(data)
         return len(data)
 
@@ -111,7 +111,7 @@ _MAX_NAME_BYTES = 255
 _MAX_PROGRESS_BYTES = 64 << 20
 
 
-class Destination:
+class DownloadTarget:
     """A directory that receives the files of a checkpoint.
 
     Args:
@@ -137,7 +137,7 @@ class Destination:
         commit is written last.
 
         Raises:
-            CheckpointDamagedError: the manifest has an impossible or forbidden file
+            CheckpointCorruptedError: the manifest has an impossible or forbidden file
                 name.
             SaveError: the disk is full.
             CheckpointError: the directory holds another commit, or a file of the same
@@ -232,7 +232,7 @@ class Destination:
                 reason = "lies below another file"
             if reason is not None:
                 shown = repr(name if len(name) <= 120 else name[:120] + "...")
-                raise errors.CheckpointDamagedError(
+                raise errors.CheckpointCorruptedError(
                     f"{self._source} names the file {shown}, which {reason}. It is "
                     "damaged or wasn't written by tfpreempt; nothing was written."
                 )
@@ -270,7 +270,7 @@ class Destination:
     def _has(self, name: str, data: bytes | None) -> bool | None:
         """Returns whether a file holds exactly this content; None if missing."""
         try:
-            with reading.open_file(os.path.join(self.path, name)) as file:
+            with file_reading.open_file(os.path.join(self.path, name)) as file:
                 return data is not None and file.read(len(data) + 1) == data
         except FileNotFoundError:
             return None

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout, retention
 from tfpreempt.checkpoint.directory import commit as committing
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.mirror import resolve
 from tfpreempt.checkpoint.mirror.download import download
 from tfpreempt.checkpoint.mirror.mirror import Mirror
 from tfpreempt.core import contained
-from tfpreempt.storage import failure, reading
-from tfpreempt.storage.deadline import RETRY_SECONDS
+from tfpreempt.storage import file_reading, os_errors
 from tfpreempt.storage.files import Files, remove_if_empty, write_durably
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.request_deadline import RETRY_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def look_for_newer(
     Raises:
         CheckpointError: the store cannot be read, and there is no local checkpoint or
             the directory is a scratch directory.
-        DirectoryInUseError: another program uploads to the store.
+        DirectoryLockedError: another program uploads to the store.
         SaveError: the local disk failed.
     """
     try:
@@ -68,7 +68,7 @@ def look_for_newer(
             limit = None if local is None else LOOK_SECONDS
             copies = _look_aloud(mirror, timeout=limit)
         return fetch(copies)
-    except (errors.SaveError, errors.DirectoryInUseError):
+    except (errors.SaveError, errors.DirectoryLockedError):
         raise  # the local disk failed, or another program uses the mirror
     except errors.CheckpointError as error:
         if local is None or mirror.scratch is not None:
@@ -103,9 +103,9 @@ def settle(
 
     Raises:
         CheckpointError: the mirror cannot be read.
-        CheckpointDamagedError: the mirror has commits of an earlier version, and none
+        CheckpointCorruptedError: the mirror has commits of an earlier version, and none
             of them is intact.
-        DirectoryInUseError: another program has the lease of the mirror.
+        DirectoryLockedError: another program has the lease of the mirror.
         SaveError: the disk failed, the lease of the mirror cannot be taken, or the
             lease of the scratch directory is lost.
     """
@@ -115,7 +115,7 @@ def settle(
     try:
         copies = _look_aloud(mirror, timeout=None)
         is_empty = scratch.settle(copies, files)
-    except (errors.SaveError, errors.DirectoryInUseError):
+    except (errors.SaveError, errors.DirectoryLockedError):
         raise
     except errors.CheckpointError as error:
         raise _unknown(mirror, error, instead) from error
@@ -142,12 +142,12 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
     for commit in (each for each in found if each.is_committed):
         try:
             bring(files, commit, directory)
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             damaged.append(str(error))
         else:
             return
     if damaged:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"no commit in {store.uri} is intact ({'; '.join(damaged)}), and a "
             "training that begins anew would write beside them. Put the objects back "
             "from a copy; or, to begin anew, move them away or pass restore=False"
@@ -155,9 +155,11 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
     if flat := resolve.listed_in_store(store):
         _log.warning("tfpreempt: fetching %s, which TensorFlow wrote", flat.path)
         download(flat, directory, progress=True, files=files)
-        latest = checkpoint_state.Pointer(latest=flat.name, paths=(flat.name,))
+        latest = checkpoint_state.CheckpointStateFile(
+            latest=flat.name, paths=(flat.name,)
+        )
         path = os.path.join(directory, layout.POINTER)
-        with failure.translated(f"fetch {flat.path}", directory):
+        with os_errors.translated(f"fetch {flat.path}", directory):
             write_durably(files, path, checkpoint_state.to_bytes(latest))
 
 
@@ -228,7 +230,7 @@ def newest_first(
             continue
         try:
             bring(files, commit, directory, max_to_keep=max_to_keep)
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             on_lost(str(error))
         else:
             return True
@@ -252,7 +254,7 @@ def bring(
             commit.
 
     Raises:
-        CheckpointDamagedError: a file does not match the manifest.
+        CheckpointCorruptedError: a file does not match the manifest.
         CheckpointError: the store failed.
         SaveError: the local disk failed.
     """
@@ -264,7 +266,7 @@ def bring(
         commit.size,
         commit.store.uri,
     )
-    with failure.translated(f"fetch step {step}", directory):
+    with os_errors.translated(f"fetch step {step}", directory):
         _drop_others(files, staged)
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
@@ -293,8 +295,8 @@ def find(store: ObjectStore, token: str) -> Entry | None:
     for copy in catalog.copies(store):
         if copy.token == token:
             found = catalog.read(copy)
-            if found.condition is Condition.DAMAGED:
-                raise errors.CheckpointDamagedError(found.problems[0])
+            if found.condition is CommitStatus.DAMAGED:
+                raise errors.CheckpointCorruptedError(found.problems[0])
             return found if found.is_committed else None
     return None
 
@@ -310,7 +312,7 @@ def _is_newer(commit: Entry, local: Entry) -> bool:
 def _drop_others(files: Files, staged: str) -> None:
     """Removes incomplete downloads of other commits."""
     parent = os.path.dirname(staged)
-    names = reading.names(parent) if reading.is_real_dir(parent) else []
+    names = file_reading.names(parent) if file_reading.is_real_dir(parent) else []
     for path in (os.path.join(parent, n) for n in names if n.startswith(layout.FETCH)):
         if path != staged:
             retention.delete_staging(files, path)

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from tfpreempt import errors
 from tfpreempt.core.journal import open_file, parse_record
-from tfpreempt.core.threads import OutOfTimeError, OwnedThread, call_within
+from tfpreempt.core.threads import CallTimeoutError, ManagedThread, call_within
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ EVERY = 15.0  # seconds
 _SECONDS = 5.0  # per request, with its retries
 
 
-class JournalCopies:
+class JournalMirror:
     """Uploads the files of a journal directory, in a thread of its own.
 
     Args:
@@ -50,7 +50,7 @@ class JournalCopies:
         self._sizes: dict[Path, int] = {}  # at the last upload
         self._lock = threading.Lock()
         self._has_warned = False
-        self._thread = OwnedThread("tfpreempt-journal", self._run)
+        self._thread = ManagedThread("tfpreempt-journal", self._run)
 
     def start(self) -> None:
         """Starts the thread, to upload files once they have grown."""
@@ -64,7 +64,7 @@ class JournalCopies:
         """Uploads grown files, for at most `seconds`. Any thread."""
         try:
             call_within(seconds, self._put_all)
-        except OutOfTimeError:
+        except CallTimeoutError:
             _log.warning(
                 "tfpreempt: the copy of the journal in %s may lack its end: %.1f s "
                 "were not enough",

@@ -22,21 +22,21 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.lease.lease import Lease
-from tfpreempt.checkpoint.lease.object_store_lease import StorePlace
+from tfpreempt.checkpoint.lease.object_store_lease import ObjectStoreLease
 from tfpreempt.checkpoint.mirror import upload
-from tfpreempt.checkpoint.mirror.journal_mirror import JournalCopies
-from tfpreempt.checkpoint.mirror.retention import Naming, Retention, delete
-from tfpreempt.checkpoint.mirror.status import (
+from tfpreempt.checkpoint.mirror.journal_mirror import JournalMirror
+from tfpreempt.checkpoint.mirror.mirror_retention import Naming, Retention, delete
+from tfpreempt.checkpoint.mirror.mirror_status import (
     MirrorStatus,
-    Tries,
+    RetryState,
     say_finished,
     say_waiting,
 )
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.core.events import Fault
-from tfpreempt.core.threads import OwnedThread
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.core.threads import ManagedThread
+from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class _Source:
 
     directory: str = ""
     record: Callable[[], Callable[[Fault], None] | None] = lambda: None
-    journals: JournalCopies | None = None
+    journals: JournalMirror | None = None
 
 
 class Mirror:
@@ -89,7 +89,7 @@ class Mirror:
         self.store = store
         self.lease = lease
         self.scratch = scratch
-        self._place = StorePlace(store)
+        self._place = ObjectStoreLease(store)
         self._source = _Source()
         self._retention = Retention(store, max_to_keep, taken)
         self._changed = threading.Condition()
@@ -100,8 +100,8 @@ class Mirror:
         self._newest: Entry | None = None
         self._is_hurried = False
         self._is_let_go = False  # between `release` and `resume`
-        self._tries = Tries(SystemClock())
-        self._thread = OwnedThread("tfpreempt-mirror", self._run)
+        self._tries = RetryState(SystemClock())
+        self._thread = ManagedThread("tfpreempt-mirror", self._run)
 
     # --- what the owner calls --------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Mirror:
             is held, no other program adds a copy.
 
         Raises:
-            DirectoryInUseError: another program uploads to this store.
+            DirectoryLockedError: another program uploads to this store.
             CheckpointError: the store cannot be listed.
             SaveError: the lease of a URL cannot be acquired.
         """
@@ -165,14 +165,14 @@ class Mirror:
             raise errors.ConfigurationError(
                 "Two open handlers of this process, in "
                 f"{other._source.directory!r} and {directory!r}, have "
-                f"remote_checkpoint_dir={self.store.uri!r}; their "
+                f"mirror_dir={self.store.uri!r}; their "
                 "commits would be taken for one another's. Give each a place of its "
                 "own, or close the first."
             )
         if other is not None:
             other.close()
         _in_use[self.store.uri] = self
-        journals = None if journal is None else JournalCopies(self.store, journal)
+        journals = None if journal is None else JournalMirror(self.store, journal)
         self._source = _Source(
             directory=directory, record=weakref.WeakMethod(record), journals=journals
         )
@@ -237,10 +237,10 @@ class Mirror:
             self._newest = entry
             self._pending.append(entry)
             if self._is_hurried:
-                self.hurry()
-            self._tell(newest=entry.step, is_complete=False)
+                self.shorten_waits()
+            self._tell(latest_step=entry.step, is_complete=False)
 
-    def task(self, what: Callable[[], None]) -> None:
+    def enqueue(self, what: Callable[[], None]) -> None:
         """Queues a function to tidy the store, called once between uploads.
 
         An error of the function is logged.
@@ -261,7 +261,7 @@ class Mirror:
             if self._newest is not None and self._newest.path == path:
                 self._newest = max(self._pending, key=catalog.rank, default=None)
                 step = None if self._newest is None else self._newest.step
-                self._tell(newest=step, is_complete=self._newest is None)
+                self._tell(latest_step=step, is_complete=self._newest is None)
             ended = self._upload
             if ended is not None and ended.commit.path == path:
                 ended.cancel()  # else it would write to a deleted folder
@@ -271,7 +271,8 @@ class Mirror:
         """Waits until every commit is uploaded and the store is tidy.
 
         Args:
-            timeout: seconds; None waits as long as uploads make progress; see `Tries`.
+            timeout: seconds; None waits as long as uploads make progress
+                (`RetryState`).
 
         Returns:
             Whether the newest commit is in the store.
@@ -279,13 +280,13 @@ class Mirror:
         with self._changed:
             began = time.monotonic()
             self.resume()
-            self._tries.await_again()
+            self._tries.reset_stall_timer()
             self._tries.is_awaited = timeout is None
             is_said = False
             self._changed.notify_all()
             while self._pending or self._tasks or self._retention.is_naming_due:
                 now = time.monotonic()
-                end = self._tries.gives_up_at if timeout is None else began + timeout
+                end = self._tries.stall_deadline if timeout is None else began + timeout
                 if now >= end or not self._thread.is_alive() or self._is_hurried:
                     break
                 if not is_said and now >= began + SILENT:
@@ -294,7 +295,7 @@ class Mirror:
                 self._changed.wait(min(end - now, SILENT))
             return self.status.is_complete
 
-    def hurry(self) -> None:
+    def shorten_waits(self) -> None:
         """Ends a current or later `wait`, because the machine is about to be preempted.
 
         From now on the newest commit is uploaded first: `finish` may be called late, if
@@ -323,7 +324,7 @@ class Mirror:
             self.resume()
             if self._retention.naming is Naming.LATE:
                 self._retention.naming = Naming.DUE
-            self.hurry()
+            self.shorten_waits()
             while self._is_newest_pending() or self._retention.is_naming_due:
                 left = end - time.monotonic()
                 if left <= 0 or not self._thread.is_alive():
@@ -341,7 +342,7 @@ class Mirror:
             seconds: longest duration of the upload.
         """
         journals = self._source.journals
-        if journals is not None and self.status.fault is None:
+        if journals is not None and self.status.last_error is None:
             journals.put_within(seconds)
 
     def delete(self, path: str, entry: Entry | None) -> bool:
@@ -419,7 +420,7 @@ class Mirror:
             self._is_let_go = False
             self._changed.notify_all()
 
-    def announce(self, folder: str) -> None:
+    def record_pending_marker(self, folder: str) -> None:
         """Acquires the lease if necessary, and records in it the folder to be marked.
 
         The next holder of the lease then knows of the folder. Called on the upload
@@ -437,8 +438,8 @@ class Mirror:
             return
         token = self._hold(self.lease)
         if self.scratch is not None:
-            self.scratch.note_upload(catalog.unread(self.store, folder))
-        self._place.announce(token, folder)
+            self.scratch.note_upload(catalog.unread_entry(self.store, folder))
+        self._place.record_pending_marker(token, folder)
         if self._hold(self.lease) != token:
             raise errors.SaveError(f"the lease of {self.store.uri} is another one now")
 
@@ -472,7 +473,7 @@ class Mirror:
                 self._tasks = [task for task in self._tasks if task is not act]
             if fault is not None:
                 self._fault(fault)
-                self._rest()
+                self._back_off()
 
     def _next(self) -> Callable[[], None] | None:
         """Returns the next job: a task or the upload of the newest commit; None to end.
@@ -496,7 +497,7 @@ class Mirror:
                         self.store,
                         newest,
                         on_bytes=self._sent,
-                        before_marker=self.announce,
+                        before_marker=self.record_pending_marker,
                     )
                     return functools.partial(self._copy, self._upload)
                 self._changed.notify_all()
@@ -547,7 +548,7 @@ class Mirror:
                 self._upload = None
                 if dropped is not None:
                     self._pending = [e for e in self._pending if e is not dropped]
-                    self._tell(dropped=self.status.dropped + 1)
+                    self._tell(skipped=self.status.skipped + 1)
                 self._tell(uploading=None, sent_bytes=0, total_bytes=0)
 
     def _note_copied(self, entry: Entry) -> None:
@@ -558,17 +559,17 @@ class Mirror:
         if self.scratch is not None:
             self.scratch.note_copied(entry)
         with self._changed:
-            if self.status.fault is not None:
+            if self.status.last_error is not None:
                 _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
             self._tries.succeeded()
             self._retention.naming = Naming.DUE
             self._pending = [each for each in self._pending if each is not entry]
             is_newest = entry is self._newest
-            mirrored = max(step, self.status.mirrored or 0)
+            mirrored = max(step, self.status.mirrored_step or 0)
             self._tell(
-                mirrored=step if is_newest else mirrored,
+                mirrored_step=step if is_newest else mirrored,
                 is_complete=is_newest or self.status.is_complete,
-                fault=None,
+                last_error=None,
             )
 
     def _sent(self, count: int) -> None:
@@ -581,9 +582,9 @@ class Mirror:
     def _fault(self, error: Exception, then: str = "is tried again") -> None:
         text = f"{type(error).__name__}: {error}"
         with self._changed:
-            before = self.status.fault
+            before = self.status.last_error
             self._tries.failed(error)
-            self._tell(fault=text, faults=self.status.faults + 1)
+            self._tell(last_error=text, error_count=self.status.error_count + 1)
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # already logged
         _log.warning(
@@ -595,7 +596,7 @@ class Mirror:
         if (record := self._source.record()) is not None:
             record(Fault(where="mirror", error=text))
 
-    def _rest(self) -> None:
+    def _back_off(self) -> None:
         """Pauses after a failed attempt; shorter while `hurry` is in force."""
         began, pause = time.monotonic(), self._tries.next_pause()
         with self._changed:

@@ -18,13 +18,13 @@ from tfpreempt.checkpoint.directory import (
     flat_commit,
     layout,
 )
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.directory.manifest import MAX_FILES, FileEntry, Manifest
 from tfpreempt.checkpoint.mirror import download_target
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, paths
-from tfpreempt.storage.interface import ObjectMissingError, ObjectStore, summed
 from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore, summed
 
 _log = logging.getLogger(__name__)
 _THREADS = 8
@@ -45,7 +45,7 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
     path = path.removesuffix(layout.SIDECAR_SUFFIX)
     directory, name = os.path.split(path)
     if os.path.isdir(layout.sidecar(path)):
-        unread = catalog.unread(catalog.reader(directory), layout.sidecar(name))
+        unread = catalog.unread_entry(catalog.reader(directory), layout.sidecar(name))
         if (found := _commit(unread)) is not None:
             return found
     if os.path.isdir(path):
@@ -69,7 +69,7 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
         CheckpointError: the store is not a checkpoint; the message describes the
             finding.
     """
-    unread = catalog.unread(store)
+    unread = catalog.unread_entry(store)
     if (found := _commit(unread)) is not None:
         return found
     inner = catalog.listing(store)
@@ -102,7 +102,7 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
     data = io.BytesIO()
     try:
         store.get(layout.POINTER, data, length=checkpoint_state.MAX_BYTES)
-    except ObjectMissingError:
+    except ObjectNotFoundError:
         return None
     listed = checkpoint_state.parse(data.getvalue())
     if listed is None:
@@ -145,8 +145,8 @@ def _commit(unread: Entry) -> Entry | None:
         CheckpointError: the commit is corrupt or incomplete.
     """
     found = catalog.read(unread)
-    if found.condition is Condition.DAMAGED:
-        raise errors.CheckpointDamagedError(found.problems[0])
+    if found.condition is CommitStatus.DAMAGED:
+        raise errors.CheckpointCorruptedError(found.problems[0])
     if not found.is_committed and (found.manifest is not None or found.remarks):
         raise _unfinished(found.path)
     return found if found.is_committed else None
@@ -156,7 +156,8 @@ def _names(store: ObjectStore) -> list[str]:
     """Returns the file names, validated as paths; skips links, with one warning.
 
     Raises:
-        CheckpointDamagedError: a name is not a safe path, or there are too many files.
+        CheckpointCorruptedError: a name is not a safe path, or there are too many
+            files.
     """
     found: list[str] = []
     left_out = ""
@@ -166,14 +167,14 @@ def _names(store: ObjectStore) -> list[str]:
         if isinstance(store, LocalStore) and not is_plain:
             left_out = left_out or path
         elif reason := paths.why_unsafe(name):
-            raise errors.CheckpointDamagedError(
+            raise errors.CheckpointCorruptedError(
                 f"{store.uri} has a file {name[:120]!r}, which {reason}. Rename it, or "
                 "use another directory."
             )
         elif name not in (layout.METADATA, layout.METADATA + ".tmp"):
             found.append(name)
         if len(found) > MAX_FILES:
-            raise errors.CheckpointDamagedError(
+            raise errors.CheckpointCorruptedError(
                 f"{store.uri} has more than {MAX_FILES} files; expected the few of a "
                 "checkpoint. Name a directory further down."
             )
@@ -205,7 +206,7 @@ def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
     data = "".join(said).encode("utf-8", "surrogatepass")
     return dataclasses.replace(
         place,
-        condition=Condition.FOREIGN,
+        condition=CommitStatus.FOREIGN,
         manifest=manifest,
         token=f"plain-{checksum.of_bytes(data):08x}-{manifest.bytes}",
     )

@@ -25,15 +25,15 @@ from tfpreempt.checkpoint.directory.manifest import (
     to_json,
 )
 from tfpreempt.checkpoint.mirror.download import download
-from tfpreempt.checkpoint.state.contents import Staged
-from tfpreempt.storage import checksum, failure, reading
+from tfpreempt.checkpoint.state.contents import StagedSave
+from tfpreempt.storage import checksum, file_reading, os_errors
 from tfpreempt.storage.files import Files, remove_if_empty
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
 FOLDER = "shards"
-# Objects of `ShardExchange`. Other objects in the folder belong to other programs.
+# Objects of `ShardTransfer`. Other objects in the folder belong to other programs.
 _OURS = re.compile(
     rf"{FOLDER}/(?P<attempt>[0-9a-f]{{12}}-[A-Za-z0-9_.-]+)/{layout.WORKER}[0-9]{{4,}}"
     r"/[A-Za-z0-9_][^/]*"
@@ -42,7 +42,7 @@ _MAX_MANIFEST_BYTES = 16 << 20
 _SECONDS = 20.0  # per request, with its retries
 
 
-class ShardExchange:
+class ShardTransfer:
     """Transfers shards, from the view of one worker.
 
     Args:
@@ -61,11 +61,11 @@ class ShardExchange:
         self._files = files
 
     @property
-    def is_apart(self) -> bool:
+    def has_separate_storage(self) -> bool:
         """Whether this worker has no access to the chief's directory."""
         return self._worker in self._apart
 
-    def send(self, staged: Staged) -> None:
+    def send(self, staged: StagedSave) -> None:
         """Moves this worker's shard to the store, if the worker has a disk of its own.
 
         The local shard is deleted, also after an error.
@@ -73,15 +73,15 @@ class ShardExchange:
         Raises:
             CheckpointError: the store or the local disk failed.
         """
-        if not self.is_apart:
+        if not self.has_separate_storage:
             return
         try:
-            with failure.translated("send this worker's part", staged.staging):
+            with os_errors.translated("send this worker's part", staged.staging):
                 self._send(staged)
         finally:
             self._drop(staged.staging)
 
-    def _send(self, staged: Staged) -> None:
+    def _send(self, staged: StagedSave) -> None:
         folder = os.path.join(staged.staging, layout.worker_name(self._worker))
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         place = self._place(staged.attempt, self._worker)
@@ -90,7 +90,7 @@ class ShardExchange:
             path = os.path.join(folder, name)
             size, crc32c = checksum.of_file(path)
             entries.append(FileEntry(name=name, size=size, crc32c=crc32c))
-            with reading.open_file(path) as file:
+            with file_reading.open_file(path) as file:
                 self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
         manifest = Manifest(
             step=staged.step,
@@ -116,7 +116,7 @@ class ShardExchange:
 
     def collect(
         self,
-        staged: Staged,
+        staged: StagedSave,
         workers: Iterable[int],
         because: str,
         left: Callable[[], float],
@@ -168,7 +168,7 @@ class ShardExchange:
         """Deletes the shards of a finished save."""
         _delete(self._store, f"{FOLDER}/{attempt}/", lambda found: True)
 
-    def _take(self, staged: Staged, worker: int, seconds: float) -> None:
+    def _take(self, staged: StagedSave, worker: int, seconds: float) -> None:
         place, target = self._place(staged.attempt, worker), io.BytesIO()
         name = f"{place}/{layout.MANIFEST}"
         self._store.get(name, target, length=_MAX_MANIFEST_BYTES, timeout=seconds)

@@ -33,12 +33,12 @@ from tfpreempt.checkpoint.directory.head import NONE, newest
 from tfpreempt.checkpoint.directory.manifest import Parent
 from tfpreempt.core.journal import journal_directory
 from tfpreempt.core.scratch import VARIABLE, is_url, scratch_directory
-from tfpreempt.storage import failure, paths, reading
+from tfpreempt.storage import file_reading, os_errors, paths
 from tfpreempt.storage.files import Files, LocalFiles
-from tfpreempt.storage.filesystem import FsspecStore
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.fsspec_store import FsspecStore
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import check_apart, open_store, split
+from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.open_store import check_apart, open_store, split
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Scratch:
         """
         marked = _marked(copies)
         now, expected = newest(marked), self._expected()
-        with failure.translated("read the scratch directory", self.directory):
+        with os_errors.translated("read the scratch directory", self.directory):
             found = catalog.scan(self.directory)
             local = [each for each in found if each.is_committed]
             is_ours = any(now.token == each.token for each in expected)
@@ -231,7 +231,9 @@ class Scratch:
     def _expected(self) -> list[Parent]:
         """Returns the commits that may be newest, without writes of other programs."""
         try:
-            data = reading.read(os.path.join(self.directory, _EXPECTED), _MAX_BYTES)
+            data = file_reading.read(
+                os.path.join(self.directory, _EXPECTED), _MAX_BYTES
+            )
             return [
                 Parent(token=str(each["token"]), sequence=int(each["sequence"]))
                 for each in json.loads(data)
@@ -260,14 +262,14 @@ class Scratch:
                 steps,
                 self.directory,
             )
-        for name in reading.names(self.directory):
+        for name in file_reading.names(self.directory):
             if not name.startswith(".") and name != _JOURNAL:
                 _delete(files, os.path.join(self.directory, name))
 
     def _empty_journal(self, files: Files) -> None:
         """Deletes the workers' journals of a run that the user has deleted."""
         journal = journal_directory(self.directory)
-        for name in reading.names(str(journal)):
+        for name in file_reading.names(str(journal)):
             if name.startswith("worker-"):
                 _delete(files, os.path.join(journal, name))
 
@@ -286,13 +288,13 @@ def _marked(copies: Iterable[Entry]) -> list[Entry]:
 
 
 def _delete(files: Files, path: str) -> None:
-    if reading.is_real_dir(path):
+    if file_reading.is_real_dir(path):
         retention.delete_staging(files, path)
     else:
         files.remove(path)
 
 
-REMOTE_VARIABLE = "TFPREEMPT_REMOTE_CHECKPOINT_DIR"
+REMOTE_VARIABLE = "TFPREEMPT_MIRROR_DIR"
 DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
 
@@ -321,7 +323,7 @@ def choose_places(
     """Returns the directory of a run's commits, and the mirror of the directory.
 
     Args:
-        given: `remote_checkpoint_dir`; None reads the environment, in which the
+        given: `mirror_dir`; None reads the environment, in which the
             supervisor names the mirror of its checkpoint directory and of
             subdirectories.
         checkpoint_dir: value passed by the user. A URL becomes the mirror of a scratch
@@ -344,7 +346,7 @@ def choose_places(
             shown = paths.without_secrets(str(place))
             raise errors.ConfigurationError(
                 f"checkpoint_dir is the URL {paths.without_secrets(directory)!r}, and "
-                f"remote_checkpoint_dir is {shown!r} too; expected one of the two, "
+                f"mirror_dir is {shown!r} too; expected one of the two, "
                 "because a checkpoint_dir that is a URL is a mirror already. Leave "
                 "out one of the two."
             )
@@ -362,12 +364,12 @@ def choose_places(
         return Places(directory=checkpoint_dir, max_to_keep=max_to_keep)
     if not isinstance(place, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
-            f"remote_checkpoint_dir is {place!r}; expected a URI such as "
+            f"mirror_dir is {place!r}; expected a URI such as "
             '"gs://bucket/run", "s3://bucket/run" or "file:///disk/run"'
         )
     if isinstance(place, FsspecStore):
         raise errors.ConfigurationError(
-            f"remote_checkpoint_dir is the file system {place.uri!r}; expected a URI "
+            f"mirror_dir is the file system {place.uri!r}; expected a URI "
             'such as "gs://bucket/run", s3:// or file://. A file system of fsspec or '
             "pyarrow promises no exclusive create, so two runs could mix their commits "
             "there. Mount it and pass file:///path, or copy single checkpoints by "
@@ -398,7 +400,7 @@ def _below(place: str, checkpoint_dir: str) -> str | None:
     if below.split(os.sep)[0] == os.pardir:
         _log.warning(
             "tfpreempt: %s=%s is for what lies in %s; the checkpoints in %s are not "
-            "copied there. Pass remote_checkpoint_dir= to have them copied.",
+            "copied there. Pass mirror_dir= to have them copied.",
             REMOTE_VARIABLE,
             place,
             root,

@@ -33,7 +33,7 @@ from tfpreempt.checkpoint.mirror.download_target import Range
 from tfpreempt.core import contained
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import (
+from tfpreempt.storage.object_store import (
     MAX_PARTS,
     ComposingStore,
     ObjectStore,
@@ -54,7 +54,7 @@ class CommitGoneError(Exception):
     """The commit needs no upload now, as explained in the message; not a fault."""
 
 
-class CommitDamagedError(errors.CheckpointDamagedError):
+class CommitDamagedError(errors.CheckpointCorruptedError):
     """A file to be uploaded differs from its manifest."""
 
 
@@ -255,7 +255,7 @@ class Upload:
             raise CommitGoneError(f"{path} was deleted before it was copied") from error
 
     def _is_there(
-        self, there: set[str], name: str, expected: FileEntry | checksum.Sum
+        self, there: set[str], name: str, expected: FileEntry | checksum.ChecksumWriter
     ) -> bool:
         """Returns whether the object is uploaded already; deletes a corrupt object."""
         if name not in there:
@@ -265,7 +265,9 @@ class Upload:
         self._store.delete(name)
         return False
 
-    def _is_whole(self, name: str, expected: FileEntry | checksum.Sum) -> bool:
+    def _is_whole(
+        self, name: str, expected: FileEntry | checksum.ChecksumWriter
+    ) -> bool:
         found = summed(self._store, name)
         wanted = (expected.size, expected.crc32c)
         return found is not None and (found.size, found.crc32c) == wanted

@@ -22,21 +22,21 @@ from tfpreempt.checkpoint.directory import (
     retention,
     storage_identity,
 )
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.directory.head import Head, this_process
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror import import_commit
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer
 from tfpreempt.checkpoint.restore import restore as restoring
 from tfpreempt.checkpoint.restore.handle import Checkpoint
 from tfpreempt.checkpoint.restore.reshard import (
     check_rules,
     has_part_of,
     is_resized,
-    read_own,
+    load_worker_state,
 )
 from tfpreempt.checkpoint.state.contents import Contents
 from tfpreempt.checkpoint.state.state import (
@@ -51,9 +51,9 @@ from tfpreempt.core import events
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.restarts import num_restarts
-from tfpreempt.storage import failure
+from tfpreempt.storage import os_errors
 from tfpreempt.storage.files import Files, remove_if_empty
-from tfpreempt.storage.interface import ObjectStore
+from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Directory:
     mirror: Mirror | None = None
     lease: Lease | None = None
     clock: Clock = dataclasses.field(default_factory=SystemClock)
-    exchange: ShardExchange | None = None
+    exchange: ShardTransfer | None = None
     damaged: set[str] = dataclasses.field(default_factory=set, init=False)
     highest_sequence: int = dataclasses.field(default=0, init=False)
     unfinished: collections.deque[str] = dataclasses.field(init=False)
@@ -114,7 +114,7 @@ class Directory:
             raise errors.ConfigurationError(
                 f"max_to_keep must be None (keep all) or 1 or more; got {keep!r}."
             )
-        with failure.translated("look at the checkpoints", self.path):
+        with os_errors.translated("look at the checkpoints", self.path):
             self.identity = DirectoryIdentity(self.path)
         self.unfinished = collections.deque(maxlen=_UNFINISHED)
         self.restart = num_restarts()
@@ -142,7 +142,7 @@ class Directory:
                 error,
             )
         try:
-            flat_commit.settle(self.files, self.path)
+            flat_commit.resolve_intents(self.files, self.path)
             storage_identity.write_token(self.files, self.path)
             self.identity = DirectoryIdentity(self.path)
         except OSError as error:
@@ -232,7 +232,7 @@ class Directory:
             if found is not None:
                 restoring.verify(found)
                 return found
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             _log.warning("tfpreempt: %s; it is fetched again", error)
         commit = import_commit.find(store, token)
         if commit is None:
@@ -264,7 +264,7 @@ class Directory:
             no step.
 
         Raises:
-            CheckpointDamagedError: a checkpoint without a manifest is corrupt; some
+            CheckpointCorruptedError: a checkpoint without a manifest is corrupt; some
                 damage shows only during the restore.
             CheckpointMismatchError: the checkpoint of another model; nothing was
                 assigned. Or another number of workers wrote the checkpoint, and a State
@@ -282,14 +282,14 @@ class Directory:
             is_mine = manifest is None or (cluster.is_chief and not resized)
             try:
                 self.contents.restore(candidate.prefix, with_data=is_mine)
-            except errors.CheckpointDamagedError as error:
-                raise errors.CheckpointDamagedError(
+            except errors.CheckpointCorruptedError as error:
+                raise errors.CheckpointCorruptedError(
                     f"{str(error).rstrip('.')}. Put the files back from a copy; or, to "
                     f"go on from an older checkpoint, move {candidate.path!r} away"
                 ) from error
         if manifest is not None:
             for state in self.contents.states:
-                read_own(candidate, state, cluster)
+                load_worker_state(candidate, state, cluster)
             restoring.warn_about_workers(candidate, cluster)
             if named_states:
                 self.load_named_states(candidate)
@@ -315,9 +315,9 @@ class Directory:
             if not state.per_worker:
                 is_there = read_state(shared, state)
             else:  # `warn_about_workers` has named a worker without any part
-                is_there = read_own(candidate, state, self.cluster) or not has_part_of(
-                    candidate, self.cluster
-                )
+                is_there = load_worker_state(
+                    candidate, state, self.cluster
+                ) or not has_part_of(candidate, self.cluster)
             if not is_there:
                 _log.warning(
                     "tfpreempt: %s has no State %r; the State stays as the program "
@@ -333,7 +333,7 @@ class Directory:
         tensors are kept for `restore`, to avoid a second read.
 
         Raises:
-            CheckpointDamagedError: a part of the checkpoint cannot be read.
+            CheckpointCorruptedError: a part of the checkpoint cannot be read.
         """
         self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
         sums: Mapping[str, tuple[int, int]] = {}
@@ -354,7 +354,7 @@ class Directory:
                 folder, name = os.path.split(path)
                 if os.path.dirname(folder) == candidate.shards:
                     check_state_file(path, states.get(name))
-        except errors.CheckpointDamagedError:
+        except errors.CheckpointCorruptedError:
             self.damaged.add(candidate.token)
             self.contents.free_read_ahead()
             raise
@@ -366,7 +366,7 @@ class Directory:
 
         Raises:
             ConfigurationError: the commit is not tfpreempt's to delete.
-            CheckpointDamagedError: the commit cannot be read.
+            CheckpointCorruptedError: the commit cannot be read.
             CheckpointError: the disk or the store failed.
         """
         entry = self._commit_at(checkpoint.path)
@@ -383,7 +383,7 @@ class Directory:
         if not is_known:
             raise errors.ConfigurationError(
                 f"{checkpoint!r} is not of this handler's directory, {self.path!r}, "
-                "nor of its remote_checkpoint_dir; nothing was deleted"
+                "nor of its mirror_dir; nothing was deleted"
             )
         if entry is None:
             _log.warning(
@@ -392,22 +392,22 @@ class Directory:
                 checkpoint,
             )
             return
-        with failure.translated(f"delete {entry.path!r}", self.path):
+        with os_errors.translated(f"delete {entry.path!r}", self.path):
             self.identity.check()
             retention.delete(self.files, entry)
 
     def _commit_at(self, path: str) -> Entry | None:
         """Returns the local commit for a path, or for the URI of a mirror's folder."""
         name = path.rstrip("/").rpartition("/")[2]
-        with failure.translated("look at the checkpoints", self.path):
+        with os_errors.translated("look at the checkpoints", self.path):
             found = catalog.scan(self.path)
         for entry in found:
             is_twin = name == catalog.folder_name(entry.step or 0, entry.token)
             is_meant = is_twin or os.path.abspath(path) == os.path.abspath(entry.path)
             if entry.is_committed and is_meant:
                 return entry
-            if entry.condition is Condition.DAMAGED and is_meant:
-                raise errors.CheckpointDamagedError(
+            if entry.condition is CommitStatus.DAMAGED and is_meant:
+                raise errors.CheckpointCorruptedError(
                     f"{entry.path!r} cannot be read, so nothing was deleted: "
                     f"{entry.problems[0].rstrip('.')}; check the directory and the "
                     "disk, or remove it by hand"
@@ -417,7 +417,7 @@ class Directory:
     def read_back(self, path: str) -> Entry | None:
         """Returns a just published commit; None, logged, if the disk fails."""
         try:
-            return catalog.at(path)
+            return catalog.read_at(path)
         except (OSError, errors.CheckpointError) as error:
             _log.warning(
                 "tfpreempt: %s is committed, but cannot be read back, so it is not "
@@ -455,16 +455,16 @@ def check_nothing_came(path: str) -> None:
         path: the checkpoint directory.
 
     Raises:
-        DirectoryInUseError: another run has committed.
+        DirectoryLockedError: another run has committed.
         SaveError: the disk failed.
     """
     head = _heads.get((this_process(), os.path.realpath(path)))
     if head is None:
         return
-    with failure.translated("read the last commit", path):
+    with os_errors.translated("read the last commit", path):
         found = catalog.scan(path)
     if head.has_moved(each for each in found if each.is_committed):
-        raise errors.DirectoryInUseError(
+        raise errors.DirectoryLockedError(
             f"another program has committed in {path!r} since this process closed its "
             "handler there; to go on from that in this process would mix two runs. "
             "Start this program again (in a notebook: restart the kernel) once that "

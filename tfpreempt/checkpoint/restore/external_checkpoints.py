@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from tfpreempt.checkpoint.directory import checkpoint_state, flat_commit, layout
 from tfpreempt.checkpoint.directory.catalog import (
-    Condition,
+    CommitStatus,
     Entry,
     Kind,
     damaged,
@@ -25,7 +25,7 @@ from tfpreempt.checkpoint.directory.catalog import (
     reader,
 )
 from tfpreempt.checkpoint.state import bundle
-from tfpreempt.storage import checksum, paths, reading
+from tfpreempt.storage import checksum, file_reading, paths
 
 _log = logging.getLogger(__name__)
 INDEX = ".index"
@@ -49,13 +49,13 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     overwritten = {entry.name for entry in flat if is_overwritten(entry)}
     current = [entry for entry in ours if entry.name not in overwritten]
     has_commit = any(entry.is_committed for entry in current)
-    names = reading.names(directory)
+    names = file_reading.names(directory)
     found = _prefixes(directory, names, needs_pointer=not has_commit)
     found.update(flat_commit.intents(directory, names))
     known = {
         entry.path
         for entry in current
-        if entry.is_committed or entry.condition is Condition.DAMAGED
+        if entry.is_committed or entry.condition is CommitStatus.DAMAGED
     }
     theirs = [
         entry
@@ -72,7 +72,7 @@ def is_overwritten(entry: Entry) -> bool:
     The time alone does not show an overwrite: copying a directory gives every file a
     new time.
     """
-    if entry.condition is Condition.NOT_COMMITTED or entry.prefix is None:
+    if entry.condition is CommitStatus.NOT_COMMITTED or entry.prefix is None:
         return False
     index, manifest = entry.path + INDEX, entry.manifest
     files = manifest.files if manifest else ()
@@ -112,7 +112,7 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
             relative = os.path.relpath(os.path.join(directory, name), directory)
             first = os.path.join(directory, relative.split(os.sep)[0])
             if paths.why_unsafe(relative) is None and not any(
-                reading.is_there(os.path.join(first, control))
+                file_reading.is_there(os.path.join(first, control))
                 for control in (layout.MANIFEST, layout.MARKER)
             ):
                 found.add(os.path.join(directory, relative))
@@ -130,8 +130,8 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
 def _may_be(prefix: str) -> bool:
     """Returns whether an index may exist; an unreadable index is reported later."""
     try:
-        there = reading.is_there(prefix + INDEX)
-        return reading.is_file(prefix + INDEX) or not there
+        there = file_reading.is_there(prefix + INDEX)
+        return file_reading.is_file(prefix + INDEX) or not there
     except OSError:
         return True
 
@@ -157,7 +157,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
         return damaged(entry, f"{prefix + INDEX!r} cannot be read: {error}")
     return dataclasses.replace(
         entry,
-        condition=Condition.FOREIGN,
+        condition=CommitStatus.FOREIGN,
         prefix=entry.path,
         token=f"foreign-{name}-{size}-{crc:08x}",
         time=modified,
@@ -180,9 +180,9 @@ def _is_missed(directory: str, name: str) -> bool:
     newest, *by_age = listed
     older = by_age[: by_age.index(name)] if name in by_age else []
     may_be_deleted = name != newest and not any(
-        reading.is_there(os.path.join(directory, each + INDEX)) for each in older
+        file_reading.is_there(os.path.join(directory, each + INDEX)) for each in older
     )
     data = f"{name}.data-"
     return not may_be_deleted and any(
-        each.startswith(data) for each in reading.names(directory)
+        each.startswith(data) for each in file_reading.names(directory)
     )

@@ -22,9 +22,9 @@ from tfpreempt.core.arguments import check_timeout
 from tfpreempt.core.scratch import is_url
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles, write_durably
-from tfpreempt.storage.filesystem import is_local as is_local_filesystem
+from tfpreempt.storage.fsspec_store import is_local as is_local_filesystem
 from tfpreempt.storage.local import LocalStore
-from tfpreempt.storage.opening import (
+from tfpreempt.storage.open_store import (
     local_path,
     open_store,
     split,
@@ -157,7 +157,7 @@ class Checkpoint:
             The directory.
 
         Raises:
-            CheckpointDamagedError: a file is missing or has another checksum.
+            CheckpointCorruptedError: a file is missing or has another checksum.
             CheckpointError: there is no checkpoint, no room, or no answer in time; or a
                 foreign file has the name of a checkpoint's file. No file was
                 overwritten.
@@ -186,7 +186,7 @@ class Checkpoint:
                         os.rmdir(target)  # fails if the directory is not empty
                 raise
             if notes := user_metadata.read(found):
-                user_metadata.write(catalog.unread(LocalStore(target)), notes)
+                user_metadata.write(catalog.unread_entry(LocalStore(target)), notes)
         return target
 
     @contextlib.contextmanager
@@ -203,7 +203,7 @@ class Checkpoint:
                 download; None: as long as bytes keep arriving.
 
         Raises:
-            CheckpointDamagedError: a file is missing or has another checksum.
+            CheckpointCorruptedError: a file is missing or has another checksum.
             CheckpointError: there is no checkpoint, no room, or no answer in time.
         """
         check_timeout(timeout)

@@ -16,11 +16,16 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, flat_commit, layout
-from tfpreempt.checkpoint.directory.catalog import Checked, Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import (
+    CommitStatus,
+    Entry,
+    Kind,
+    VerificationLevel,
+)
 from tfpreempt.checkpoint.restore import external_checkpoints
 from tfpreempt.checkpoint.restore.verification import THREADS, faults
 from tfpreempt.checkpoint.state import bundle
-from tfpreempt.storage import opening, paths, reading
+from tfpreempt.storage import file_reading, open_store, paths
 
 _MAX_EXTRA = 5
 _MAX_NAMES = 1_000_000
@@ -42,11 +47,11 @@ def at(place: str) -> list[Entry]:
         ConfigurationError: there is no checkpoint.
         CheckpointError: the path cannot be listed or read.
     """
-    path = opening.local_path(place)
+    path = open_store.local_path(place)
     if path is not None:
         return _at_path(path, place)
-    store = opening.open_store(place)
-    one = catalog.read(catalog.unread(store))
+    store = open_store.open_store(place)
+    one = catalog.read(catalog.unread_entry(store))
     if one.manifest is None and not one.problems:
         if one.kind is not Kind.REMOTE:
             return [_told(each) for each in catalog.contents(store)]
@@ -74,7 +79,7 @@ def check(
     Raises:
         CheckpointError: the store cannot be reached.
     """
-    if entry.condition is Condition.FOREIGN:
+    if entry.condition is CommitStatus.FOREIGN:
         return _check_foreign(entry)
     if not entry.is_committed:
         return entry
@@ -83,13 +88,13 @@ def check(
     if found and catalog.control_file(entry, layout.MARKER) == (None, None):
         return dataclasses.replace(
             entry,
-            condition=Condition.NOT_COMMITTED,
+            condition=CommitStatus.NOT_COMMITTED,
             remarks=(*entry.remarks, "it was deleted while it was looked at"),
         )
     return dataclasses.replace(
         entry,
-        condition=Condition.DAMAGED if found else Condition.COMMITTED,
-        checked=Checked.EVERY_BYTE if every_byte else Checked.SIZES,
+        condition=CommitStatus.DAMAGED if found else CommitStatus.COMMITTED,
+        checked=VerificationLevel.EVERY_BYTE if every_byte else VerificationLevel.SIZES,
         problems=tuple(found.values()),
         remarks=(*entry.remarks, *(_extra_files(entry) if every_byte else ())),
     )
@@ -106,7 +111,7 @@ def _at_path(path: str, place: str) -> list[Entry]:
             if not os.path.isdir(layout.sidecar(path)):
                 return _in_directory(path)
         elif not is_sidecar:
-            return [_told(catalog.read(catalog.unread(catalog.reader(path))))]
+            return [_told(catalog.read(catalog.unread_entry(catalog.reader(path))))]
     elif name == layout.PAYLOAD and _has_control(above):
         return _at_path(above, place)  # TensorFlow's prefix in a directory of our own
     name = name.removesuffix(external_checkpoints.INDEX).removesuffix(
@@ -144,7 +149,9 @@ def _in_directory(directory: str) -> list[Entry]:
 
 def _told(entry: Entry) -> Entry:
     """Adds a remark to an entry without a marker."""
-    if entry.condition is not Condition.NOT_COMMITTED or entry.remarks == (_DELETED,):
+    if entry.condition is not CommitStatus.NOT_COMMITTED or entry.remarks == (
+        _DELETED,
+    ):
         return entry
     remark = _UPLOAD if entry.kind is Kind.REMOTE else _SAVE
     return dataclasses.replace(entry, remarks=(remark, *entry.remarks))
@@ -157,7 +164,7 @@ def _unless_deleted(entry: Entry) -> Entry:
     if not is_flat or any(map(os.path.lexists, there)):
         return entry
     return dataclasses.replace(
-        entry, condition=Condition.NOT_COMMITTED, remarks=(_DELETED,)
+        entry, condition=CommitStatus.NOT_COMMITTED, remarks=(_DELETED,)
     )
 
 
@@ -174,7 +181,7 @@ def _odd(directory: str) -> Iterator[Entry]:
     for name in sorted(os.listdir(directory)):
         if catalog.kind_of(name) is None:
             continue
-        entry = catalog.unread(store, name)
+        entry = catalog.unread_entry(store, name)
         path = os.path.join(directory, name)
         if os.path.islink(path):
             yield catalog.damaged(entry, f"{name!r} {_LINK}")
@@ -188,7 +195,7 @@ def _staged(directory: str) -> Iterator[Entry]:
     if os.path.islink(root):
         return
     store = catalog.reader(directory)
-    _, names, _ = next(reading.walk(root), ("", [], []))
+    _, names, _ = next(file_reading.walk(root), ("", [], []))
     for name in names:
         path, others = os.path.join(root, name), set(names) - {name}
         if os.path.islink(path) or name.removesuffix(layout.PARTS_SUFFIX) in others:
@@ -205,7 +212,7 @@ def _staged(directory: str) -> Iterator[Entry]:
         size = _size_of(
             os.path.join(folder, each)
             for folder in (path, path + layout.PARTS_SUFFIX)
-            for each in reading.tree(folder)
+            for each in file_reading.tree(folder)
         )
         yield dataclasses.replace(entry, time=modified, size=size, remarks=(_SAVE,))
 
@@ -250,7 +257,7 @@ def _extra_files(entry: Entry) -> tuple[str, ...]:
 
 
 def _check_foreign(entry: Entry) -> Entry:
-    entry = dataclasses.replace(entry, checked=Checked.LENGTHS)
+    entry = dataclasses.replace(entry, checked=VerificationLevel.LENGTHS)
     try:
         for path in (
             entry.path + external_checkpoints.INDEX,
@@ -259,6 +266,6 @@ def _check_foreign(entry: Entry) -> Entry:
             if not stat.S_ISREG(os.lstat(path).st_mode):
                 return catalog.damaged(entry, f"{path!r} {_LINK}")
         bundle.check(entry.path)
-    except (errors.CheckpointDamagedError, OSError) as error:
+    except (errors.CheckpointCorruptedError, OSError) as error:
         return catalog.damaged(entry, str(error))
     return entry

@@ -11,15 +11,15 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.mirror.shard_transfer import ShardExchange
+from tfpreempt.checkpoint.mirror.shard_transfer import ShardTransfer
 from tfpreempt.checkpoint.restore.checkpoint_directory import Directory
-from tfpreempt.checkpoint.state.contents import Contents, Staged
-from tfpreempt.checkpoint.state.random_state import RandomState
+from tfpreempt.checkpoint.state.contents import Contents, StagedSave
+from tfpreempt.checkpoint.state.random_state import GlobalRngState
 from tfpreempt.checkpoint.state.state import REGISTRY, StateRegistry
 from tfpreempt.core import frameworks
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import LOCAL, Cluster
-from tfpreempt.storage import failure
+from tfpreempt.storage import os_errors
 from tfpreempt.storage.files import Files, LocalFiles
 
 
@@ -96,7 +96,7 @@ class _FunctionContents(Contents):
         self._save_fn = save_fn
         self._cluster = cluster
 
-    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+    def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         known: list[Checkpoints] = frameworks.adapters("checkpoints")
         with contextlib.ExitStack() as saving:
             for adapter in known:
@@ -106,7 +106,7 @@ class _FunctionContents(Contents):
         save.take_path(path)
 
     def needs_peers(self) -> bool:
-        return self._cluster.world > 1  # save_fn may do anything
+        return self._cluster.num_workers > 1  # save_fn may do anything
 
 
 def open_directory(
@@ -119,7 +119,7 @@ def open_directory(
     chief_directory: str | None = None,
     io_device: str | None = None,
     mirror: Mirror | None = None,
-    exchange: ShardExchange | None = None,
+    exchange: ShardTransfer | None = None,
     registry: StateRegistry = REGISTRY,
     files: Files | None = None,
     lease: Lease | None = None,
@@ -163,7 +163,7 @@ def open_directory(
     own, files_begin = None, None
     if framework is not None:
         own, files_begin = framework.own_place(given)
-    path = failure.check_directory(
+    path = os_errors.check_directory(
         chief_directory or own or checkpoint_dir,
         name=files_begin,
     )
@@ -188,7 +188,7 @@ def open_directory(
         cluster=cluster,
         files=files,
         contents=contents,
-        random_state=RandomState(),
+        random_state=GlobalRngState(),
         registry=registry,
         max_to_keep=max_to_keep,
         mirror=mirror,

@@ -19,10 +19,10 @@ from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.state.state import State, naming, no_rule, read_state
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 
 
-def read_own(entry: Entry, state: State, cluster: Cluster) -> bool:
+def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
     """Loads this worker's value of a per-worker State from a commit.
 
     Args:
@@ -54,7 +54,9 @@ def has_part_of(entry: Entry, cluster: Cluster) -> bool:
 
 def is_resized(entry: Entry, cluster: Cluster) -> bool:
     """Returns whether a commit is by a different number of workers."""
-    return entry.manifest is not None and entry.manifest.world_size != cluster.world
+    return (
+        entry.manifest is not None and entry.manifest.world_size != cluster.num_workers
+    )
 
 
 def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None:
@@ -69,10 +71,10 @@ def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None
         CheckpointMismatchError: the commit has a per-worker State without a rule.
     """
     for state in states:
-        if state.per_worker and type(state).fold is State.fold:
+        if state.per_worker and type(state).reshard is State.reshard:
             paths = _paths(entry, state)
             if any(map(os.path.exists, paths)):
-                raise no_rule(state, len(paths), cluster.world)
+                raise no_rule(state, len(paths), cluster.num_workers)
 
 
 def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
@@ -80,13 +82,13 @@ def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
         files: list[IO[bytes] | None] = []
         for path in _paths(entry, state):
             try:
-                files.append(stack.enter_context(reading.open_file(path)))
+                files.append(stack.enter_context(file_reading.open_file(path)))
             except FileNotFoundError:
                 files.append(None)
         if not any(files):
             return False
         with naming(state, "fold"):
-            state.fold(files, cluster.worker, cluster.world)
+            state.reshard(files, cluster.worker, cluster.num_workers)
     return True
 
 

@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, checkpoint_state
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.restore import external_checkpoints
 from tfpreempt.checkpoint.restore.verification import faults
 from tfpreempt.checkpoint.state import bundle
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.core.progress import ByteBar
-from tfpreempt.storage.failure import ADVICE
+from tfpreempt.core.progress_bar import ByteBar
+from tfpreempt.storage.os_errors import ADVICE
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
@@ -51,9 +51,9 @@ def find_candidates(
     for entry in listed:
         if entry.kind is Kind.REMOTE:
             continue  # a folder copied from a mirror; commits of mirrors are fetched
-        if entry.is_committed or entry.condition is Condition.FOREIGN:
+        if entry.is_committed or entry.condition is CommitStatus.FOREIGN:
             found.append(entry)
-        elif entry.condition is Condition.DAMAGED:
+        elif entry.condition is CommitStatus.DAMAGED:
             (on_lost or on_skip)(entry.problems[0])
         elif entry.kind is Kind.FLAT and entry.remarks:
             on_skip(f"{entry.path!r} is {entry.remarks[0]}")
@@ -70,7 +70,7 @@ def verify(
         sums: size and crc32c of files that were just read, by path.
 
     Raises:
-        CheckpointDamagedError: a file differs; the message names the file and the
+        CheckpointCorruptedError: a file differs; the message names the file and the
             difference.
     """
     if entry.manifest is None:
@@ -90,7 +90,7 @@ def verify(
     if found:
         name, text = next(iter(found.items()))
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"{entry.file(name)!r} of checkpoint {entry.path!r} is damaged: {text}"
             f"{more}"
         )
@@ -115,7 +115,7 @@ def newest_verified(
             TensorFlow's state file; by default `on_skip`.
         wants: function that selects the checkpoints to consider.
         needs_prefix: whether to skip commits that hold named States only.
-        check: function that raises CheckpointDamagedError for a corrupt or useless
+        check: function that raises CheckpointCorruptedError for a corrupt or useless
             checkpoint.
 
     Raises:
@@ -132,7 +132,7 @@ def newest_verified(
             continue
         try:
             check(entry)
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             # Files without a manifest are a checkpoint only if the state file says so.
             is_one = entry.manifest is not None or checkpoint_state.is_listed(
                 directory, entry.name
@@ -147,7 +147,7 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
     """Logs the values of a commit that cannot be restored as saved on this worker."""
     manifest = entry.manifest
     assert manifest is not None
-    if manifest.world_size != cluster.world:
+    if manifest.world_size != cluster.num_workers:
         _log.warning(
             "tfpreempt: %s was written by %d worker(s), now there are %d. Weights and "
             "step are as saved. So is the place in tfpreempt.data, and in other data "
@@ -157,7 +157,7 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
             "docs/elastic.md of tfpreempt).",
             entry.path,
             manifest.world_size,
-            cluster.world,
+            cluster.num_workers,
         )
     elif cluster.worker not in manifest.workers:
         _log.warning(

@@ -22,21 +22,21 @@ from typing import Any
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, flat_commit, layout, retention
 from tfpreempt.checkpoint.directory import commit as committing
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
-from tfpreempt.checkpoint.directory.commit import Permit
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
+from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.directory.head import newest, this_process
 from tfpreempt.checkpoint.directory.manifest import Manifest, Parent
 from tfpreempt.checkpoint.restore.checkpoint_directory import LEFT_BEHIND, Directory
-from tfpreempt.checkpoint.state.contents import Staged
+from tfpreempt.checkpoint.state.contents import StagedSave
 from tfpreempt.checkpoint.state.state import sync_states, write_states
 from tfpreempt.core import events
-from tfpreempt.core.threads import OwnedThread
-from tfpreempt.storage import failure, reading
+from tfpreempt.core.threads import ManagedThread
+from tfpreempt.storage import file_reading, os_errors
 
 _log = logging.getLogger(__name__)
 
 
-class Save(Staged):
+class Save(StagedSave):
     """A worker's part of a save: captured, written, published or discarded.
 
     Args:
@@ -52,7 +52,7 @@ class Save(Staged):
         directory: Directory,
         step: int,
         attempt: str,
-        permit: Permit | None = None,
+        permit: CancellationToken | None = None,
     ) -> None:
         super().__init__(
             step=step,
@@ -113,7 +113,9 @@ class Save(Staged):
             directory.contents.write(self)
             # The chief cannot sync files in the cache of another machine.
             names = (
-                [] if directory.cluster.is_chief else reading.names(self._own_folder)
+                []
+                if directory.cluster.is_chief
+                else file_reading.names(self._own_folder)
             )
             for name in names:
                 directory.files.sync_file(os.path.join(self._own_folder, name))
@@ -173,7 +175,7 @@ class Save(Staged):
                 directory.contents.complete(self, workers)
             path, manifest = self._commit(because, present, parent)
         took = directory.clock.monotonic() - self.started_at
-        self._clear_up(is_over=len(set(workers)) == directory.cluster.world)
+        self._clear_up(is_over=len(set(workers)) == directory.cluster.num_workers)
         if directory.mirror is not None and (made := directory.read_back(path)):
             directory.mirror.add(made)
         return events.Commit(
@@ -213,7 +215,7 @@ class Save(Staged):
             directory.files.make_dirs(self.staging)
         if prefix is not None:
             self._intent = flat_commit.intent_of(self.attempt, prefix)
-            flat_commit.declare(directory.files, self._intent)
+            flat_commit.write_intent(directory.files, self._intent)
 
     @contextlib.contextmanager
     def _discarded_on_failure(self, doing: str) -> Iterator[None]:
@@ -223,7 +225,7 @@ class Save(Staged):
         """
         directory = self.directory
         try:
-            with failure.translated(f"{doing} step {self.step}", directory.path):
+            with os_errors.translated(f"{doing} step {self.step}", directory.path):
                 yield
         except Exception:
             if directory.cluster.is_chief:
@@ -240,12 +242,14 @@ class Save(Staged):
         """
         directory = self.directory
         directory.delete_parts(self.staging)
-        is_shared = directory.cluster.world > 1 and not directory.cluster.saves_all
+        is_shared = (
+            directory.cluster.num_workers > 1 and not directory.cluster.saves_all
+        )
         if is_shared and not is_over:
             directory.unfinished.append(self.staging)
         if directory.exchange is not None and directory.mirror is not None:
             clear = functools.partial(directory.exchange.clear, self.attempt)
-            directory.mirror.task(clear)
+            directory.mirror.enqueue(clear)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
         """Removes the parts of workers that are not in the given list.
@@ -258,7 +262,7 @@ class Save(Staged):
         """
         directory = self.directory
         complete = {layout.worker_name(worker): worker for worker in workers}
-        names = reading.names(self.staging)
+        names = file_reading.names(self.staging)
         for name in names:
             if name.startswith(layout.WORKER) and name not in complete:
                 retention.delete_staging(
@@ -295,7 +299,7 @@ class Save(Staged):
         draft = Manifest(
             step=self.step,
             sequence=taken + 1,
-            world_size=directory.cluster.world,
+            world_size=directory.cluster.num_workers,
             workers=tuple(sorted(set(workers))),
             files=(),
             because=because,
@@ -326,7 +330,7 @@ class Save(Staged):
                     store=catalog.reader(directory.path),
                     name=os.path.basename(path),
                     kind=Kind.OWN,
-                    condition=Condition.COMMITTED,
+                    condition=CommitStatus.COMMITTED,
                     manifest=manifest,
                 )
                 committing.finish(
@@ -348,7 +352,7 @@ class AsyncSave:
 
     Args:
         name: name of the save; equal on all workers, and never used again.
-        permit: permission to commit, which `give_up` can withdraw.
+        permit: permission to commit, which `cancel` can withdraw.
         complete: function that writes and commits the captured values; runs on the
             thread.
         told: function called with the error of a failed save, unless the save was given
@@ -358,14 +362,14 @@ class AsyncSave:
     def __init__(
         self,
         name: str,
-        permit: Permit,
+        permit: CancellationToken,
         complete: Callable[[], object],
         told: Callable[[Exception], None],
     ) -> None:
         self.name = name
         self._permit = permit
         run = functools.partial(self._run, complete, told)
-        self._thread = OwnedThread("tfpreempt-save", run)
+        self._thread = ManagedThread("tfpreempt-save", run)
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -378,7 +382,7 @@ class AsyncSave:
 
     def give_up(self) -> bool:
         """Prevents the commit; returns False, after a wait, if the commit had begun."""
-        if self._permit.give_up():
+        if self._permit.cancel():
             return True
         self._thread.join()
         return False
@@ -386,7 +390,7 @@ class AsyncSave:
     @property
     def is_given_up(self) -> bool:
         """Whether the save was given up for a newer save, and commits nothing."""
-        return self._permit.is_given_up
+        return self._permit.is_cancelled
 
     def _run(
         self, complete: Callable[[], object], told: Callable[[Exception], None]

@@ -11,13 +11,13 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout, retention
 from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.restore import restore as restoring
-from tfpreempt.checkpoint.restore.reshard import has_part_of, read_own
+from tfpreempt.checkpoint.restore.reshard import has_part_of, load_worker_state
 from tfpreempt.checkpoint.state import state_file
 from tfpreempt.checkpoint.state.state import State, naming, read_state
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.restarts import read_restarts
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 
 _log = logging.getLogger(__name__)
 _SECONDS = 30.0  # timeout for the chief's commit
@@ -68,7 +68,7 @@ class StateLoader:
             Whether a saved value was found.
 
         Raises:
-            CheckpointDamagedError: saved values exist, but no intact value; or the
+            CheckpointCorruptedError: saved values exist, but no intact value; or the
                 State cannot read its own bytes.
         """
         self._await_pending()
@@ -78,10 +78,10 @@ class StateLoader:
         try:
             path = state_file.path_of(self.directory, self.cluster.worker, state)
             own = state_file.read(path)
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             problems.append(str(error))
         if problems and commit is None and own is None and self.after == 0:
-            raise errors.CheckpointDamagedError(
+            raise errors.CheckpointCorruptedError(
                 f"nothing that was saved in {self.directory} is whole "
                 f"({'; '.join(text.rstrip('.') for text in problems)}). Put the files "
                 "back from a copy; or, to begin anew, move them away"
@@ -108,7 +108,7 @@ class StateLoader:
             return
         end = self.clock.monotonic() + _SECONDS
         pause = threading.Event()
-        while reading.is_dir(self._pending) or any(
+        while file_reading.is_dir(self._pending) or any(
             map(retention.is_uncommitted, catalog.scan(self.directory))
         ):
             if self.clock.monotonic() > end:
@@ -135,7 +135,7 @@ class StateLoader:
 
     def _newest(self, problems: list[str]) -> Entry | None:
         """Returns the newest intact commit, or the commit restored by all workers."""
-        if not reading.is_dir(self.directory):
+        if not file_reading.is_dir(self.directory):
             return None
         found = restoring.newest_verified(
             self.directory,
@@ -156,15 +156,15 @@ class StateLoader:
             try:
                 restoring.verify(found)
                 self._checked[key] = ""
-            except errors.CheckpointDamagedError as error:
+            except errors.CheckpointCorruptedError as error:
                 self._checked[key] = str(error)
         if problem := self._checked[key]:
-            raise errors.CheckpointDamagedError(problem)
+            raise errors.CheckpointCorruptedError(problem)
 
     def _load_from(self, commit: Entry, state: State) -> bool:
         self._tell_of_lost_restarts(commit)
         if state.per_worker:
-            return read_own(commit, state, self.cluster)
+            return load_worker_state(commit, state, self.cluster)
         return read_state(os.path.join(commit.shards, layout.STATES), state)
 
     def _warn_of_missing(self, commit: Entry, state: State) -> None:

@@ -16,7 +16,7 @@ from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.manifest import FileEntry
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
-from tfpreempt.storage.interface import ObjectMissingError
+from tfpreempt.storage.object_store import ObjectNotFoundError
 
 THREADS = 8
 _RANGE = 64 << 20
@@ -45,26 +45,26 @@ def faults(
         CheckpointError: the store cannot be reached.
     """
     files = commit.manifest.files if commit.manifest else ()
-    parts: list[checksum.Sum] = []  # one per range; grows during the read
+    parts: list[checksum.ChecksumWriter] = []  # one per range; grows during the read
 
     def look(file: FileEntry) -> str | None:
         try:
             known = commit.store.stat(commit.object(file.name))
-        except errors.CheckpointDamagedError as error:
+        except errors.CheckpointCorruptedError as error:
             return str(error)
         if known is None:
             return _compare(commit, file, None, 0)
         crc = file.crc32c if known.crc32c is None else known.crc32c
         return _compare(commit, file, known.size, crc)
 
-    def read(part: tuple[FileEntry, int]) -> checksum.Sum | str:
+    def read(part: tuple[FileEntry, int]) -> checksum.ChecksumWriter | str:
         file, offset = part
-        parts.append(summed := checksum.Sum())
+        parts.append(summed := checksum.ChecksumWriter())
         length = min(_RANGE, file.size - offset)
         name = commit.object(file.name)
         try:
             commit.store.get(name, summed, offset=offset, length=length)
-        except (ObjectMissingError, errors.CheckpointDamagedError) as error:
+        except (ObjectNotFoundError, errors.CheckpointCorruptedError) as error:
             return str(error)
         return summed
 

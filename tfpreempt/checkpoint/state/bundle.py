@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO
 
 from tfpreempt import errors
-from tfpreempt.storage import checksum, reading
+from tfpreempt.storage import checksum, file_reading
 
 _MAX_INDEX_BYTES = 1 << 30
 
@@ -33,16 +33,16 @@ def check(prefix: str) -> None:
     """Checks the index and the lengths of the data files.
 
     Raises:
-        CheckpointDamagedError: a file is missing, too short or unreadable.
+        CheckpointCorruptedError: a file is missing, too short or unreadable.
     """
     try:
         check_size(prefix)
-        with reading.open_file(prefix + ".index") as file:
+        with file_reading.open_file(prefix + ".index") as file:
             data = read(file)
         shards, ends = _read(data)
         _check_data(prefix, shards, ends)
     except (OSError, ValueError, IndexError, OverflowError, struct.error) as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"The checkpoint {prefix!r} is not complete: {error}"
         ) from error
 

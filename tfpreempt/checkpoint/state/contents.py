@@ -1,7 +1,7 @@
 """The contents of a checkpoint, as written by TensorFlow or a save_fn.
 
 `Contents` is the interface, with a subclass for each form (tensor_contents.py).
-`Staged` is the part of a save visible to contents.
+`StagedSave` is the part of a save visible to contents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfpreempt.checkpoint.state.state import State
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Staged(StagedFiles):
+class StagedSave(StagedFiles):
     """A worker's part of a save, captured or written so far.
 
     The part has one owner at a time: the main thread until the capture ends, then the
@@ -94,7 +94,7 @@ class Contents:
     can_be_async: ClassVar[bool] = True
     needs_prefix: ClassVar[bool] = False
 
-    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+    def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         """Captures this worker's part of the state; the chief writes small values.
 
         Main thread. Collective work is done even if the rest fails, because peers wait
@@ -128,10 +128,10 @@ class Contents:
     def free_copies(self) -> None:
         """Frees the memory kept for the next asynchronous save; any thread."""
 
-    def write(self, save: Staged) -> None:
+    def write(self, save: StagedSave) -> None:
         """Writes the tensors kept by `capture`; any thread."""
 
-    def complete(self, save: Staged, workers: Collection[int]) -> None:
+    def complete(self, save: StagedSave, workers: Collection[int]) -> None:
         """Adds the shares of the workers to a save that `is_dealt`; on the chief.
 
         No tensor may have changed since `capture`.
@@ -165,7 +165,7 @@ class Contents:
             prefix: prefix of TensorFlow's files.
 
         Raises:
-            CheckpointDamagedError: TensorFlow cannot read the files.
+            CheckpointCorruptedError: TensorFlow cannot read the files.
         """
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:

@@ -44,7 +44,7 @@ def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
     """Reads a header and byte strings written by `write_parts`.
 
     Raises:
-        CheckpointDamagedError: the file is too short, or in another format.
+        CheckpointCorruptedError: the file is too short, or in another format.
     """
     header, sizes = read_header(fileobj)
     return header, [fileobj.read(size) for size in sizes]
@@ -54,7 +54,7 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
     """Reads the header, and the length of every part, without the parts.
 
     Raises:
-        CheckpointDamagedError: the file is too short, or in another format.
+        CheckpointCorruptedError: the file is too short, or in another format.
     """
     try:
         start = fileobj.tell()
@@ -74,7 +74,7 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
         if sum(sizes) != left:
             raise ValueError(f"its parts have {left} bytes, not {sum(sizes)}")
     except UNREADABLE as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"The state file {getattr(fileobj, 'name', '')!r} cannot be read: {error}"
         ) from error
     return header, sizes
@@ -201,12 +201,12 @@ def readable(state: object) -> Iterator[None]:
     """Reports an error of the body as a State whose saved bytes are corrupt.
 
     Raises:
-        CheckpointDamagedError: Python or NumPy raised an exception in `UNREADABLE`.
+        CheckpointCorruptedError: Python or NumPy raised an exception in `UNREADABLE`.
     """
     try:
         yield
     except UNREADABLE as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"What was saved for {state!r} cannot be read: {type(error).__name__}: "
             f"{error}"
         ) from error

@@ -40,7 +40,7 @@ class DenseTensor(NamedTuple):
     is_replicated: bool = False
 
 
-class Stretch(NamedTuple):
+class TensorSlice(NamedTuple):
     """Rows of a tensor along the first axis, usually every row. Also a tuple.
 
     Attributes:
@@ -61,7 +61,7 @@ class Stretch(NamedTuple):
         row_bytes = self.tensor.data.nbytes // self.tensor.shape[0]
         return self.tensor.data[self.start * row_bytes :][: self.rows * row_bytes]
 
-    def cut(self, nbytes: float) -> list[Stretch]:
+    def cut(self, nbytes: float) -> list[TensorSlice]:
         """Splits off about `nbytes` bytes at the front.
 
         Returns:
@@ -95,21 +95,21 @@ class Part:
     path: str
     size: int
     crc32c: int
-    stretches: Sequence[Stretch]
+    stretches: Sequence[TensorSlice]
     offsets: Sequence[int]
     sums: Sequence[int]
 
-    def only(self, is_wanted: Sequence[bool]) -> Part:
+    def only(self, should_save: Sequence[bool]) -> Part:
         """Returns the same file with only the stretches that are wanted."""
         return dataclasses.replace(
             self,
-            stretches=list(itertools.compress(self.stretches, is_wanted)),
-            offsets=list(itertools.compress(self.offsets, is_wanted)),
-            sums=list(itertools.compress(self.sums, is_wanted)),
+            stretches=list(itertools.compress(self.stretches, should_save)),
+            offsets=list(itertools.compress(self.offsets, should_save)),
+            sums=list(itertools.compress(self.sums, should_save)),
         )
 
 
-def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
+def partition(stretches: Sequence[TensorSlice], count: int) -> list[list[TensorSlice]]:
     """Partitions stretches into shares of about equal size in bytes.
 
     The largest stretches come first, and each goes to the smallest share. One tensor
@@ -126,7 +126,7 @@ def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
     Returns:
         A list of `count` shares; a share may be empty.
     """
-    shares: list[list[Stretch]] = [[] for _ in range(count)]
+    shares: list[list[TensorSlice]] = [[] for _ in range(count)]
     sizes = [0] * count
     for stretch in sorted(stretches, key=lambda each: each.data.nbytes, reverse=True):
         least = sizes.index(min(sizes))
@@ -153,8 +153,8 @@ def deal(stretches: Sequence[Stretch], count: int) -> list[list[Stretch]]:
 
 
 def _cut_one(
-    share: Sequence[Stretch], nbytes: float
-) -> tuple[Stretch, list[Stretch]] | None:
+    share: Sequence[TensorSlice], nbytes: float
+) -> tuple[TensorSlice, list[TensorSlice]] | None:
     """Cuts about `nbytes` bytes off the largest divisible stretch of a share.
 
     Returns:

@@ -35,7 +35,7 @@ in `core/frameworks.py`) has `record()`, which returns a JSON-able value or None
 each key, `load(record)` and `reseed(seed)`."""
 
 
-class RandomState(State):
+class GlobalRngState(State):
     """The generators of Python, NumPy (legacy, global), TensorFlow and Keras 3.
 
     TensorFlow: the global `tf.random.Generator` if the program made one (a save never
@@ -59,7 +59,9 @@ class RandomState(State):
             record |= each.record()
         fileobj.write(json.dumps(record, sort_keys=True).encode())
 
-    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
         """Restores the generators of another number of workers.
 
         If a generator was equal on every worker, a new worker gets the same generator:

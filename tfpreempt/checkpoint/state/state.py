@@ -15,8 +15,8 @@ from typing import IO, Any, TypeVar
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.state import encoding
-from tfpreempt.core.python import add_note
-from tfpreempt.storage import reading
+from tfpreempt.core.compat import add_note
+from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import create
 
 _log = logging.getLogger(__name__)
@@ -148,7 +148,9 @@ class State(metaclass=_Complete):
     def load(self, fileobj: IO[bytes]) -> None:
         """Restores the state from a file written by `save`. Main thread."""
 
-    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
         """Restores the state saved by another number of workers, in place of `load`.
 
         Called only for a State with `per_worker=True`; main thread. A State that must
@@ -158,27 +160,27 @@ class State(metaclass=_Complete):
             files: file of every previous worker, in worker order; None for a missing
                 file.
             worker: index of this worker.
-            world: current number of workers.
+            num_workers: current number of workers.
 
         Raises:
             CheckpointMismatchError: the class does not override the method.
         """
-        raise no_rule(self, len(files), world)
+        raise no_rule(self, len(files), num_workers)
 
-    def check_saved(self, fileobj: IO[bytes]) -> None:
+    def validate(self, fileobj: IO[bytes]) -> None:
         """Reads the bytes that `load` would read, and changes nothing.
 
         Called on the chief before a restore. If a State of a commit cannot be read, an
         older commit is restored.
 
         Raises:
-            CheckpointDamagedError: `load` could not read the bytes.
+            CheckpointCorruptedError: `load` could not read the bytes.
         """
 
     def sync(self) -> None:
         """Makes workers equal before `save`; called on every worker in name order."""
 
-    def is_wanted(self) -> bool:
+    def should_save(self) -> bool:
         """Returns whether there is state to save now."""
         return True
 
@@ -240,7 +242,7 @@ def write_states(directory: str, states: Iterable[State], root: str = "") -> int
     """
     count = 0
     for state in states:
-        if not state.is_wanted():
+        if not state.should_save():
             continue
         path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
         with create(path, root) as file, naming(state, "save"):
@@ -258,7 +260,7 @@ def try_states(states: Iterable[State]) -> None:
         if state._is_reserved or type(state).sync is not State.sync:
             continue
         try:
-            if state.is_wanted():
+            if state.should_save():
                 with tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY) as file:
                     state.save(file)
         except Exception as error:  # noqa: BLE001 - from user code
@@ -287,7 +289,7 @@ def read_state(directory: str, state: State) -> bool:
     path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
     with naming(state, "load"):
         try:
-            file = reading.open_file(path)  # absent is an answer
+            file = file_reading.open_file(path)  # absent is an answer
         except FileNotFoundError:
             return False
         with file:
@@ -303,19 +305,19 @@ def check_state_file(path: str, state: State | None) -> None:
         state: State that saved the file; None if unknown.
 
     Raises:
-        CheckpointDamagedError: the file cannot be read.
+        CheckpointCorruptedError: the file cannot be read.
     """
     try:
-        with reading.open_file(path) as file:
+        with file_reading.open_file(path) as file:
             is_in_parts = file.read(len(encoding.MAGIC)) == encoding.MAGIC
             file.seek(0)
             if is_in_parts:
                 encoding.read_header(file)
                 file.seek(0)
             if state is not None:
-                state.check_saved(file)
+                state.validate(file)
     except OSError as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"The State in {path!r} cannot be read: {error}"
         ) from error
 

@@ -16,7 +16,7 @@ from typing import IO
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import catalog, layout
 from tfpreempt.checkpoint.state.state import State, naming
-from tfpreempt.storage import checksum, reading
+from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import Files, write_durably
 
 _MAGIC = b"tfploose"
@@ -70,14 +70,14 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
         None if the file does not exist.
 
     Raises:
-        CheckpointDamagedError: the file has another format, a wrong checksum, or cannot
-            be read.
+        CheckpointCorruptedError: the file has another format, a wrong checksum, or
+            cannot be read.
     """
     try:
-        with reading.open_file(path) as file:
+        with file_reading.open_file(path) as file:
             head = file.read(_HEADER.size)
             if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-                raise errors.CheckpointDamagedError(
+                raise errors.CheckpointCorruptedError(
                     f"{path!r} is not a State that tfpreempt saved; expected a file "
                     f"that begins with {_MAGIC!r}. Remove the file. (Its bytes are not "
                     "shown: the file may be a link to a file with secrets.)"
@@ -86,12 +86,12 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, MemoryError) as error:  # a sparse file may be of any size
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"The State in {path!r} cannot be read: {error!r}"
         ) from error
     crc, expected = checksum.of_bytes(body), _HEADER.unpack(head)[1]
     if crc != expected or len(body) < _RANK.size:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"The State in {path!r} has crc32c {crc:08x} in {len(body)} bytes; its "
             f"head says {expected:08x}."
         )

@@ -36,8 +36,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfpreempt.checkpoint.state.state import REGISTRY, State, StateRegistry
-from tfpreempt.core import frameworks, reach
-from tfpreempt.core.reach import Place
+from tfpreempt.core import frameworks, object_graph
+from tfpreempt.core.object_graph import ObjectPath
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,9 @@ _ANY_ITEM = ("item", ...)  # the index or dict key is not a constant
 _MOST_PLACES = 20_000
 
 
-def reachable(roots: Mapping[str, Any], enters: Callable[[type], bool]) -> list[Place]:
+def reachable(
+    roots: Mapping[str, Any], enters: Callable[[type], bool]
+) -> list[ObjectPath]:
     """Returns the places reached by objects and functions, nearest first.
 
     The search enters only the program's own functions, and only those methods of an
@@ -66,7 +68,7 @@ def reachable(roots: Mapping[str, Any], enters: Callable[[type], bool]) -> list[
         enters: function that returns whether to search the attributes of objects of a
             class.
     """
-    found = reach.walk(roots, enters, also=_Functions().places_below)
+    found = object_graph.walk(roots, enters, also=_Functions().places_below)
     return list(itertools.islice(found, _MOST_PLACES))
 
 
@@ -77,31 +79,33 @@ class _Functions:
         self._names = {"__call__"}
         self._kinds: dict[type, None] = {}  # of the program's objects, in order
 
-    def places_below(self, value: Any) -> Iterator[Place]:
+    def places_below(self, value: Any) -> Iterator[ObjectPath]:
         """Yields the places named by a function, or by a method of an object."""
         if isinstance(value, functools.partial):
             for name, argument in _arguments(value).items():
-                yield Place(path=name, value=argument)
-            yield Place(path="self", value=value.func)
+                yield ObjectPath(path=name, value=argument)
+            yield ObjectPath(path="self", value=value.func)
         elif isinstance(value, types.MethodType):
             owner: Any = value.__self__
             if type(owner).__name__ == "TfMethodTarget":  # a tf.function's stand-in
                 owner = owner.target
-            yield Place(path="", value=functools.partial(value.__func__, owner))
+            yield ObjectPath(path="", value=functools.partial(value.__func__, owner))
         elif hasattr(type(value), "python_function"):  # a tf.function
-            yield Place(path="", value=inspect.unwrap(value.python_function))
+            yield ObjectPath(path="", value=inspect.unwrap(value.python_function))
         elif _is_of_program(value):
             yield from self._named_by(value)
-        elif reach.is_of_program(type(value)) and type(value) not in self._kinds:
+        elif object_graph.is_user_code(type(value)) and type(value) not in self._kinds:
             self._kinds[type(value)] = None
             yield from _methods([type(value)], self._names)
 
-    def _named_by(self, function: types.FunctionType) -> Iterator[Place]:
+    def _named_by(self, function: types.FunctionType) -> Iterator[ObjectPath]:
         code = function.__code__
         cells = function.__closure__ or ()
         for name, cell in zip(code.co_freevars, cells, strict=True):
             if cell != types.CellType():  # the name is assigned
-                yield Place(path=name, value=cell.cell_contents, owner=cell, key=name)
+                yield ObjectPath(
+                    path=name, value=cell.cell_contents, owner=cell, key=name
+                )
         names = _names(code)
         yield from _globals(names, function.__globals__)
         new, self._names = names - self._names, names | self._names
@@ -128,25 +132,25 @@ def _globals(
     variables: Mapping[str, Any],
     prefix: str = "",
     above: Sequence[types.ModuleType] = (),
-) -> Iterator[Place]:
+) -> Iterator[ObjectPath]:
     """Yields the globals named in code, from a module and its program submodules."""
     for name in sorted(names & variables.keys()):
         path, value = f"{prefix}{name}", variables[name]
         if not isinstance(value, types.ModuleType):
-            yield Place(path=path, value=value, owner=variables, key=name)
-        elif reach.is_module_of_program(value.__name__) and value not in above:
+            yield ObjectPath(path=path, value=value, owner=variables, key=name)
+        elif object_graph.is_user_module(value.__name__) and value not in above:
             yield from _globals(names, vars(value), f"{path}.", (*above, value))
 
 
-def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[Place]:
+def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath]:
     for kind, name in itertools.product(list(kinds), sorted(names)):
         method = inspect.getattr_static(kind, name, None)
         method = method.fget if isinstance(method, property) else method
         if isinstance(method, types.FunctionType) or hasattr(method, "python_function"):
-            yield Place(path=name, value=method)
+            yield ObjectPath(path=name, value=method)
 
 
-def updated_keys(places: Iterable[Place]) -> set[Any]:
+def updated_keys(places: Iterable[ObjectPath]) -> set[Any]:
     """Returns the keys of places whose new value is computed from the old value.
 
     Examples: `n += 1` and `n = f(n)`, but not `loss = f(x)`. Functions without source,
@@ -174,7 +178,7 @@ def updated_keys(places: Iterable[Place]) -> set[Any]:
     return keys
 
 
-def is_updated(place: Place, keys: set[Any]) -> bool:
+def is_updated(place: ObjectPath, keys: set[Any]) -> bool:
     """Returns whether the key of a place is one of `updated_keys`."""
     if isinstance(place.owner, dict | list) and place.path.endswith("]"):
         return bool(keys & {("item", place.key), _ANY_ITEM})
@@ -194,7 +198,7 @@ def _key(target: ast.expr, outer: set[str]) -> Any:
 
 def _is_of_program(value: Any) -> bool:
     is_function = isinstance(value, types.FunctionType)
-    return is_function and reach.is_module_of_program(value.__module__ or "")
+    return is_function and object_graph.is_user_module(value.__module__ or "")
 
 
 class Values(Protocol):
@@ -325,7 +329,7 @@ def _errors_logged() -> Iterator[None]:
 
 def _is_searched(kind: type) -> bool:
     """Returns whether a class is the program's, and its objects are not States."""
-    return reach.is_of_program(kind) and not issubclass(kind, State)
+    return object_graph.is_user_code(kind) and not issubclass(kind, State)
 
 
 def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
@@ -334,7 +338,7 @@ def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
     Decided by class only: a comparison of values could read a variable. Reading an
     ON_READ variable is a collective, in which no other worker takes part.
     """
-    return issubclass(kind, whole) or reach.is_of_program(kind)
+    return issubclass(kind, whole) or object_graph.is_user_code(kind)
 
 
 def _identity(function: Any) -> Any:
@@ -392,14 +396,16 @@ class _Call:
             names.append(path if counts[path] == 1 else f"{path} ({counts[path]})")
         return names
 
-    def _things(self, places: Iterable[Place]) -> dict[Any, tuple[Place, Any]]:
+    def _things(
+        self, places: Iterable[ObjectPath]
+    ) -> dict[Any, tuple[ObjectPath, Any]]:
         """Returns the objects that may change, with their places.
 
         The key is the identity of a mutable object. For an immutable value, the key is
         the place, in which a new value replaces the old.
         """
         replaced = sum((each.REPLACED for each in self.values), _SCALARS)
-        found: dict[Any, tuple[Place, Any]] = {}
+        found: dict[Any, tuple[ObjectPath, Any]] = {}
         for place in places:
             value = place.value
             if not isinstance(value, replaced):
@@ -409,15 +415,15 @@ class _Call:
                 found.setdefault((id(place.owner), place.key), (place, value))
         return found
 
-    def _mutable(self, place: Place) -> Sequence[Any]:
+    def _mutable(self, place: ObjectPath) -> Sequence[Any]:
         """Returns the objects in a place that a step may change."""
         value = place.value
         if isinstance(value, np.ndarray):
             is_memory = value.flags.writeable and not isinstance(value, np.memmap)
             return [value] if is_memory else []
-        if isinstance(value, reach.GROWING):
+        if isinstance(value, object_graph.GROWING):
             kind: type = type(place.owner)
-            return [] if reach.is_set_by_library(kind, place.key) else [value]
+            return [] if object_graph.is_set_by_library(kind, place.key) else [value]
         is_generator = isinstance(value, _GENERATORS)
         return [value] if is_generator else _variables(value, self.values)
 
@@ -432,7 +438,7 @@ class _Call:
             return repr(thing.get_state())
         if isinstance(thing, random.Random):
             return hash(thing.getstate())
-        if isinstance(thing, reach.GROWING):
+        if isinstance(thing, object_graph.GROWING):
             return len(thing)  # the items have places of their own
         if isinstance(thing, _SCALARS):
             return type(thing), repr(thing)

@@ -32,9 +32,9 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state import bundle
 from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.checkpoint.tensors.bundle_writer import data_file, slice_key
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum, reading
+from tfpreempt.storage import checksum, file_reading
 
 _PIECE_BYTES = 1 << 19  # still in the cache when its checksum is computed
 _JOB_BYTES = 1 << 24  # small enough for one tensor to occupy every thread
@@ -55,7 +55,7 @@ _KINDS = (*_WHOLE, *_NATURAL, *_FLOATS, tf.complex64, tf.complex128)
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class _Stretch(NamedTuple):
+class _StoredSlice(NamedTuple):
     """A part of a tensor, as a range of bytes in a data file.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Stored(NamedTuple):
 
     dtype: tf.DType
     shape: tuple[int, ...]
-    stretches: tuple[_Stretch, ...]
+    stretches: tuple[_StoredSlice, ...]
 
     @property
     def size(self) -> int:
@@ -99,14 +99,14 @@ class _Piece(NamedTuple):
         memory: memory of the piece.
     """
 
-    stretch: _Stretch
+    stretch: _StoredSlice
     offset: int
     memory: _Bytes
 
 
 _Key = TypeVar("_Key")
 
-_Part = tuple[_Stretch, _Bytes]
+_Part = tuple[_StoredSlice, _Bytes]
 """A stretch, and the memory that it is read into."""
 
 
@@ -176,13 +176,13 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
             here.
 
     Raises:
-        CheckpointDamagedError: in the body. A file cannot be read, or its bytes differ
-            from the written bytes; no value of the call was assigned.
+        CheckpointCorruptedError: in the body. A file cannot be read, or its bytes
+            differ from the written bytes; no value of the call was assigned.
     """
     if _size(path) < bundle_writer.WORTH_BYTES:
         yield
         return
-    restore_v2 = seams.io_ops.restore_v2
+    restore_v2 = private_api.io_ops.restore_v2
 
     @functools.cache  # TensorFlow may ask for tensors one by one
     def index() -> _Index:
@@ -230,20 +230,20 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
         tensors.update((i, _tensor(*each)) for i, each in ready.items())
         return [tensors[i] for i in everything]
 
-    seams.io_ops.restore_v2 = restore
+    private_api.io_ops.restore_v2 = restore
     try:
         yield
     finally:
-        seams.io_ops.restore_v2 = restore_v2
+        private_api.io_ops.restore_v2 = restore_v2
 
 
 @contextlib.contextmanager
 def _damage_told(path: str) -> Iterator[None]:
-    """Turns an OSError of the body into a CheckpointDamagedError."""
+    """Turns an OSError of the body into a CheckpointCorruptedError."""
     try:
         yield
     except OSError as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"{path!r} could not be read: {error}"
         ) from error
 
@@ -253,7 +253,7 @@ def _is_here() -> bool:
     process."""
     if not tf.executing_eagerly():
         return False
-    host = seams.eager_context.context().host_address_space()
+    host = private_api.eager_context.context().host_address_space()
     device: str = tf.constant(0).device
     return device.startswith(f"{host}/device:CPU:")
 
@@ -269,10 +269,12 @@ class _Index:
     """
 
     def __init__(self, prefix: str) -> None:
-        with reading.open_file(prefix + ".index") as file:
+        with file_reading.open_file(prefix + ".index") as file:
             self._entries = dict(bundle.entries(bundle.read(file)))
         self._prefix = prefix
-        header = seams.tensor_bundle.BundleHeaderProto.FromString(self._entries[b""])
+        header = private_api.tensor_bundle.BundleHeaderProto.FromString(
+            self._entries[b""]
+        )
         self._files = header.num_shards
 
     def names(self) -> Iterator[str]:
@@ -317,10 +319,10 @@ class _Index:
     def _entry(self, key: bytes) -> Any:
         if (value := self._entries.get(key)) is None:
             return None
-        return seams.tensor_bundle.BundleEntryProto.FromString(value)
+        return private_api.tensor_bundle.BundleEntryProto.FromString(value)
 
-    def _stretch(self, entry: Any) -> _Stretch:
-        return _Stretch(
+    def _stretch(self, entry: Any) -> _StoredSlice:
+        return _StoredSlice(
             path=data_file(self._prefix, entry.shard_id, self._files),
             offset=entry.offset,
             size=entry.size,
@@ -342,7 +344,7 @@ def _read(
         files, by path.
 
     Raises:
-        CheckpointDamagedError: the bytes of a tensor do not match the index.
+        CheckpointCorruptedError: the bytes of a tensor do not match the index.
     """
     memory = _allocate([each.size for each in stored.values()])
     tensors = dict(zip(stored, zip(stored.values(), memory, strict=True), strict=True))
@@ -357,19 +359,19 @@ def _read(
     jobs = list(_jobs(parts))
     threads = bundle_writer.THREADS
     crcs = map_in_threads(_read_job, jobs, threads=threads, name="tfpreempt-read")
-    sums: dict[_Stretch, checksum.Sum] = {}
+    sums: dict[_StoredSlice, checksum.ChecksumWriter] = {}
     for job, found in zip(jobs, crcs, strict=True):
         for piece, crc in zip(job, found, strict=True):
-            whole = sums.setdefault(piece.stretch, checksum.Sum())
+            whole = sums.setdefault(piece.stretch, checksum.ChecksumWriter())
             whole.append(crc, piece.memory.nbytes)
-    files: dict[str, checksum.Sum] = {}
+    files: dict[str, checksum.ChecksumWriter] = {}
     for stretch, whole in sums.items():
         if stretch.crc32c not in (_UNKNOWN, bundle.masked(whole.crc32c)):
-            raise errors.CheckpointDamagedError(
+            raise errors.CheckpointCorruptedError(
                 f"{stretch.path!r} is damaged: the {stretch.size} bytes from byte "
                 f"{stretch.offset} on have another checksum than the index says"
             )
-        file = files.setdefault(stretch.path, checksum.Sum())
+        file = files.setdefault(stretch.path, checksum.ChecksumWriter())
         if file.size == stretch.offset:
             file.append(whole.crc32c, whole.size)
     return tensors, {
@@ -379,11 +381,11 @@ def _read(
     }
 
 
-def _gaps(stretches: Sequence[_Stretch]) -> list[_Part]:
+def _gaps(stretches: Sequence[_StoredSlice]) -> list[_Part]:
     """Returns the bytes between stretches, and from the last stretch to the end of a
     file."""
     ends = [
-        _Stretch(path=path, offset=os.path.getsize(path), size=0, crc32c=_UNKNOWN)
+        _StoredSlice(path=path, offset=os.path.getsize(path), size=0, crc32c=_UNKNOWN)
         for path in {each.path for each in stretches}
     ]
     gaps: list[_Part] = []
@@ -392,7 +394,7 @@ def _gaps(stretches: Sequence[_Stretch]) -> list[_Part]:
         end = end if each.path == path else 0
         path = each.path
         if 0 < (size := each.offset - end) <= _JOB_BYTES:  # else the sum stays unknown
-            gap = _Stretch(path=path, offset=end, size=size, crc32c=_UNKNOWN)
+            gap = _StoredSlice(path=path, offset=end, size=size, crc32c=_UNKNOWN)
             gaps.append((gap, np.empty(size, np.uint8)))
         end = each.offset + each.size
     return gaps
@@ -419,7 +421,7 @@ def _jobs(parts: Sequence[_Part]) -> Iterator[list[_Piece]]:
         yield job
 
 
-def _position(stretch: _Stretch) -> tuple[str, int]:
+def _position(stretch: _StoredSlice) -> tuple[str, int]:
     return stretch.path, stretch.offset
 
 
@@ -427,14 +429,14 @@ def _read_job(job: Sequence[_Piece]) -> list[int]:
     """Fills the memory of the pieces; returns the pieces' crc32c, in order. Any
     thread."""
     path, crcs = job[0].stretch.path, []
-    with reading.open_file(path) as file:
+    with file_reading.open_file(path) as file:
         for together in _neighbours(job):
             have = _fill(file, [each.memory for each in together], together[0].offset)
             for each in together:
                 memory, offset = each.memory, each.offset
                 while have < memory.nbytes:  # a read may return fewer bytes
                     if not (more := _fill(file, [memory[have:]], offset + have)):
-                        raise errors.CheckpointDamagedError(
+                        raise errors.CheckpointCorruptedError(
                             f"{path!r} is damaged: it ends within a tensor"
                         )
                     have += more

@@ -24,8 +24,13 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state import bundle
-from tfpreempt.checkpoint.state.partitioning import DenseTensor, Part, Stretch, deal
-from tfpreempt.core import seams
+from tfpreempt.checkpoint.state.partitioning import (
+    DenseTensor,
+    Part,
+    TensorSlice,
+    partition,
+)
+from tfpreempt.core import private_api
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum
 from tfpreempt.storage.files import Files
@@ -71,7 +76,9 @@ def add(
         Exception: an exception raised by `check`.
     """
     index, header = _read_index(prefix)
-    shares = deal_to_threads([Stretch(tensor=tensor) for tensor in tensors], threads)
+    shares = deal_to_threads(
+        [TensorSlice(tensor=tensor) for tensor in tensors], threads
+    )
     before = header.num_shards
     count = before + len(shares)
     paths = [data_file(prefix, shard, count) for shard in range(before, count)]
@@ -79,14 +86,16 @@ def add(
     return _merge(files, prefix, parts, index, header)
 
 
-def deal_to_threads(stretches: Sequence[Stretch], threads: int) -> list[list[Stretch]]:
+def deal_to_threads(
+    stretches: Sequence[TensorSlice], threads: int
+) -> list[list[TensorSlice]]:
     """Returns a share for every thread, without empty shares."""
-    return [share for share in deal(stretches, threads) if share]
+    return [share for share in partition(stretches, threads) if share]
 
 
 def write(
     files: Files,
-    shares: Mapping[str, Sequence[Stretch]],
+    shares: Mapping[str, Sequence[TensorSlice]],
     *,
     check: Callable[[], None] | None = None,
 ) -> list[Part]:
@@ -159,7 +168,7 @@ def _read_index(prefix: str) -> tuple[dict[bytes, bytes], Any]:
     """Returns TensorFlow's index entries by key, and the parsed header entry."""
     with open(prefix + ".index", "rb") as file:
         index = dict(bundle.entries(file.read()))
-    return index, seams.tensor_bundle.BundleHeaderProto.FromString(index[b""])
+    return index, private_api.tensor_bundle.BundleHeaderProto.FromString(index[b""])
 
 
 def _merge(
@@ -212,12 +221,12 @@ def _moved(files: Files, part: Part, path: str) -> Part:
 def _write_part(
     files: Files,
     path: str,
-    share: Sequence[Stretch],
+    share: Sequence[TensorSlice],
     piece_bytes: int,
     check: Callable[[], None],
 ) -> Part:
     """Writes and syncs one data file; in a thread of its own."""
-    whole = checksum.Sum()
+    whole = checksum.ChecksumWriter()
     sums: list[int] = []
 
     def pieces() -> Iterator[memoryview]:
@@ -244,7 +253,7 @@ def _write_part(
     )
 
 
-def offsets_of(stretches: Sequence[Stretch]) -> list[int]:
+def offsets_of(stretches: Sequence[TensorSlice]) -> list[int]:
     """Returns the offsets of stretches in a data file that holds the stretches in a
     row.
 
@@ -280,7 +289,7 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
         yield _key(stretch), entry.SerializeToString()
 
 
-def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
+def _entries_of_cut(stretches: Iterable[TensorSlice]) -> dict[bytes, bytes]:
     """Returns the entries of partitioned tensors, with a list of the slices, by key."""
     entries: dict[str, Any] = {}
     for stretch in sorted(stretches, key=lambda each: each.start):
@@ -295,14 +304,14 @@ def _entries_of_cut(stretches: Iterable[Stretch]) -> dict[bytes, bytes]:
 
 
 def _proto(tensor: DenseTensor, shape: tuple[int, ...]) -> Any:
-    entry = seams.tensor_bundle.BundleEntryProto(dtype=tensor.dtype)
+    entry = private_api.tensor_bundle.BundleEntryProto(dtype=tensor.dtype)
     entry.shape.SetInParent()  # a scalar's shape is empty, but present
     for size in shape:
         entry.shape.dim.add(size=size)
     return entry
 
 
-def _key(stretch: Stretch) -> bytes:
+def _key(stretch: TensorSlice) -> bytes:
     """Returns the key of a stretch: the tensor's name, or for rows the key of the
     slice."""
     name, axes = stretch.tensor.name, len(stretch.tensor.shape)

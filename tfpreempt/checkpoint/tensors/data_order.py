@@ -28,7 +28,7 @@ from tfpreempt.checkpoint.state.encoding import readable
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors.shuffle_seeds import parts
 from tfpreempt.checkpoint.tensors.variables import Attached
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.storage import checksum
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
     seeds = [
         int(number)
         for node in nodes
-        if has_seeds and isinstance(node, seams.shuffle_op._ShuffleDataset)
+        if has_seeds and isinstance(node, private_api.shuffle_op._ShuffleDataset)
         for number in (node._seed, node._seed2, node._buffer_size)
     ]
     if seeds:
@@ -161,7 +161,7 @@ class OrderState(State):
         super().__init__("tfpreempt.data_order", per_worker=True, registry=None)
         self._attached = attached
 
-    def is_wanted(self) -> bool:
+    def should_save(self) -> bool:
         return bool(self._orders())
 
     def save(self, fileobj: IO[bytes]) -> None:
@@ -175,7 +175,9 @@ class OrderState(State):
         for path, order in self._orders().items():
             check(saved.get(path, {}), order, f"The data of the iterator {path!r}")
 
-    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
         """Compares the order with the chief's, because this worker takes over the
         chief's position."""
         if files[0] is not None:

@@ -42,7 +42,7 @@ from tfpreempt.checkpoint.tensors.variables import (
     local_parts,
     variable_shape,
 )
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.core.threads import map_in_threads
 
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def known_values(
     objects = [each() for each in graph.objects]
     if (variables := _values(search, objects)) is None:
         return None
-    tensors = seams.object_identity.ObjectIdentityDictionary()
+    tensors = private_api.object_identity.ObjectIdentityDictionary()
     for number, keys in search.others:
         owner, values = _serialized(objects[number], keys[0])
         if list(values) != keys:
@@ -280,12 +280,12 @@ def read_variables(
         for start in range(0, len(handles), _READ_AT_ONCE):
             read = list(handles[start : start + _READ_AT_ONCE])
             read += read[-1:] * (_READ_AT_ONCE - len(read))
-            found += seams.eager_execute.execute(
+            found += private_api.eager_execute.execute(
                 b"_ReadVariablesOp",
                 _READ_AT_ONCE,
                 read,
                 attributes,
-                seams.eager_context.context(),
+                private_api.eager_context.context(),
             )
     return found[: len(handles)]
 
@@ -301,15 +301,15 @@ def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
         The owner of the values for TensorFlow's saver; and the values by key, empty if
         only TensorFlow's search can find the values.
     """
-    utils = seams.trackable_utils
+    utils = private_api.trackable_utils
     path = utils.extract_object_name(key)
-    of_objects = seams.saveable_object_util
-    older_name = seams.saveable_compat.get_saveable_name(obj)
+    of_objects = private_api.saveable_object_util
+    older_name = private_api.saveable_compat.get_saveable_name(obj)
     if of_objects.trackable_has_serialize_to_tensor(obj) and not older_name:
         values = {}
         for name, value in obj._serialize_to_tensors().items():
             name = utils.checkpoint_key(path, utils.escape_local_name(name))
-            if isinstance(value, seams.saveable_object.SaveSpec):
+            if isinstance(value, private_api.saveable_object.SaveSpec):
                 value.name, value.slice_spec = name, ""
             values[name] = value
         return obj, values
@@ -326,9 +326,9 @@ def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
 
 def _saves_itself(obj: Any) -> bool:
     """Returns whether the class of an object defines how the object is saved."""
-    base, own = seams.trackable_base.Trackable, type(obj)
+    base, own = private_api.trackable_base.Trackable, type(obj)
     return bool(
-        seams.saveable_object_util.trackable_has_serialize_to_tensor(obj)
+        private_api.saveable_object_util.trackable_has_serialize_to_tensor(obj)
         or own._gather_saveables_for_checkpoint
         is not base._gather_saveables_for_checkpoint
     )
@@ -357,7 +357,7 @@ def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
     parts = local_parts(obj)
     if not parts or is_on_read(obj):
         return None
-    base = seams.resource_variable_ops.BaseResourceVariable
+    base = private_api.resource_variable_ops.BaseResourceVariable
     variable = parts[0]
     is_plain = (
         isinstance(variable, base)
@@ -449,7 +449,7 @@ def reading(
 def _evaluate(tensors: Any) -> Any:
     """Returns the values, in the same order, with tensors for values that may need
     peers."""
-    evaluated = seams.object_identity.ObjectIdentityDictionary()
+    evaluated = private_api.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {
             key: (
@@ -469,7 +469,7 @@ def _value(owner: Any, value: Any) -> Any:
     """
     if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return value
-    is_spec = isinstance(value, seams.saveable_object.SaveSpec)
+    is_spec = isinstance(value, private_api.saveable_object.SaveSpec)
     # In this order: a variable reads its value when asked for a missing attribute.
     variable = distributed(value)
     if variable is None:
@@ -585,7 +585,7 @@ def replicated(
         wanted: function of the tensors; returns the names of the tensors to read.
     """
     tensors, *_ = checkpoint._saver._gather_serialized_tensors()
-    held = seams.object_identity.ObjectIdentityDictionary()
+    held = private_api.object_identity.ObjectIdentityDictionary()
     most = 0.0  # bytes that there can be
     for owner, values in tensors.items():
         if is_replicated(_object(owner)):
@@ -657,7 +657,7 @@ def _object(owner: Any) -> Any:
     The wrapper is recognized by type, because a distributed variable reads its value
     when asked for a missing attribute.
     """
-    converter = seams.saveable_object_util.SaveableCompatibilityConverter
+    converter = private_api.saveable_object_util.SaveableCompatibilityConverter
     return owner.obj if isinstance(owner, converter) else owner
 
 
@@ -674,7 +674,7 @@ def _read(
         and tensor of the large dense tensors in the memory of this process.
     """
     here = device_prefixes()
-    read = seams.object_identity.ObjectIdentityDictionary()
+    read = private_api.object_identity.ObjectIdentityDictionary()
     large = []
     for owner, values in tensors.items():
         read[owner] = {name: _host_value(value, here) for name, value in values.items()}
@@ -687,7 +687,7 @@ def _read(
 
 
 def _host_value(value: Any, here: tuple[str, ...]) -> Any:
-    is_spec = isinstance(value, seams.saveable_object.SaveSpec)
+    is_spec = isinstance(value, private_api.saveable_object.SaveSpec)
     is_variable = isinstance(value, tf.Variable)  # from Keras 3 under a strategy
     if not (is_spec or is_variable) or not str(value.device).startswith(here):
         return value

@@ -34,7 +34,7 @@ from tfpreempt.checkpoint.tensors.shuffle_seeds import (
     seeds_of,
 )
 from tfpreempt.checkpoint.tensors.variables import Attached, plain_message
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 Objects = Sequence[tuple[str, Any]]
 
@@ -250,7 +250,7 @@ def check_position(iterator: Any, where: str) -> None:
         ConfigurationError: no position can be saved; the message gives the reason and
             an alternative.
     """
-    seams.require("iterators")
+    private_api.check_available("iterators")
     dataset = iterator._dataset
     found = [] if dataset is None else [dataset]
     if reads_data_service(*found):
@@ -342,7 +342,7 @@ def hidden_state(*datasets: Any) -> str | None:
             else tf.zeros([], each.dtype)
             for each in function.captured_inputs
         ]
-        alone = seams.gen_dataset_ops.map_dataset(
+        alone = private_api.gen_dataset_ops.map_dataset(
             nothing._variant_tensor,
             held,
             f=function,
@@ -350,7 +350,7 @@ def hidden_state(*datasets: Any) -> str | None:
             output_shapes=[[]],
         )
         try:
-            seams.gen_dataset_ops.dataset_to_graph_v2(
+            private_api.gen_dataset_ops.dataset_to_graph_v2(
                 alone, external_state_policy=_POLICIES.FAIL.value
             )
         except tf.errors.FailedPreconditionError as error:
@@ -378,7 +378,7 @@ class IteratorState(State):
         super().__init__("tfpreempt.iterators", per_worker=True, registry=None)
         self._attached = attached
 
-    def is_wanted(self) -> bool:
+    def should_save(self) -> bool:
         return bool(self._attached.iterators)
 
     def save(self, fileobj: IO[bytes]) -> None:
@@ -400,7 +400,9 @@ class IteratorState(State):
             if path in saved:
                 iterator._restore_from_tensors({"_STATE": unpack(saved[path])})
 
-    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
         """Restores no position: with another number of workers, a worker reads another
         part of the data. A position shared by all workers was restored from the chief's
         files; other iterators begin at the start."""
@@ -422,7 +424,8 @@ def positions_kept(objects: Objects) -> Iterator[None]:
     kept = [
         obj
         for _, obj in objects
-        if isinstance(obj, seams.iterator_ops.OwnedIterator) and id(obj) not in shared
+        if isinstance(obj, private_api.iterator_ops.OwnedIterator)
+        and id(obj) not in shared
     ]
     own = [vars(iterator).get(name) for iterator in kept]
     for iterator in kept:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 Arrays = list[np.ndarray[Any, Any]]
 
 
-def dealt(variable: Any, values: Arrays, worker: int, world: int) -> Arrays:
+def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Arrays:
     """Returns the values for this worker's replicas, from the values of all former
     replicas.
 
@@ -39,11 +39,11 @@ def dealt(variable: Any, values: Arrays, worker: int, world: int) -> Arrays:
         variable: variable whose local replicas get values.
         values: values of all former replicas, in order.
         worker: index of this worker.
-        world: number of workers; the workers have equally many replicas.
+        num_workers: number of workers; the workers have equally many replicas.
     """
     parts = local_parts(variable)
     first, last = worker * len(parts), (worker + 1) * len(parts)
-    replicas = world * len(parts)
+    replicas = num_workers * len(parts)
     if len(values) == replicas:
         return values[first:last]
     kind = parts[0].aggregation
@@ -75,7 +75,7 @@ class PerReplicaState(State):
         super().__init__("tfpreempt.per_replica", per_worker=True, registry=None)
         self._attached = attached
 
-    def is_wanted(self) -> bool:
+    def should_save(self) -> bool:
         return bool(self._attached.differing or self._attached.own)
 
     def save(self, fileobj: IO[bytes]) -> None:
@@ -93,9 +93,11 @@ class PerReplicaState(State):
         write_parts(fileobj, header, parts)
 
     def load(self, fileobj: IO[bytes]) -> None:
-        self.fold([fileobj], 0, 1)
+        self.reshard([fileobj], 0, 1)
 
-    def fold(self, files: Sequence[IO[bytes] | None], worker: int, world: int) -> None:
+    def reshard(
+        self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
+    ) -> None:
         """Distributes the values of the former replicas among the present replicas."""
         saved: dict[str, Arrays] = {}
         for file in (each for each in files if each is not None):
@@ -111,7 +113,7 @@ class PerReplicaState(State):
             if path not in saved:
                 continue
             values = saved.pop(path)
-            arrays = dealt(variable, values, worker, world)
+            arrays = dealt(variable, values, worker, num_workers)
             local = local_parts(variable)
             here = [tuple(part.shape) for part in local]
             if here == [array.shape for array in arrays]:

@@ -29,7 +29,7 @@ from tfpreempt.checkpoint.tensors.variables import (
     out_of_scope,
     walk,
 )
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 _log = logging.getLogger(__name__)
 _KERAS_GENERATOR = "global_seed_generator"  # a constant of its own since Keras 3.13
@@ -42,10 +42,10 @@ def record() -> dict[str, Any]:
         The values by the keys of TensorFlow in `random_state.py`; None for a generator
         that the program has not made.
     """
-    eager = seams.eager_context.context()
+    eager = private_api.eager_context.context()
     rng = getattr(eager, "_rng", None)
     seed = eager._seed
-    of_keras, keras = None, sys.modules.get(seams.MODULES["keras_seeds"])
+    of_keras, keras = None, sys.modules.get(private_api.MODULES["keras_seeds"])
     # The generator of ops without a seed; Keras makes the generator at the first draw.
     if keras is not None:
         of_keras = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
@@ -53,7 +53,9 @@ def record() -> dict[str, Any]:
     return {
         "tf_seed": None if seed is None else int(np.array(seed)),
         "tf_rng": None if rng is None else encode(rng.getstate()),
-        "tf_generator": generator_record(seams.stateful_random_ops.global_generator),
+        "tf_generator": generator_record(
+            private_api.stateful_random_ops.global_generator
+        ),
         "keras_seed": [state.numpy().tolist() for state in states] or None,
     }
 
@@ -61,7 +63,7 @@ def record() -> dict[str, Any]:
 def load(saved: Any) -> None:
     """Sets TensorFlow's and Keras' generators to the states returned by `record`."""
     if saved["tf_seed"] is not None and saved["tf_rng"] is not None:
-        eager = seams.eager_context.context()
+        eager = private_api.eager_context.context()
         eager._set_global_seed(saved["tf_seed"])
         eager._rng.setstate(decode(saved["tf_rng"]))
     if saved["tf_generator"] is not None:
@@ -77,16 +79,16 @@ def reseed(seed: int) -> None:
     The global seed stays the same, because all workers have the same seed. The seed of
     Keras stays too, because layers draw the same numbers on every replica.
     """
-    eager = seams.eager_context.context()
+    eager = private_api.eager_context.context()
     if getattr(eager, "_rng", None) is not None:
         eager._rng.seed(seed)
-    if (generator := seams.stateful_random_ops.global_generator) is not None:
+    if (generator := private_api.stateful_random_ops.global_generator) is not None:
         generator.reset_from_seed(seed % 2**63)
 
 
 def is_seeded() -> bool:
     """Returns whether the program has set a global seed (`tf.random.set_seed`)."""
-    return seams.eager_context.global_seed() is not None
+    return private_api.eager_context.global_seed() is not None
 
 
 def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
@@ -116,7 +118,7 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
 
 
 def _load_keras_record(seeds: Any) -> None:
-    if (keras := sys.modules.get(seams.MODULES["keras_seeds"])) is None:
+    if (keras := sys.modules.get(private_api.MODULES["keras_seeds"])) is None:
         return  # this program has not imported Keras
     state = keras.global_state
     if state.get_global_attribute(_KERAS_GENERATOR) is None:
@@ -144,7 +146,7 @@ def generator_record(generator: Any) -> Any:
 
 
 def _load_generator(record: Any) -> None:
-    if (generator := seams.stateful_random_ops.global_generator) is not None:
+    if (generator := private_api.stateful_random_ops.global_generator) is not None:
         load_generator_record(generator, record)
         return
     # The saved program had a generator, so the resumed program will use a generator.
@@ -292,4 +294,6 @@ def _is_of_tensorflow(iterator: Any) -> bool:
     """Returns whether TensorFlow made an iterator for a strategy: such an iterator
     cannot be saved."""
     is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
-    return is_distributed and not isinstance(iterator, seams.trackable_base.Trackable)
+    return is_distributed and not isinstance(
+        iterator, private_api.trackable_base.Trackable
+    )

@@ -37,7 +37,7 @@ from tfpreempt.checkpoint.tensors.variables import (
     reached,
     variable_shape,
 )
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 _log = logging.getLogger(__name__)
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
@@ -178,14 +178,14 @@ def check(prefix: str) -> None:
         prefix: prefix of TensorFlow's files.
 
     Raises:
-        CheckpointDamagedError: TensorFlow cannot read the files.
+        CheckpointCorruptedError: TensorFlow cannot read the files.
     """
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(prefix)
         if reader.has_tensor(_OBJECT_GRAPH):
-            seams.checkpoint.object_metadata(prefix)
+            private_api.checkpoint.object_metadata(prefix)
     except (tf.errors.OpError, RuntimeError, ValueError, DecodeError) as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"TensorFlow cannot read {prefix!r}: {type(error).__name__}: {error}"
         ) from error
 
@@ -215,7 +215,7 @@ def restore(
 
     Raises:
         CheckpointMismatchError: another model's checkpoint; nothing was assigned.
-        CheckpointDamagedError: TensorFlow cannot read the files.
+        CheckpointCorruptedError: TensorFlow cannot read the files.
     """
     attached = attach(checkpoint)
     for iterator in attached.iterators.values():
@@ -229,7 +229,7 @@ def restore(
         with unmoved, reading_in_threads(prefix, ahead), assigning_directly(prefix):
             status = checkpoint.restore(prefix, options=options)
     except tf.errors.OpError as error:
-        raise errors.CheckpointDamagedError(
+        raise errors.CheckpointCorruptedError(
             f"TensorFlow could not read {prefix!r}: {plain_message(error)}"
         ) from error
     status.expect_partial()
@@ -247,7 +247,7 @@ def _unused(graph: Any, nodes: Collection[int]) -> Sequence[str]:
 
 def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
     try:
-        graph = seams.checkpoint.object_metadata(prefix)
+        graph = private_api.checkpoint.object_metadata(prefix)
     except ValueError:
         return  # name-based, from TensorFlow 1: without a structure
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # valid: it was just read
@@ -289,7 +289,7 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
         )
 
 
-class _Bound(weakref.WeakValueDictionary[int, Any]):
+class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
     """The objects of a restored checkpoint by node, as matched by TensorFlow.
 
     Keras traces a Keras 3 model without its own `build` to make the model's variables.
@@ -356,7 +356,7 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
             ) from error
 
     coordinator.restore_saveables = restore_saveables
-    coordinator.object_by_proto_id = _Bound(coordinator, prefix)
+    coordinator.object_by_proto_id = _RestoredObjectMap(coordinator, prefix)
     return functools.partial(_left, coordinator)
 
 
@@ -383,8 +383,8 @@ def assigning_directly(prefix: str) -> Iterator[None]:
     Args:
         prefix: prefix of TensorFlow's files.
     """
-    positions = seams.checkpoint_restore.CheckpointPosition
-    coordinators = seams.checkpoint._CheckpointRestoreCoordinator
+    positions = private_api.checkpoint_restore.CheckpointPosition
+    coordinators = private_api.checkpoint._CheckpointRestoreCoordinator
     gather = positions.gather_ops_or_named_saveables
     restore = coordinators.restore_saveables
     thread = threading.get_ident()
@@ -416,7 +416,7 @@ def assigning_directly(prefix: str) -> Iterator[None]:
             return restore(coordinator, saveables, *args, **kwargs)
         found, targets[:] = list(targets), []
         values = list(zip(found, _read(coordinator, found), strict=True))
-        read = seams.io_ops.restore_v2
+        read = private_api.io_ops.restore_v2
 
         def assign() -> None:
             for (_, variables), value in values:
@@ -432,11 +432,11 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
         if not saveables:  # nothing else is read from these files
             assign()
-        seams.io_ops.restore_v2 = read_others
+        private_api.io_ops.restore_v2 = read_others
         try:
             result = restore(coordinator, saveables, *args, **kwargs)
         finally:
-            seams.io_ops.restore_v2 = read
+            private_api.io_ops.restore_v2 = read
         assign()
         return result
 
@@ -465,7 +465,7 @@ def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
         or not _assigns(obj.__class__)
         or "_restore_from_tensors" in getattr(obj, "__dict__", {})
         or is_on_read(obj)
-        or seams.registration.get_registered_saver_name(obj)
+        or private_api.registration.get_registered_saver_name(obj)
     ):
         return None
     key, coordinator = attribute.checkpoint_key, position.checkpoint
@@ -493,7 +493,7 @@ def _assigns(kind: type) -> bool:
 def _is_plain(kind: Any) -> bool:
     """Returns whether a class of variables restores as TensorFlow's resource variables
     do."""
-    base = seams.resource_variable_ops.BaseResourceVariable
+    base = private_api.resource_variable_ops.BaseResourceVariable
     return (
         issubclass(kind, base)
         and kind._restore_from_tensors is base._restore_from_tensors
@@ -506,7 +506,7 @@ def _read(coordinator: Any, targets: Sequence[_Target]) -> Any:
     """Reads the values of all targets, in order, into host memory."""
     device = coordinator.options.experimental_io_device or "cpu:0"
     with tf.init_scope(), tf.device(device):
-        return seams.io_ops.restore_v2(
+        return private_api.io_ops.restore_v2(
             coordinator.save_path_tensor,
             [key for key, _ in targets],
             [""] * len(targets),

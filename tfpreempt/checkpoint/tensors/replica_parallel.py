@@ -25,11 +25,16 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.checkpoint.state.contents import Staged
-from tfpreempt.checkpoint.state.partitioning import DenseTensor, Part, Stretch, deal
+from tfpreempt.checkpoint.state.contents import StagedSave
+from tfpreempt.checkpoint.state.partitioning import (
+    DenseTensor,
+    Part,
+    TensorSlice,
+    partition,
+)
 from tfpreempt.checkpoint.tensors import bundle_writer
 from tfpreempt.core.threads import map_in_threads
-from tfpreempt.storage import checksum, reading
+from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
@@ -39,17 +44,17 @@ _MAX_BYTES = 64 << 20  # of a description file
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class WorkerParts:
+class ReplicaParallelWriter:
     """The part of one worker in the writing of shares.
 
     Args:
         worker: index of the worker; 0 is the chief.
-        world: number of workers.
+        num_workers: number of workers.
         files: the file operations.
     """
 
     worker: int
-    world: int
+    num_workers: int
     files: Files
     _unlike: frozenset[str] = dataclasses.field(default=frozenset(), init=False)
     """On the chief: tensors of which another worker had other values. The chief writes
@@ -59,7 +64,7 @@ class WorkerParts:
     def worth_bytes(self) -> int:
         """The least sum of replicated tensors, in bytes, to partition; less is the
         chief's alone."""
-        return bundle_writer.WORTH_BYTES * self.world
+        return bundle_writer.WORTH_BYTES * self.num_workers
 
     def is_worth_it(self, tensors: Sequence[DenseTensor]) -> bool:
         """Returns whether every worker has enough of these tensors to write."""
@@ -78,7 +83,7 @@ class WorkerParts:
             return set()
         return {each.tensor.name for each in self._deal(_shared(tensors))[self.worker]}
 
-    def write_own(self, save: Staged) -> list[Part]:
+    def write_own(self, save: StagedSave) -> list[Part]:
         """Writes this worker's share and its description; any thread.
 
         Args:
@@ -105,13 +110,13 @@ class WorkerParts:
         folder = layout.parts_directory(save.staging, self.worker)
         parts = self._write(folder, share, 0)
         if self.worker != 0:
-            text = json.dumps(_description(save.step, self.world, shared, parts))
+            text = json.dumps(_description(save.step, self.num_workers, shared, parts))
             path = os.path.join(folder, _DESCRIPTION)
             self.files.write(path, [text.encode()])
             self.files.sync_file(path)
         return parts
 
-    def others(self, save: Staged, workers: Collection[int]) -> list[Part]:
+    def others(self, save: StagedSave, workers: Collection[int]) -> list[Part]:
         """Returns the other workers' shares; writes unusable shares again. On the
         chief.
 
@@ -128,9 +133,9 @@ class WorkerParts:
             OSError: error of the file system.
         """
         shared = _shared(save.tensors)
-        expected = _description(save.step, self.world, shared, ())
+        expected = _description(save.step, self.num_workers, shared, ())
         found: list[tuple[int, Part]] = []
-        missing: list[Stretch] = []
+        missing: list[TensorSlice] = []
         for worker, share in enumerate(self._deal(shared)[1:], 1):
             folder = layout.parts_directory(save.staging, worker)
             try:
@@ -138,7 +143,7 @@ class WorkerParts:
                     parts = _fitting(folder, share, expected, shared)
                     found += [(worker, part) for part in parts]
                     continue
-            except _UnfitError as error:
+            except _InvalidShareError as error:
                 _log.warning(
                     "tfpreempt: worker %d's share of step %d cannot be used, so "
                     "worker 0 writes it; nothing is lost: %s",
@@ -151,13 +156,13 @@ class WorkerParts:
         folder = layout.parts_directory(save.staging, self.worker)
         return taken + self._write(folder, [*missing, *unlike], len(save.parts))
 
-    def _wants(self, stretch: Stretch) -> bool:
+    def _wants(self, stretch: TensorSlice) -> bool:
         """Returns whether a stretch is missing in the chief's own share."""
         return stretch.tensor.name not in self._unlike
 
     def _compare(
         self, step: int, found: Sequence[tuple[int, Part]]
-    ) -> tuple[list[Part], list[Stretch]]:
+    ) -> tuple[list[Part], list[TensorSlice]]:
         """Compares the files of other workers with the memory of the chief.
 
         Returns:
@@ -176,7 +181,7 @@ class WorkerParts:
             )
         )
         taken: list[Part] = []
-        unlike: list[tuple[int, Stretch]] = []
+        unlike: list[tuple[int, TensorSlice]] = []
         for worker, part in wanted:
             is_like = [there == next(sums) for there in part.sums]
             if any(is_like):
@@ -189,7 +194,7 @@ class WorkerParts:
         self._remember(step, unlike)
         return taken, [stretch for _, stretch in unlike]
 
-    def _remember(self, step: int, unlike: Sequence[tuple[int, Stretch]]) -> None:
+    def _remember(self, step: int, unlike: Sequence[tuple[int, TensorSlice]]) -> None:
         """Makes the chief write differing tensors from now on; logs a warning."""
         if not unlike:
             return
@@ -207,10 +212,12 @@ class WorkerParts:
             sorted({worker for worker, _ in unlike}),
         )
 
-    def _deal(self, shared: Sequence[DenseTensor]) -> list[list[Stretch]]:
-        return deal(_whole(shared), self.world)
+    def _deal(self, shared: Sequence[DenseTensor]) -> list[list[TensorSlice]]:
+        return partition(_whole(shared), self.num_workers)
 
-    def _write(self, folder: str, share: Sequence[Stretch], first: int) -> list[Part]:
+    def _write(
+        self, folder: str, share: Sequence[TensorSlice], first: int
+    ) -> list[Part]:
         """Writes data files with several threads.
 
         A small share gets fewer files, because the chief has to move every file.
@@ -232,25 +239,25 @@ def _shared(tensors: Iterable[DenseTensor]) -> list[DenseTensor]:
     )
 
 
-def _whole(tensors: Iterable[DenseTensor]) -> list[Stretch]:
-    return [Stretch(tensor=tensor) for tensor in tensors]
+def _whole(tensors: Iterable[DenseTensor]) -> list[TensorSlice]:
+    return [TensorSlice(tensor=tensor) for tensor in tensors]
 
 
 # --- descriptions --------------------------------------------------------------------
 
 
-class _UnfitError(Exception):
+class _InvalidShareError(Exception):
     """Says why a share cannot be used."""
 
 
 def _description(
-    step: int, world: int, shared: Sequence[DenseTensor], parts: Iterable[Part]
+    step: int, num_workers: int, shared: Sequence[DenseTensor], parts: Iterable[Part]
 ) -> dict[str, Any]:
     """Returns the description of a worker's share, JSON-able."""
     kinds = [(each.name, each.dtype, each.shape) for each in shared]
     return {
         "step": step,
-        "world": world,
+        "num_workers": num_workers,
         "tensors": checksum.of_bytes(json.dumps(kinds).encode()),
         "files": [
             {
@@ -268,7 +275,7 @@ def _description(
 
 def _fitting(
     folder: str,
-    share: Sequence[Stretch],
+    share: Sequence[TensorSlice],
     expected: dict[str, Any],
     shared: Sequence[DenseTensor],
 ) -> list[Part]:
@@ -281,14 +288,16 @@ def _fitting(
         shared: the partitioned tensors.
 
     Raises:
-        _UnfitError: the files are missing, or belong to something else.
+        _InvalidShareError: the files are missing, or belong to something else.
     """
     try:
         path = os.path.join(folder, _DESCRIPTION)
-        told = json.loads(reading.read(path, _MAX_BYTES))
-        for what in ("step", "world", "tensors"):
+        told = json.loads(file_reading.read(path, _MAX_BYTES))
+        for what in ("step", "num_workers", "tensors"):
             if told[what] != expected[what]:
-                raise _UnfitError(f"its {what}: {told[what]}, here {expected[what]}")
+                raise _InvalidShareError(
+                    f"its {what}: {told[what]}, here {expected[what]}"
+                )
         by_name = {each.name: each for each in shared}
         parts = [_part(folder, each, by_name) for each in told["files"]]
         covered = _covered(each for part in parts for each in part.stretches)
@@ -296,9 +305,9 @@ def _fitting(
         *(OSError, ValueError, KeyError, TypeError, AttributeError),
         *(OverflowError, RecursionError),
     ) as error:
-        raise _UnfitError(f"{type(error).__name__}: {error}") from error
+        raise _InvalidShareError(f"{type(error).__name__}: {error}") from error
     if covered != _covered(share):
-        raise _UnfitError("it has other rows")
+        raise _InvalidShareError("it has other rows")
     return parts
 
 
@@ -306,10 +315,10 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
     """Returns a data file by its description.
 
     Raises:
-        _UnfitError: the file does not have the described size.
+        _InvalidShareError: the file does not have the described size.
     """
     stretches = [
-        Stretch(tensor=by_name[name], start=start, rows=rows)
+        TensorSlice(tensor=by_name[name], start=start, rows=rows)
         for name, start, rows in told["rows"]
     ]
     part = Part(
@@ -322,11 +331,11 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
     )
     size = os.stat(part.path).st_size
     if size != part.size or len(part.sums) != len(part.stretches):
-        raise _UnfitError(f"{part.path!r} has {size} bytes, not {part.size}")
+        raise _InvalidShareError(f"{part.path!r} has {size} bytes, not {part.size}")
     return part
 
 
-def _covered(stretches: Iterable[Stretch]) -> dict[str, list[tuple[int, int]]]:
+def _covered(stretches: Iterable[TensorSlice]) -> dict[str, list[tuple[int, int]]]:
     """Returns the ranges of rows in stretches, by tensor name; adjacent ranges are
     joined."""
     found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 
 _COUNT = b"epoch_num_random_samples"
 _SEPARATOR = b"@@"  # in the metadata of an element: a prefix, then names of values
@@ -44,9 +44,9 @@ def reshuffles(node: Any) -> bool:
     dataset."""
     if hasattr(node, DRAWS_SEEDS):
         return True
-    if isinstance(node, seams.random_op._RandomDataset):
+    if isinstance(node, private_api.random_op._RandomDataset):
         return bool(node._rerandomize)
-    is_shuffle = isinstance(node, seams.shuffle_op._ShuffleDataset)
+    is_shuffle = isinstance(node, private_api.shuffle_op._ShuffleDataset)
     return is_shuffle and node._reshuffle_each_iteration is not False
 
 
@@ -181,11 +181,13 @@ class Element:
 
     def __init__(self, variant: Any) -> None:
         raw = tf.io.serialize_tensor(variant).numpy()
-        self._outer = seams.tensor_pb2.TensorProto.FromString(raw)
+        self._outer = private_api.tensor_pb2.TensorProto.FromString(raw)
         content, start = self._outer.tensor_content, 1
         while content[start - 1] & 0x80:  # the length of the rest, a varint
             start += 1
-        self._data = seams.tensor_pb2.VariantTensorDataProto.FromString(content[start:])
+        self._data = private_api.tensor_pb2.VariantTensorDataProto.FromString(
+            content[start:]
+        )
         self.prefix, *self.names = self._data.metadata.split(_SEPARATOR)
 
         counts = [i for i, name in enumerate(self.names) if name.endswith(_COUNT)]
@@ -224,7 +226,7 @@ class Element:
     def _values(self) -> Sequence[Any]:
         [proto] = self._data.tensors
         metadata = proto.variant_val[0].metadata
-        element = seams.dataset_pb2.CompressedElement.FromString(metadata)
+        element = private_api.dataset_pb2.CompressedElement.FromString(metadata)
         kinds = [each.dtype for each in element.component_metadata]
         return tf.raw_ops.UncompressElement(  # type: ignore[no-any-return]
             compressed=tf.io.parse_tensor(proto.SerializeToString(), tf.variant),

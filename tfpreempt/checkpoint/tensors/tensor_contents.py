@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import checkpoint_state, layout
 from tfpreempt.checkpoint.directory.catalog import Entry
-from tfpreempt.checkpoint.state.contents import Contents, Staged
+from tfpreempt.checkpoint.state.contents import Contents, StagedSave
 from tfpreempt.checkpoint.state.state import State
 from tfpreempt.checkpoint.tensors import bundle_reader, bundle_writer, gather, reader
 from tfpreempt.checkpoint.tensors.data_order import OrderState
@@ -40,7 +40,7 @@ from tfpreempt.checkpoint.tensors.iterator_state import (
 )
 from tfpreempt.checkpoint.tensors.per_replica import PerReplicaState
 from tfpreempt.checkpoint.tensors.program_values import warn_of_kernels
-from tfpreempt.checkpoint.tensors.replica_parallel import WorkerParts
+from tfpreempt.checkpoint.tensors.replica_parallel import ReplicaParallelWriter
 from tfpreempt.checkpoint.tensors.variables import (
     Attached,
     attach,
@@ -53,9 +53,9 @@ from tfpreempt.checkpoint.tensors.variables import (
     plain_message,
     walk,
 )
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.core.cluster import Cluster
-from tfpreempt.storage import failure
+from tfpreempt.storage import os_errors
 from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def own_place(given: Any) -> tuple[str | None, str]:
     """
     if not isinstance(given, tf.train.CheckpointManager):
         return None, layout.PAYLOAD
-    seams.require("manager")
+    private_api.check_available("manager")
     return given.directory, os.path.basename(given._prefix)
 
 
@@ -182,8 +182,10 @@ def make_contents(
     if is_managed:
         return _ManagerContents(*common, given, files)
     parts = None
-    if is_shared and cluster.world > 1 and not cluster.saves_all:
-        parts = WorkerParts(worker=cluster.worker, world=cluster.world, files=files)
+    if is_shared and cluster.num_workers > 1 and not cluster.saves_all:
+        parts = ReplicaParallelWriter(
+            worker=cluster.worker, num_workers=cluster.num_workers, files=files
+        )
     return _OwnContents(
         *common,
         files,
@@ -196,7 +198,7 @@ def make_contents(
 def saving() -> contextlib.AbstractContextManager[None]:
     """Returns TensorFlow's context for a save by its preemption handler."""
     context: contextlib.AbstractContextManager[None]
-    context = seams.checkpoint_context.preemption_save_context()
+    context = private_api.checkpoint_context.preemption_save_context()
     return context
 
 
@@ -223,7 +225,7 @@ class _Tracked(Contents):
     # The numeric tensors of the commit last passed to `read_ahead`.
     _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
 
-    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+    def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         self.free_read_ahead()
         with _without_collection():
             found = attach(self.checkpoint)
@@ -233,11 +235,11 @@ class _Tracked(Contents):
                 arguments = _save_arguments(args, kwargs) if args or kwargs else {}
                 self._capture(save, arguments, read)
 
-    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
+    def _capture(self, save: StagedSave, arguments: dict[str, Any], read: Read) -> None:
         raise NotImplementedError
 
     def needs_peers(self) -> bool:
-        if self.cluster.world == 1:
+        if self.cluster.num_workers == 1:
             return False
         return any(
             is_on_read(variable)
@@ -266,7 +268,7 @@ class _Tracked(Contents):
     def _reading(self, found: Attached) -> contextlib.AbstractContextManager[Read]:
         return reading(
             self.checkpoint,
-            are_others=self.cluster.world > 1,
+            are_others=self.cluster.num_workers > 1,
             graph=found.graph,
         )
 
@@ -351,11 +353,11 @@ def _writing(what: str) -> Iterator[None]:
     if last is not None:
         logging.root.addHandler(last)
     try:
-        with seams.checkpoint_context.preemption_save_context():
+        with private_api.checkpoint_context.preemption_save_context():
             yield
     except tf.errors.OpError as error:
         said = plain_message(error)
-        advice = failure.advice_on(said)
+        advice = os_errors.advice_on(said)
         raise errors.SaveError(
             f"Could not write {what}: {type(error).__name__}: {said}"
             + (f"; {advice}" if advice else "")
@@ -402,19 +404,19 @@ class _OwnContents(_Tracked):
     """
 
     files: Files
-    worker_parts: WorkerParts | None
+    worker_parts: ReplicaParallelWriter | None
     counts_saves: bool
     keeps_copies: bool
     _spare: gather.Bytes | None = dataclasses.field(default=None, init=False)
 
     needs_prefix = True
 
-    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+    def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         if self.counts_saves:
             _ = self.checkpoint.save_counter  # made here, for `attach` to find
         super().capture(save, *args, **kwargs)
 
-    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
+    def _capture(self, save: StagedSave, arguments: dict[str, Any], read: Read) -> None:
         checkpoint = self.checkpoint
         checkpoint.sync()
         if self.counts_saves:
@@ -441,7 +443,7 @@ class _OwnContents(_Tracked):
         if "checkpoint_number" in arguments:
             save.number = _whole_number(arguments["checkpoint_number"])
 
-    def _capture_large(self, save: Staged, prefix: str, read: Read) -> None:
+    def _capture_large(self, save: StagedSave, prefix: str, read: Read) -> None:
         """Lets TensorFlow write the small tensors, and captures the large tensors for
         `write`."""
         # While training continues, only the chief has a copy of the tensors.
@@ -467,22 +469,24 @@ class _OwnContents(_Tracked):
     def _replication(self) -> gather.IsReplicated:
         """Returns a predicate of a variable: whether all workers hold, and expect, the
         same value."""
-        world = self.worker_parts.world if self.worker_parts is not None else 1
+        num_workers = (
+            self.worker_parts.num_workers if self.worker_parts is not None else 1
+        )
         found = attached(self.checkpoint)
         differing = found.differing + found.own
         own = {id(distributed(variable)) for _, variable in differing}
         return lambda each: (
-            is_replicated(each, world) and id(distributed(each)) not in own
+            is_replicated(each, num_workers) and id(distributed(each)) not in own
         )
 
     def free_copies(self) -> None:
         self._spare = None
 
-    def write(self, save: Staged) -> None:
+    def write(self, save: StagedSave) -> None:
         with contextlib.nullcontext() if save.is_async else _without_collection():
             self._write(save)
 
-    def _write(self, save: Staged) -> None:
+    def _write(self, save: StagedSave) -> None:
         if save.is_dealt:
             assert self.worker_parts is not None
             if self.cluster.is_chief:
@@ -504,7 +508,7 @@ class _OwnContents(_Tracked):
             )
             save.tensors = ()
 
-    def complete(self, save: Staged, workers: Collection[int]) -> None:
+    def complete(self, save: StagedSave, workers: Collection[int]) -> None:
         assert self.worker_parts is not None
         with _without_collection():
             parts = [*save.parts, *self.worker_parts.others(save, workers)]
@@ -556,7 +560,7 @@ class _ManagerContents(_Tracked):
     can_be_async = False  # the user's manager deletes on the main thread
     needs_prefix = True
 
-    def _capture(self, save: Staged, arguments: dict[str, Any], read: Read) -> None:
+    def _capture(self, save: StagedSave, arguments: dict[str, Any], read: Read) -> None:
         manager, checkpoint = self.manager, self.checkpoint
         manager.sync()
         following = int(checkpoint.save_counter.numpy()) + 1
@@ -631,7 +635,7 @@ class _ManagerContents(_Tracked):
         def relative(path: str) -> str:
             return os.path.relpath(path, manager.directory)
 
-        state = checkpoint_state.Pointer(
+        state = checkpoint_state.CheckpointStateFile(
             latest=relative(manager.latest_checkpoint),
             paths=tuple(map(relative, manager._maybe_delete)),
             timestamps=tuple(manager._maybe_delete.values()),
@@ -674,7 +678,7 @@ class _SaveFnContents(_Tracked):
 
     can_be_async = False  # save_fn may do anything
 
-    def capture(self, save: Staged, *args: Any, **kwargs: Any) -> None:
+    def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         self.free_read_ahead()
         attach(self.checkpoint)
         with saving():
@@ -687,4 +691,4 @@ class _SaveFnContents(_Tracked):
         """Does nothing: the save_fn may save other objects."""
 
     def needs_peers(self) -> bool:
-        return self.cluster.world > 1  # save_fn may do anything
+        return self.cluster.num_workers > 1  # save_fn may do anything

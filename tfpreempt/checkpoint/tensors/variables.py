@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfpreempt.core import reach, seams
+from tfpreempt.core import object_graph, private_api
 
 T = TypeVar("T")
 
-seams.require("checkpoints")
-_base: Any = seams.trackable_base
+private_api.check_available("checkpoints")
+_base: Any = private_api.trackable_base
 _Trackable: Any = _base.Trackable
 
 
@@ -104,7 +104,7 @@ def _has_list_of_children(kind: type, method: Any) -> bool:
     )
     return all(
         base.__name__ in _LISTING
-        and base.__module__.partition(".")[0] in reach.FRAMEWORKS
+        and base.__module__.partition(".")[0] in object_graph.FRAMEWORKS
         for base in kind.__mro__
         if not vars(base).keys().isdisjoint(methods)
     )
@@ -120,7 +120,7 @@ def paths(edges: Edges) -> list[str]:
     for path, children in zip(found, edges, strict=False):  # both end together
         for name, number in children:
             if number == len(found):
-                name = seams.trackable_utils.escape_local_name(name)
+                name = private_api.trackable_utils.escape_local_name(name)
                 found.append(f"{path}/{name}" if path else name)
     return found
 
@@ -201,7 +201,7 @@ def _inner(obj: Any) -> Any:
     value when asked for a missing attribute.
     """
     inner = getattr(obj, "__dict__", {}).get("_value")
-    kinds = tf.Variable, seams.distribute_values.DistributedVariable
+    kinds = tf.Variable, private_api.distribute_values.DistributedVariable
     return inner if isinstance(inner, kinds) else None
 
 
@@ -209,7 +209,7 @@ def distributed(obj: Any) -> Any | None:
     """Returns the distributed variable that an object is or wraps; or None."""
     for attribute in (None, "_value", "_variable"):
         candidate = obj if attribute is None else getattr(obj, attribute, None)
-        if isinstance(candidate, seams.distribute_values.DistributedVariable):
+        if isinstance(candidate, private_api.distribute_values.DistributedVariable):
             return candidate
     return None
 
@@ -258,7 +258,7 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
 
 def device_prefixes() -> tuple[str, ...]:
     """Returns the name prefixes of this process's devices."""
-    host = seams.eager_context.context().host_address_space()
+    host = private_api.eager_context.context().host_address_space()
     return f"{host}/device:CPU:", f"{host}/device:GPU:"
 
 
@@ -353,7 +353,7 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
             weakref.WeakValueDictionary()
         )
         self.graph: Graph | None = None
-        self.reached: reach.Reached | None = None
+        self.reached: object_graph.Reached | None = None
 
     def _trackable_children(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return dict(self.found)
@@ -418,7 +418,7 @@ def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
 
     def may_hold(obj: Any) -> bool:
         kind: type = type(obj)
-        return reach.is_container(obj) or _may_hold(kind)
+        return object_graph.is_container(obj) or _may_hold(kind)
 
     return [
         (path, number)
@@ -447,14 +447,14 @@ def _attach_untracked(
     def skips(value: Any) -> bool:
         if leads_nowhere(value):
             return True
-        if not reach.is_container(value):
+        if not object_graph.is_container(value):
             return False
         # A copy: another thread of the program may change the container.
         items = list(value.values() if isinstance(value, dict) else value)
         return all(map(leads_nowhere, items))
 
-    reached = reach.Reached()
-    for place in reach.walk(roots, _may_hold, skips=skips, reached=reached):
+    reached = object_graph.Reached()
+    for place in object_graph.walk(roots, _may_hold, skips=skips, reached=reached):
         path, value = place.path, place.value
         kind: type = type(value)
         if id(value) in tracked or path.endswith(_SETTINGS):
@@ -465,7 +465,7 @@ def _attach_untracked(
                 own.setdefault(id(variable), (f"{path}[{number}]", variable))
         elif _may_be_tracked(kind):
             new.append((path, value))
-            view = seams.graph_view.ObjectGraphView(value)
+            view = private_api.graph_view.ObjectGraphView(value)
             tracked.update(map(id, view.breadth_first_traversal()[0]))
     if new:
         _name(attached.found, new, roots)
@@ -495,7 +495,7 @@ def _name(
     found: dict[str, Any], new: list[tuple[str, Any]], roots: dict[str, Any]
 ) -> None:
     """Adds objects under names that no existing object has."""
-    places = reach.walk(roots, _may_hold, skips=lambda value: value is None)
+    places = object_graph.walk(roots, _may_hold, skips=lambda value: value is None)
     held = {id(place.value) for place in places if place.owner is not None}
     for path, value in new:
         names = itertools.chain([path], (f"{path} ({n})" for n in itertools.count(2)))
@@ -519,7 +519,7 @@ def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
     ]
     attached.iterators.clear()
     for path, obj in objects:
-        if isinstance(obj, seams.iterator_ops.OwnedIterator):
+        if isinstance(obj, private_api.iterator_ops.OwnedIterator):
             attached.iterators[path] = obj
 
 
@@ -541,8 +541,8 @@ def _may_be_tracked(kind: type) -> bool:
 
     Trackable lists and dicts are not included: their items are searched instead.
     """
-    if not issubclass(kind, seams.trackable_base.Trackable) or issubclass(
-        kind, seams.data_structures.TrackableDataStructure
+    if not issubclass(kind, private_api.trackable_base.Trackable) or issubclass(
+        kind, private_api.data_structures.TrackableDataStructure
     ):
         return False
     is_variable = issubclass(kind, tf.Variable) or hasattr(kind, "_deferred_initialize")
@@ -553,7 +553,7 @@ def _may_be_tracked(kind: type) -> bool:
 def _is_of_interest(kind: type) -> bool:
     """Returns whether an object of a class may be untracked, or hold untracked
     objects."""
-    holds = reach.may_be_container(kind) or _may_hold(kind)
+    holds = object_graph.may_be_container(kind) or _may_hold(kind)
     return holds or _is_own(kind) or _may_be_tracked(kind)
 
 
@@ -563,4 +563,4 @@ def _may_hold(kind: type) -> bool:
     objects."""
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
         return False  # an old optimizer: TensorFlow finds its slots
-    return any(hasattr(kind, n) for n in _HOLDING) or reach.is_of_program(kind)
+    return any(hasattr(kind, n) for n in _HOLDING) or object_graph.is_user_code(kind)

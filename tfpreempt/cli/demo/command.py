@@ -18,10 +18,10 @@ from rich.table import Table
 
 from tfpreempt.cli.demo.job import EPOCH_STEPS, draw_preemptions, supervised, train
 from tfpreempt.cli.demo.result import Result, assess
-from tfpreempt.cli.signals import ENDS
+from tfpreempt.cli.signal_handling import ENDS
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
-from tfpreempt.core import loading
+from tfpreempt.core import lazy_import
 from tfpreempt.errors import (
     ConfigurationError,
     TensorFlowMissingError,
@@ -126,12 +126,12 @@ def _fresh_directory(out: Path) -> Path:
         ConfigurationError: no folder can be made, or TensorFlow or scikit-learn is
             missing.
     """
-    if not loading.has_tensorflow():
-        raise TensorFlowMissingError(f"The demo {loading.WANTED}")
+    if not lazy_import.has_tensorflow():
+        raise TensorFlowMissingError(f"The demo {lazy_import.WANTED}")
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
             "The demo trains on the handwritten digits that come with scikit-learn, "
-            f"which is not installed. Install it with: {loading.to_install('demo')}"
+            f"which is not installed. Install it with: {lazy_import.to_install('demo')}"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from tfpreempt.cli.notify.workers import held_workers
+from tfpreempt.cli.simulate.workers import held_workers
 from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 

@@ -14,10 +14,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from tfpreempt.cli.doctor.slurm import Requeue, ask_slurm
+from tfpreempt.cli.doctor.slurm_settings import Requeue, ask_slurm
 from tfpreempt.cli.doctor.sources import probe_sources
-from tfpreempt.cli.doctor.storage import try_save
-from tfpreempt.cli.doctor.verdict import Facts, Finding, Level, assess
+from tfpreempt.cli.doctor.storage_check import try_save
+from tfpreempt.cli.doctor.verdict import DoctorFinding, DoctorFindings, Level, assess
 from tfpreempt.cli.journals.tail import JournalTailer
 from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.cli.tables import Console
@@ -81,7 +81,7 @@ def _gather(
     name: str | None,
     grace: float | None,
     requeue: Requeue | None,
-) -> Facts:
+) -> DoctorFindings:
     if directory is not None and "://" in directory:
         raise ConfigurationError(
             f"{paths.without_secrets(directory)!r} is an address; what doctor can "
@@ -102,7 +102,7 @@ def _gather(
     told = {"grace_period": grace, "requeue": requeue}
     options = {name: value for name, value in told.items() if value is not None}
     config = platform.termination_config(**options)
-    return Facts(
+    return DoctorFindings(
         platform=platform,
         sources=probe_sources(config.watched_sources()),
         storage=None if directory is None else try_save(Path(directory), size),
@@ -120,13 +120,15 @@ def _step_seconds(directory: str) -> float | None:
     return next((seconds for seconds in reversed(known) if seconds), None)
 
 
-def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
+def _show(
+    console: Console, facts: DoctorFindings, findings: Sequence[DoctorFinding]
+) -> None:
     """Prints the platform, the evidence for it, and the findings."""
     platform = facts.platform
     console.print(f"platform: [bold]{platform.name}[/bold]")
     for evidence in platform.evidence:
         console.print(f"  because {evidence}", markup=False)
-    console.print(f"config: {platform.variant.__name__}()")
+    console.print(f"config: {platform.config_class.__name__}()")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
     table.add_column("what", overflow="fold")
@@ -146,7 +148,9 @@ def _show(console: Console, facts: Facts, findings: Sequence[Finding]) -> None:
             console.out(finding.code)  # unwrapped, also on a narrow terminal
 
 
-def _to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+def _to_json(
+    facts: DoctorFindings, findings: Sequence[DoctorFinding]
+) -> dict[str, Any]:
     """Returns the facts and findings as values for JSON."""
     platform, storage, slurm = facts.platform, facts.storage, facts.slurm
     directory = storage and {
@@ -157,8 +161,8 @@ def _to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
         "platform": platform.name,
         "evidence": platform.evidence,
         "cloud": platform.cloud,
-        "config": platform.variant.__name__,
-        "exit_code": platform.variant.exit_code,
+        "config": platform.config_class.__name__,
+        "exit_code": platform.config_class.exit_code,
         "grace_seconds": facts.shortest_grace,
         "sources": [dataclasses.asdict(each) for each in facts.sources],
         "directory": directory,

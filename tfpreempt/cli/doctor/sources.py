@@ -9,18 +9,18 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tfpreempt.core.python import StrEnum
-from tfpreempt.core.threads import OutOfTimeError, call_within
+from tfpreempt.core.compat import StrEnum
+from tfpreempt.core.threads import CallTimeoutError, call_within
 from tfpreempt.notice.aws import AwsWatch
 from tfpreempt.notice.azure import AzureWatch
 from tfpreempt.notice.gce import GceWatch
-from tfpreempt.notice.topics import Told, TopicWatch
-from tfpreempt.notice.watcher import WatchedSource
+from tfpreempt.notice.metadata_watch import ActiveNotice, MetadataWatch
+from tfpreempt.notice.watcher import NoticeSourceConfig
 
 ANSWER_SECONDS = 8.0
 
 
-class Liveness(StrEnum):
+class SourceHealth(StrEnum):
     """Result of probing a source."""
 
     LIVE = "live"
@@ -42,12 +42,12 @@ class SourceState:
 
     name: str
     grace_seconds: float | None
-    state: Liveness
+    state: SourceHealth
     detail: str = ""
 
 
-WatchMaker = Callable[[list[str]], TopicWatch]
-Verdict = tuple[Liveness, str]
+WatchMaker = Callable[[list[str]], MetadataWatch]
+Verdict = tuple[SourceHealth, str]
 
 WATCHES: Mapping[str, WatchMaker] = {
     "gce": GceWatch,
@@ -57,7 +57,7 @@ WATCHES: Mapping[str, WatchMaker] = {
 
 
 def probe_sources(
-    sources: Iterable[WatchedSource],
+    sources: Iterable[NoticeSourceConfig],
     watches: Mapping[str, WatchMaker] = WATCHES,
     limit_seconds: float = ANSWER_SECONDS,
 ) -> tuple[SourceState, ...]:
@@ -80,7 +80,10 @@ def probe_sources(
         elif kind == "file":
             verdicts[name] = _file(Path(rest))
         else:
-            verdicts[name] = Liveness.LIVE, "not asked: it is a function of the program"
+            verdicts[name] = (
+                SourceHealth.LIVE,
+                "not asked: it is a function of the program",
+            )
     for kind, names in topics.items():
         verdicts |= _cloud(kind, names, watches[kind], limit_seconds)
     return tuple(SourceState(name, grace, *verdicts[name]) for name, grace in watched)
@@ -90,29 +93,32 @@ def _signal(name: str) -> Verdict:
     """Returns the verdict on a signal; child processes inherit blocked signals."""
     if signal.Signals[name] in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         why = f"{name} is blocked in this shell; a thread of the job receives it"
-        return Liveness.LIVE, why
-    return Liveness.LIVE, "is not blocked here"
+        return SourceHealth.LIVE, why
+    return SourceHealth.LIVE, "is not blocked here"
 
 
 def _file(path: Path) -> Verdict:
     if os.path.lexists(path):
-        return Liveness.NOTICE, f"{path} is there; remove it"
+        return SourceHealth.NOTICE, f"{path} is there; remove it"
     if os.path.isdir(path.parent):
-        return Liveness.LIVE, "is not there; no notice now"
-    return Liveness.SLOW, f"{path.parent} is not there yet; something has to make it"
+        return SourceHealth.LIVE, "is not there; no notice now"
+    return (
+        SourceHealth.SLOW,
+        f"{path.parent} is not there yet; something has to make it",
+    )
 
 
 def _cloud(
     kind: str, topics: list[str], make: WatchMaker, limit: float
 ) -> dict[str, Verdict]:
     """Asks a metadata server for topics; returns the verdicts by source name."""
-    levels: dict[str, Told | None] = {}
-    state, why = Liveness.DEAD, ""  # the verdict on topics without an answer
+    levels: dict[str, ActiveNotice | None] = {}
+    state, why = SourceHealth.DEAD, ""  # the verdict on topics without an answer
     try:
         with contextlib.closing(make(topics).poller()) as poller:
             call_within(limit, lambda: poller.poll(levels.__setitem__))
-    except OutOfTimeError:
-        state, why = Liveness.SLOW, f"no answer within {limit:g} s"
+    except CallTimeoutError:
+        state, why = SourceHealth.SLOW, f"no answer within {limit:g} s"
     except Exception as error:  # noqa: BLE001 - any error is the verdict
         why = str(error)
 
@@ -121,7 +127,7 @@ def _cloud(
             text = why or poller.failure(topic) or "its answer cannot be read"
             return state, text
         if (told := levels[topic]) is not None:
-            return Liveness.NOTICE, told.detail
-        return Liveness.LIVE, "answers; no notice now"
+            return SourceHealth.NOTICE, told.detail
+        return SourceHealth.LIVE, "answers; no notice now"
 
     return {f"{kind}:{topic}": verdict(topic) for topic in topics}

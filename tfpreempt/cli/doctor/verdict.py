@@ -7,15 +7,15 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfpreempt.cli.doctor.slurm import SlurmState
-from tfpreempt.cli.doctor.sources import Liveness, SourceState
-from tfpreempt.cli.doctor.storage import Storage
+from tfpreempt.cli.doctor.slurm_settings import SlurmState
+from tfpreempt.cli.doctor.sources import SourceHealth, SourceState
+from tfpreempt.cli.doctor.storage_check import Storage
 from tfpreempt.cli.sizes import size_text
+from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.deadline import needed_seconds, until_end
-from tfpreempt.core.python import StrEnum
 from tfpreempt.platforms.detect import VARIANTS, Platform
 
-WAIT_SECONDS = 30.0  # the handler's save_timeout, for an unknown grace period
+WAIT_SECONDS = 30.0  # the handler's peer_timeout, for an unknown grace period
 # Files on these file systems are lost with the machine, or with the container.
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 # Platforms on machines of a cloud, whose notices do not reach the jobs.
@@ -31,15 +31,18 @@ class Level(StrEnum):
 
 
 _SAID = {  # no text for a live source: its detail says enough
-    Liveness.LIVE: (Level.OK, ""),
-    Liveness.NOTICE: (Level.PROBLEM, "says now that this machine goes away"),
-    Liveness.DEAD: (Level.PROBLEM, "does not work here; nobody would see its notices"),
-    Liveness.SLOW: (Level.ADVICE, "has not answered yet"),
+    SourceHealth.LIVE: (Level.OK, ""),
+    SourceHealth.NOTICE: (Level.PROBLEM, "says now that this machine goes away"),
+    SourceHealth.DEAD: (
+        Level.PROBLEM,
+        "does not work here; nobody would see its notices",
+    ),
+    SourceHealth.SLOW: (Level.ADVICE, "has not answered yet"),
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DoctorFindings:
     """The measured facts.
 
     Attributes:
@@ -64,7 +67,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """A line of the verdict; about a source, with the grace period of its notices.
 
     Attributes:
@@ -82,15 +85,17 @@ class Finding:
     code: str = ""
 
 
-def assess(facts: Facts) -> tuple[Finding, ...]:
+def assess(facts: DoctorFindings) -> tuple[DoctorFinding, ...]:
     """Returns the findings: passed checks, advice, and causes of lost work."""
     found = [*_assess_sources(facts), *_assess_cloud(facts), _assess_grace(facts)]
     if facts.slurm is not None:
-        level, text = _assess_requeue(facts.slurm, facts.platform.variant.exit_code)
-        found.append(Finding(level, "requeue", text))
+        level, text = _assess_requeue(
+            facts.slurm, facts.platform.config_class.exit_code
+        )
+        found.append(DoctorFinding(level, "requeue", text))
     if facts.storage is None:
         text = "no directory was given, so no save was tried: tfpreempt doctor DIR"
-        found.append(Finding(Level.ADVICE, "directory", text))
+        found.append(DoctorFinding(Level.ADVICE, "directory", text))
     else:
         found += _assess_storage(facts, facts.storage)
     if facts.step_seconds is not None:
@@ -99,17 +104,19 @@ def assess(facts: Facts) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _assess_sources(facts: Facts) -> Iterator[Finding]:
+def _assess_sources(facts: DoctorFindings) -> Iterator[DoctorFinding]:
     count = collections.Counter(each.name for each in facts.sources)
     for source in facts.sources:
         level, said = _SAID[source.state]
         text = ": ".join(filter(None, (said, source.detail)))
         if count[source.name] > 1 and source.grace_seconds is not None:
             text += f" (for the notices that leave {source.grace_seconds:g} s)"
-        yield Finding(level, source.name, text, grace_seconds=source.grace_seconds)
+        yield DoctorFinding(
+            level, source.name, text, grace_seconds=source.grace_seconds
+        )
 
 
-def _assess_cloud(facts: Facts) -> Iterator[Finding]:
+def _assess_cloud(facts: DoctorFindings) -> Iterator[DoctorFinding]:
     """Yields advice for a scheduler on cloud machines whose notices are not watched."""
     platform, cloud = facts.platform, facts.platform.cloud
     is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
@@ -123,7 +130,7 @@ def _assess_cloud(facts: Facts) -> Iterator[Finding]:
     )
     watch, topic = f"{cloud.capitalize()}Watch", first.source.name.partition(":")[2]
     source = f'{watch}(["{topic}"]).source("{topic}"), {first.grace_seconds}'
-    yield Finding(
+    yield DoctorFinding(
         Level.ADVICE,
         f"cloud {cloud}",
         f"this is a machine of {cloud}, and this config does not watch the notices of "
@@ -131,30 +138,32 @@ def _assess_cloud(facts: Facts) -> Iterator[Finding]:
         "are detected then), or add the source to the config",
         code="import tfpreempt\n"
         f"from tfpreempt.notice.{cloud} import {watch}\n"
-        "from tfpreempt.notice.watcher import WatchedSource\n\n"
-        f"config = tfpreempt.{platform.variant.__name__}(\n"
-        f"    sources=[lambda: WatchedSource({source})]\n"
+        "from tfpreempt.notice.watcher import NoticeSourceConfig\n\n"
+        f"config = tfpreempt.{platform.config_class.__name__}(\n"
+        f"    sources=[lambda: NoticeSourceConfig({source})]\n"
         ")",
     )
 
 
-def _assess_grace(facts: Facts) -> Finding:
+def _assess_grace(facts: DoctorFindings) -> DoctorFinding:
     grace = facts.shortest_grace
     if grace is not None:
         text = f"the shortest notice leaves {grace:g} s"
-        return Finding(Level.OK, "grace", text)
+        return DoctorFinding(Level.OK, "grace", text)
     how = "pass grace_period= to the config"
     if facts.platform.name == "kubernetes":
         how = "set TFPREEMPT_GRACE_PERIOD to the pod's terminationGracePeriodSeconds"
     text = f"nobody says what a notice leaves, so the step is committed at once; {how}"
-    return Finding(Level.ADVICE, "grace", text)
+    return DoctorFinding(Level.ADVICE, "grace", text)
 
 
-def _assess_steps(seconds: float, save: float | None, grace: float | None) -> Finding:
+def _assess_steps(
+    seconds: float, save: float | None, grace: float | None
+) -> DoctorFinding:
     """Returns whether the running step and its save fit into the grace period."""
     text = f"a step of the run in the directory took {seconds:.2f} s"
     if grace is None:
-        return Finding(Level.OK, "steps", text)
+        return DoctorFinding(Level.OK, "steps", text)
     needed, left = needed_seconds(save or 0.0, grace), until_end(grace)
     if seconds > left:
         text += f", more than the {grace:g} s of a notice: the process is ended within"
@@ -165,12 +174,12 @@ def _assess_steps(seconds: float, save: float | None, grace: float | None) -> Fi
             f"than a notice of {grace:g} s allows: the process may be ended in the save"
         )
     else:
-        return Finding(Level.OK, "steps", text)
+        return DoctorFinding(Level.OK, "steps", text)
     text += (
         ", and what follows the last commit is lost; do less in each run(), or commit "
-        "more often (save_every=)"
+        "more often (save_freq=)"
     )
-    return Finding(Level.PROBLEM, "steps", text)
+    return DoctorFinding(Level.PROBLEM, "steps", text)
 
 
 def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
@@ -210,7 +219,7 @@ def _not_listed(slurm: SlurmState, code: int) -> str:
     return f"{why}; {mend}"
 
 
-def _assess_missing(storage: Storage, missing: Path) -> Finding:
+def _assess_missing(storage: Storage, missing: Path) -> DoctorFinding:
     """Returns a finding about a missing directory, perhaps a mistyped mount point."""
     where = f"{storage.mount} ({storage.filesystem or 'of unknown type'})"
     text = f"{storage.path} is not there yet; it would be made on {where}"
@@ -221,14 +230,14 @@ def _assess_missing(storage: Storage, missing: Path) -> Finding:
             "mount point, mount it, or check the path"
         )
     level = Level.ADVICE if is_at_root else Level.OK
-    return Finding(level, "directory", text)
+    return DoctorFinding(level, "directory", text)
 
 
-def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
+def _assess_storage(facts: DoctorFindings, storage: Storage) -> Iterator[DoctorFinding]:
     if storage.missing is not None and storage.mount is not None:
         yield _assess_missing(storage, storage.missing)
     if storage.filesystem in VOLATILE:
-        yield Finding(
+        yield DoctorFinding(
             Level.PROBLEM,
             "directory",
             f"{storage.path} is on {storage.filesystem}, which goes with the "
@@ -236,7 +245,7 @@ def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
         )
     if storage.save_seconds is None:
         text = f"a save of {size_text(storage.save_bytes)} fails there: {storage.fault}"
-        yield Finding(Level.PROBLEM, "save", text)
+        yield DoctorFinding(Level.PROBLEM, "save", text)
         return
     took = f"{size_text(storage.save_bytes)} take {storage.save_seconds:.2f} s"
     grace = facts.shortest_grace
@@ -246,9 +255,11 @@ def _assess_storage(facts: Facts, storage: Storage) -> Iterator[Finding]:
     mend = "use faster storage, save less, or a machine with a longer notice"
     if needed <= limit:
         fits = "" if grace is None else f", and leaves {grace:g} s"
-        yield Finding(Level.OK, "save", text + fits)
+        yield DoctorFinding(Level.OK, "save", text + fits)
     elif grace is None:
-        yield Finding(Level.ADVICE, "save", f"{text}; pass save_timeout=, or {mend}")
+        yield DoctorFinding(
+            Level.ADVICE, "save", f"{text}; pass peer_timeout=, or {mend}"
+        )
     else:
         text += f", and leaves {grace:g} s; {mend}"
-        yield Finding(Level.PROBLEM, "save", text)
+        yield DoctorFinding(Level.PROBLEM, "save", text)

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from tfpreempt.checkpoint.directory.catalog import Condition
+from tfpreempt.checkpoint.directory.catalog import CommitStatus
 from tfpreempt.checkpoint.restore.verification import THREADS
 from tfpreempt.cli.inspect.rows import look
 from tfpreempt.cli.inspect.view import show_states, show_table, to_json
@@ -16,7 +16,7 @@ from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
-from tfpreempt.storage.opening import SCHEMES
+from tfpreempt.storage.open_store import SCHEMES
 
 
 def _checked(
@@ -121,7 +121,7 @@ def verify(place: str, threads: int, as_json: bool) -> None:
     rows = look(place, every_byte=True, threads=threads)
     seconds = time.monotonic() - begin
     whole = [row.entry for row in rows if row.entry.is_committed]
-    damaged = sum(row.entry.condition is Condition.DAMAGED for row in rows)
+    damaged = sum(row.entry.condition is CommitStatus.DAMAGED for row in rows)
     if as_json:
         echo(json.dumps([to_json(row) for row in rows], indent=1))
     else:

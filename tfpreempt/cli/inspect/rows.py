@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import click
 
 from tfpreempt.checkpoint.directory import catalog
-from tfpreempt.checkpoint.directory.catalog import Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import CommitStatus, Entry, Kind
 from tfpreempt.checkpoint.restore import inspection
 from tfpreempt.checkpoint.restore.verification import THREADS
-from tfpreempt.core.progress import ByteBar
+from tfpreempt.core.progress_bar import ByteBar
 from tfpreempt.errors import ConfigurationError, TfpreemptError
 from tfpreempt.storage.local import LocalStore
 
@@ -97,11 +97,11 @@ def _row(local: Entry | None, remote: Entry | None) -> Row:
     """Merges the entries of a checkpoint; damage of either copy counts as damage."""
     both = [each for each in (local, remote) if each is not None]
     shown, *other = both
-    is_there = remote is not None and remote.condition is not Condition.NOT_COMMITTED
-    is_damaged = any(each.condition is Condition.DAMAGED for each in both)
+    is_there = remote is not None and remote.condition is not CommitStatus.NOT_COMMITTED
+    is_damaged = any(each.condition is CommitStatus.DAMAGED for each in both)
     entry = dataclasses.replace(
         shown,
-        condition=Condition.DAMAGED if is_damaged else shown.condition,
+        condition=CommitStatus.DAMAGED if is_damaged else shown.condition,
         problems=tuple(text for each in both for text in each.problems),
         remarks=(*shown.remarks, *(f"remote: {r}" for e in other for r in e.remarks)),
     )

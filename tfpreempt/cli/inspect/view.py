@@ -11,7 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfpreempt.checkpoint.directory import layout
-from tfpreempt.checkpoint.directory.catalog import Checked, Condition, Entry, Kind
+from tfpreempt.checkpoint.directory.catalog import (
+    CommitStatus,
+    Entry,
+    Kind,
+    VerificationLevel,
+)
 from tfpreempt.cli.inspect.rows import Row
 from tfpreempt.cli.journals.locate import hint
 from tfpreempt.cli.sizes import size_text
@@ -19,10 +24,10 @@ from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain
 
 _STYLES = {
-    Condition.COMMITTED: "green",
-    Condition.NOT_COMMITTED: "yellow",
-    Condition.DAMAGED: "red",
-    Condition.FOREIGN: "cyan",
+    CommitStatus.COMMITTED: "green",
+    CommitStatus.NOT_COMMITTED: "yellow",
+    CommitStatus.DAMAGED: "red",
+    CommitStatus.FOREIGN: "cyan",
 }
 _MAX_LINES = 20
 _WIDE = 100
@@ -46,7 +51,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
     table.add_column("checkpoint", overflow="fold", min_width=12)
     table.add_column(f"saved{zone}", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("world", justify="right", no_wrap=True)
+    table.add_column("workers", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("checked")
     table.add_column("where", no_wrap=True)
@@ -59,7 +64,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
             "-" if shown.size is None else size_text(shown.size),
             "-" if shown.manifest is None else str(shown.manifest.world_size),
             f"[{_STYLES[state]}]{state.value}[/]",
-            "-" if shown.checked is Checked.NOTHING else shown.checked.value,
+            "-" if shown.checked is VerificationLevel.NOTHING else shown.checked.value,
             row.where,
         )
     console.print(table)

@@ -13,7 +13,7 @@ from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.mirror.journal_mirror import fetch
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.journal import journal_directory
-from tfpreempt.storage.opening import SCHEMES, local_path, open_store
+from tfpreempt.storage.open_store import SCHEMES, local_path, open_store
 
 _SHOWN = 5  # number of other runs to suggest
 

@@ -21,7 +21,7 @@ from tfpreempt.cli.journals.records import (
     Record,
     read_record,
 )
-from tfpreempt.cli.run.policy import Cause
+from tfpreempt.cli.run.restart_policy import Cause
 from tfpreempt.core.events import Outcome
 
 _CAUSES = {"lost", *(cause.value for cause in Cause)}  # any other counts as "other"
@@ -45,7 +45,7 @@ class Records:
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
-class Training(Records):
+class WorkerRun(Records):
     """A training of a worker: a process may have several, one after another.
 
     Attributes:
@@ -75,7 +75,7 @@ class Training(Records):
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
-class Start(Records):
+class SupervisorRun(Records):
     """A start of the workers by a supervisor; the first record describes the start.
 
     Attributes:
@@ -169,12 +169,12 @@ class WorkerJournal(_Journal):
     def __init__(self, worker: int, *, keeps_all: bool = False) -> None:
         super().__init__(f"worker-{worker}.jsonl", keeps_all=keeps_all)
         self.worker = worker
-        self.trainings: list[Training] = []
+        self.trainings: list[WorkerRun] = []
         self.commits = 0
         self.commit: Record | None = None
 
     @property
-    def training(self) -> Training | None:
+    def training(self) -> WorkerRun | None:
         """The newest training; None before the first."""
         return self.trainings[-1] if self.trainings else None
 
@@ -190,7 +190,7 @@ class WorkerJournal(_Journal):
             self.commits += 1
             self.commit = record
 
-    def _training(self, record: Record) -> Training:
+    def _training(self, record: Record) -> WorkerRun:
         """Returns the training of a record, perhaps the first of a new training."""
         incarnation = record["incarnation"]
         for training in self.trainings[: -_NEWEST - 1 : -1]:
@@ -200,7 +200,7 @@ class WorkerJournal(_Journal):
                 return training
         if self.trainings and self.trainings[-1].incarnation != incarnation:
             self._count_restart(self.trainings[-1].exit)
-        training = Training(
+        training = WorkerRun(
             file=self.file, worker=self.worker, incarnation=incarnation, records=[]
         )
         self.trainings.append(training)
@@ -232,10 +232,10 @@ class SupervisorJournal(_Journal):
 
     def __init__(self, file: str, *, keeps_all: bool = False) -> None:
         super().__init__(file, keeps_all=keeps_all)
-        self.starts: list[Start] = []
+        self.starts: list[SupervisorRun] = []
 
     @property
-    def start(self) -> Start | None:
+    def start(self) -> SupervisorRun | None:
         """The newest start; None before the first."""
         return self.starts[-1] if self.starts else None
 
@@ -243,7 +243,7 @@ class SupervisorJournal(_Journal):
         name, supervisor = record["incarnation"], record["supervisor"]
         if record.event in ("started", "restarted"):
             self._count_restart(is_restart=record.event == "restarted")
-            start = Start(
+            start = SupervisorRun(
                 file=self.file, name=name, supervisor=supervisor, records=[record]
             )
             self.starts.append(start)

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tfpreempt.core.fields import are_kinds
 from tfpreempt.core.journal import parse_record
+from tfpreempt.core.record_validation import validate_types
 
 Events = Mapping[str, Mapping[str, str]]
 """The fields of every event, and their kinds (see `fields.is_kind`)."""
@@ -104,7 +104,7 @@ def read_record(line: bytes, events: Events) -> Record | None:
         return None
     writer = _BY_WORKERS if events is OF_WORKERS else _BY_SUPERVISORS
     fields = {**events[event], **writer}
-    if not are_kinds(raw, {**fields, **_OF_ALL}):
+    if not validate_types(raw, {**fields, **_OF_ALL}):
         raise ValueError(f"a field of the record {event!r} has an unexpected value")
     values = {name: raw[name] for name in fields if name in raw}
     if event == "commit" and values.get("blocked_seconds") is None:

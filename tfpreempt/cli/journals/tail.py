@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tfpreempt.cli.journals.processes import SupervisorJournal, WorkerJournal
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.core.journal import LineReader, open_file
-from tfpreempt.handler.status_file import Now, now_path, read_now
+from tfpreempt.handler.status_file import WorkerStatus, read_worker_status, status_path
 
 _WORKER = re.compile(r"worker-(\d{1,9})\.(?:jsonl|now)")
 _SUPERVISOR = re.compile(r"supervisor(?:-[\w-]+)?\.jsonl")
@@ -31,7 +31,7 @@ class LastReport:
         at: wall seconds of the reader's clock at which the worker wrote the file.
     """
 
-    now: Now
+    now: WorkerStatus
     at: float
 
 
@@ -173,7 +173,7 @@ class JournalTailer:
         for name in os.listdir(self.directory):
             self._add(name)
         for worker in self.workers:
-            now = read_now(now_path(self.directory, worker))
+            now = read_worker_status(status_path(self.directory, worker))
             before = self.reports.get(worker)
             if now is not None and (before is None or before.now != now):
                 since = min(now.at, at) if before is None else at

@@ -22,7 +22,7 @@ from tfpreempt.cli.report.run_report import RunReport, build_report
 from tfpreempt.cli.report.scalars import read_scalars
 from tfpreempt.cli.report.view import show, to_json
 from tfpreempt.cli.status.read_status import read_status_now
-from tfpreempt.cli.status.run_status import State
+from tfpreempt.cli.status.run_status import ReportedState
 from tfpreempt.cli.status.text import age_text
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import echo, plain
@@ -50,7 +50,7 @@ def report(
     """Summarize a run: interruptions, lost work, goodput.
 
     DIR is the checkpoint directory, or the directory of the journal. URI is the mirror
-    (--remote-checkpoint-dir, gs://, s3:// or file://): its copy of the journal, seconds
+    (--mirror-dir, gs://, s3:// or file://): its copy of the journal, seconds
     old, is useful when the machines are gone. If the checkpoint directory of the run is
     a URL, the journal of this machine (in the scratch directory of the URL, or in
     $TFPREEMPT_JOURNAL_DIR) and the copy are read together. The run may still be
@@ -165,7 +165,7 @@ def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
     status = read_status_now(journals)
     steps = [each for each in (report.step, status.step) if each is not None]
     report = dataclasses.replace(report, step=max(steps, default=None))
-    silent = [each for each in status.workers if each.state is State.SILENT]
+    silent = [each for each in status.workers if each.state is ReportedState.SILENT]
     if not silent:
         return report
     age = age_text(status.at - max(each.since or 0.0 for each in silent))

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from tfpreempt.cli.report.goodput import PLAINLY, Badput, GoodputBreakdown
 from tfpreempt.cli.report.process_spans import Phase, Span
-from tfpreempt.cli.report.run_report import Point, RunReport, Worker
+from tfpreempt.cli.report.run_report import Point, ReportedWorker, RunReport
 from tfpreempt.cli.sizes import seconds_text
 from tfpreempt.cli.terminal import plain
 
@@ -268,7 +268,9 @@ def _figure(inches: float, *, above: float | None = None) -> tuple[Figure, Axes]
     return figure, figure.subplots()
 
 
-def _by_phase(worker: Worker, begin: float, end: float) -> dict[Phase, list[Span]]:
+def _by_phase(
+    worker: ReportedWorker, begin: float, end: float
+) -> dict[Phase, list[Span]]:
     """Returns a worker's spans between two times by phase, cut off at both times."""
     found: dict[Phase, list[Span]] = {phase: [] for phase in Phase}
     for span in worker.spans:

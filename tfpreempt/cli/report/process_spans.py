@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tfpreempt.cli.journals.processes import (
     Records,
-    Start,
     SupervisorJournal,
-    Training,
+    SupervisorRun,
     WorkerJournal,
+    WorkerRun,
 )
 from tfpreempt.cli.journals.records import Record
-from tfpreempt.core.python import StrEnum
+from tfpreempt.core.compat import StrEnum
 
 _JUMP_SECONDS = 1.0
 """A larger change between wall clock and monotonic clock means the clock was set."""
@@ -66,7 +66,7 @@ class Span:
 
 
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
-class ProcessLifetime(Training):
+class ProcessLifetime(WorkerRun):
     """A process of a worker, or one of several trainings in a process, with its times.
 
     Attributes:
@@ -117,7 +117,7 @@ def build_lifetimes(
         # A worker without records is known from its end, or is the only worker.
         for worker in start.workers if len(start.workers) == 1 else start.ends:
             if (worker, name) not in processes:
-                silent = Training(file="", worker=worker, incarnation=name, records=[])
+                silent = WorkerRun(file="", worker=worker, incarnation=name, records=[])
                 trainings.append(silent)
     of_worker: dict[int, list[ProcessLifetime]] = collections.defaultdict(list)
     for training in trainings:
@@ -144,14 +144,14 @@ def build_lifetimes(
 # --- clocks --------------------------------------------------------------------------
 
 
-def _machine(training: Training, starts: Mapping[str, Start]) -> object:
+def _machine(training: WorkerRun, starts: Mapping[str, SupervisorRun]) -> object:
     """Returns a key for a process's machine: its supervisor, or else the process."""
     start = starts.get(training.start)
     return (training.worker, training.start) if start is None else start.supervisor
 
 
 def _clocks(
-    trainings: Iterable[Training], starts: Mapping[str, Start]
+    trainings: Iterable[WorkerRun], starts: Mapping[str, SupervisorRun]
 ) -> tuple[dict[object, float], list[str]]:
     """Returns, by machine, the seconds from the monotonic clock to the shared clock.
 
@@ -191,7 +191,7 @@ def _clocks(
 
 
 def _lifetime(
-    training: Training, start: Start | None, clock: float, *, is_last: bool
+    training: WorkerRun, start: SupervisorRun | None, clock: float, *, is_last: bool
 ) -> ProcessLifetime:
     """Returns the lifetime of a training.
 
@@ -229,7 +229,7 @@ def _lifetime(
     )
 
 
-def _is_finished(training: Training, code: int | None, cause: str | None) -> bool:
+def _is_finished(training: WorkerRun, code: int | None, cause: str | None) -> bool:
     """Returns whether training was complete at the end of a process.
 
     The exit record of the process decides. Without an exit record the supervisor's

@@ -21,7 +21,7 @@ from tfpreempt.cli.report.process_spans import (
     make_spans,
     trained,
 )
-from tfpreempt.core.fields import is_number
+from tfpreempt.core.record_validation import is_number
 from tfpreempt.handler.status_file import TOLD_EVERY
 
 _SKEW_SECONDS = 5.0
@@ -37,7 +37,7 @@ Point = tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class ReportedWorker:
     """The time of a worker.
 
     Attributes:
@@ -115,7 +115,7 @@ class RunReport:
     outcome: str
     step: int | None
     step_seconds: float | None
-    workers: tuple[Worker, ...]
+    workers: tuple[ReportedWorker, ...]
     interruptions: tuple[Interruption, ...]
     commits: tuple[Record, ...]
     restores: tuple[Record, ...]
@@ -189,7 +189,7 @@ def build_report(
     lead = of_worker[first]
     standing = _standing(lead, commits)
     timelines = tuple(
-        Worker(index=index, spans=tuple(_spans(mine, commits, standing)))
+        ReportedWorker(index=index, spans=tuple(_spans(mine, commits, standing)))
         for index, mine in of_worker.items()
     )
     spans = next(worker.spans for worker in timelines if worker.index == first)
@@ -579,7 +579,7 @@ _ELSEWHERE = (
 
 
 def _missing(
-    lives: Mapping[int, Sequence[ProcessLifetime]], workers: Sequence[Worker]
+    lives: Mapping[int, Sequence[ProcessLifetime]], workers: Sequence[ReportedWorker]
 ) -> list[str]:
     found = []
     silent = [index for index, mine in lives.items() if not _is_told(mine)]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from tfpreempt.cli.report.run_report import Point
-from tfpreempt.core.loading import to_install
+from tfpreempt.core.lazy_import import to_install
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.storage import reading
+from tfpreempt.storage import file_reading
 
 _HEAD = struct.Struct("<QI")
 _SUM_BYTES = 4
@@ -87,7 +87,7 @@ def _frames(path: Path) -> Iterator[bytes]:
     Raises:
         ValueError: the file ends within a record, or a record is too large.
     """
-    with reading.open_file(str(path)) as file:
+    with file_reading.open_file(str(path)) as file:
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
                 raise ValueError("it ends within a record")

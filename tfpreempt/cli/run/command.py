@@ -13,21 +13,21 @@ from typing import Any
 import click
 
 from tfpreempt.checkpoint.mirror.store_selection import Scratch
-from tfpreempt.cli.run import hangs
-from tfpreempt.cli.run.memory import AUTO
+from tfpreempt.cli.run import hang_detector
 from tfpreempt.cli.run.options import RunOptions
-from tfpreempt.cli.run.policy import Limits
+from tfpreempt.cli.run.restart_policy import RestartLimits
+from tfpreempt.cli.run.snapshot_space import AUTO
 from tfpreempt.cli.run.supervisor import supervise
 from tfpreempt.cli.sizes import Seconds, Size
 from tfpreempt.cli.status.metrics import parse_address
 from tfpreempt.core.cluster import cluster_from_environment, given_task
-from tfpreempt.core.fields import MOST_WORKERS
 from tfpreempt.core.journal import journal_directory
+from tfpreempt.core.record_validation import MOST_WORKERS
 from tfpreempt.core.scratch import is_url
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage import paths
 from tfpreempt.storage.files import LocalFiles, make_lasting_dirs
-from tfpreempt.storage.opening import check_apart, local_path, split
+from tfpreempt.storage.open_store import check_apart, local_path, split
 
 
 class AutoOr(click.ParamType[Any]):
@@ -71,7 +71,7 @@ class Address(click.ParamType[tuple[str, int]]):
         return found
 
 
-_LIMITS = Limits()
+_LIMITS = RestartLimits()
 _MAX_IDLE_PREEMPTIONS = 10  # if the supervisor can see commits
 
 
@@ -89,7 +89,7 @@ _MAX_IDLE_PREEMPTIONS = 10  # if the supervisor can see commits
     "(default: no limit).",
 )  # fmt: skip
 @click.option(
-    "--max-idle-preemptions", type=click.IntRange(min=0),
+    "--max-preemptions-without-progress", type=click.IntRange(min=0),
     help="Largest number of successive preemptions without progress. Progress is a "
     "newer commit in --checkpoint-dir, or a run of --backoff-reset seconds (default: "
     f"{_MAX_IDLE_PREEMPTIONS} with --checkpoint-dir; no limit without, as commits "
@@ -109,9 +109,9 @@ _MAX_IDLE_PREEMPTIONS = 10  # if the supervisor can see commits
     "copy commits and journal to the URL.",
 )  # fmt: skip
 @click.option(
-    "--remote-checkpoint-dir", metavar="URI",
+    "--mirror-dir", metavar="URI",
     help="Mirror: gs://bucket/run or s3://bucket/run, to which the workers copy their "
-    "commits. Passed to the workers as TFPREEMPT_REMOTE_CHECKPOINT_DIR.",
+    "commits. Passed to the workers as TFPREEMPT_MIRROR_DIR.",
 )  # fmt: skip
 @click.option(
     "--log-dir", type=click.Path(path_type=Path),
@@ -125,7 +125,7 @@ _MAX_IDLE_PREEMPTIONS = 10  # if the supervisor can see commits
     "platform kills the supervisor, or a third Ctrl-C)."
 )  # fmt: skip
 @click.option(
-    "--failure-grace", type=Seconds(), default=_LIMITS.failure_grace,
+    "--kill-after", type=Seconds(), default=_LIMITS.kill_after,
     help="Seconds for the workers to exit after another worker has failed."
 )  # fmt: skip
 @click.option(
@@ -172,7 +172,8 @@ _MAX_IDLE_PREEMPTIONS = 10  # if the supervisor can see commits
 )  # fmt: skip
 @click.option(
     "--hang-timeout", metavar="auto|off|SECONDS",
-    type=AutoOr(Seconds(hangs.SHORTEST), hangs.AUTO, None), default="off",
+    type=AutoOr(Seconds(hang_detector.SHORTEST), hang_detector.AUTO, None),
+    default="off",
     help="Seconds without a new step after which the workers are hung (at least 2 s). "
     "The stacks of hung workers are written to the journal, and all workers are "
     "restarted, as after a failure. auto: 20 times the duration of a step, and at "
@@ -195,7 +196,7 @@ def run(
     command: tuple[str, ...],
     workers: int | None,
     checkpoint_dir: str | None,
-    remote_checkpoint_dir: str | None,
+    mirror_dir: str | None,
     log_dir: Path | None,
     **given: Any,
 ) -> None:
@@ -213,7 +214,7 @@ def run(
     On a terminal the last line shows the progress of the run; elsewhere use `tfpreempt
     status`.
     """
-    names = {each.name for each in dataclasses.fields(Limits)} & given.keys()
+    names = {each.name for each in dataclasses.fields(RestartLimits)} & given.keys()
     limits = {name: given.pop(name) for name in names}
     try:
         own = given_task(os.environ)
@@ -226,11 +227,11 @@ def run(
                 "cluster made."
             )
         _check_command(command)
-        for place in (checkpoint_dir, remote_checkpoint_dir):
+        for place in (checkpoint_dir, mirror_dir):
             paths.check_no_user_info(place or "")
         directory = _make_directory(checkpoint_dir)
-        if directory is not None and limits["max_idle_preemptions"] is None:
-            limits["max_idle_preemptions"] = _MAX_IDLE_PREEMPTIONS
+        if directory is not None and limits["max_preemptions_without_progress"] is None:
+            limits["max_preemptions_without_progress"] = _MAX_IDLE_PREEMPTIONS
         logs = Path("tfpreempt-logs")
         if directory is not None and not is_url(directory):
             logs = Path(directory, "logs")
@@ -238,9 +239,9 @@ def run(
         options = RunOptions(
             command=command,
             workers=workers or 1,
-            limits=Limits(**limits),
+            limits=RestartLimits(**limits),
             checkpoint_dir=directory,
-            remote_checkpoint_dir=_checked_remote(remote_checkpoint_dir, directory),
+            mirror_dir=_checked_remote(mirror_dir, directory),
             log_dir=logs,
             journal_dir=journal_directory(directory or logs),
             task=task,
@@ -294,7 +295,7 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
     if checkpoint_dir is not None and is_url(checkpoint_dir):
         raise ConfigurationError(
             f"--checkpoint-dir {checkpoint_dir} is in object storage already; leave "
-            "--remote-checkpoint-dir out, or name a local directory."
+            "--mirror-dir out, or name a local directory."
         )
     if checkpoint_dir is not None:
         check_apart(given, checkpoint_dir)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO, TextIO
 
 from tfpreempt.cli.terminal import plain
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 
 _MOST_BYTES = 4 << 20  # waiting for the console
 _BATCH_BYTES = 1 << 16
@@ -66,7 +66,7 @@ class StatusLine:
         _write(stream, before + data + (self._text if self._is_shown else b""))
 
 
-class Console:
+class OutputConsole:
     """Prints text in a thread of its own, in whole lines with a prefix.
 
     A slow console delays the callers of `feed`. A console that accepts no byte (such as
@@ -91,7 +91,7 @@ class Console:
         self._shown = 0  # number of bytes printed
         self._is_stalled = False
         self._changed = threading.Condition()
-        self._thread = OwnedThread("tfpreempt-console", self._run)
+        self._thread = ManagedThread("tfpreempt-console", self._run)
         self._thread.start()
 
     def feed(self, data: bytes) -> None:

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tfpreempt.cli.run.console import Console
+from tfpreempt.cli.run.console import OutputConsole
 from tfpreempt.core import contained
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.core.threads import ManagedThread
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.storage.files import LocalFiles
 
@@ -58,7 +58,7 @@ class WorkerLog:
         size: int,
         files: int,
         lost: Callable[[Path, OSError], None],
-        console: Console | None = None,
+        console: OutputConsole | None = None,
         root: str = "",
     ) -> None:
         self.path = path
@@ -240,7 +240,7 @@ def pumped(logs: Sequence[WorkerLog]) -> Iterator[None]:
                     return
                 readers[descriptor].take()
 
-    thread = OwnedThread("tfpreempt-logs", pump)
+    thread = ManagedThread("tfpreempt-logs", pump)
     thread.start()
     try:
         yield

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfpreempt.cli.run.cluster import make_tf_config
-from tfpreempt.cli.run.policy import Limits
-from tfpreempt.core import life
-from tfpreempt.core.memory import VARIABLES, LentMemory
+from tfpreempt.cli.run.restart_policy import RestartLimits
+from tfpreempt.cli.run.tf_config import make_tf_config
+from tfpreempt.core import heartbeat
 from tfpreempt.core.scratch import local_directory
+from tfpreempt.core.snapshot_memory import VARIABLES, SnapshotMemory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class RunOptions:
         workers: number of workers on this machine.
         limits: budgets and times.
         checkpoint_dir: absolute path or URL, passed to the workers.
-        remote_checkpoint_dir: mirror, passed to the workers, which copy their commits
+        mirror_dir: mirror, passed to the workers, which copy their commits
             there.
         log_dir: directory for the workers' output.
         log_size: bytes of a log file at which the next file begins.
@@ -45,9 +45,9 @@ class RunOptions:
 
     command: tuple[str, ...]
     workers: int
-    limits: Limits
+    limits: RestartLimits
     checkpoint_dir: str | None
-    remote_checkpoint_dir: str | None
+    mirror_dir: str | None
     log_dir: Path
     log_size: int
     log_files: int
@@ -56,7 +56,7 @@ class RunOptions:
     has_echo: bool
     environment: Mapping[str, str]
     snapshots: int = 0
-    memory: LentMemory | None = None
+    memory: SnapshotMemory | None = None
     hang_timeout: float | None = None
     first_worker: int | None = 0
     metrics_address: tuple[str, int] | None = None
@@ -100,13 +100,13 @@ class RunOptions:
         }
         if self.checkpoint_dir is not None:
             told["TFPREEMPT_CHECKPOINT_DIR"] = self.checkpoint_dir
-        if self.remote_checkpoint_dir is not None:
-            told["TFPREEMPT_REMOTE_CHECKPOINT_DIR"] = self.remote_checkpoint_dir
+        if self.mirror_dir is not None:
+            told["TFPREEMPT_MIRROR_DIR"] = self.mirror_dir
         if self.task is None:
             told["TF_CONFIG"] = make_tf_config(ports, worker)
             told["TFPREEMPT_INCARNATION"] = incarnation
         if self.memory is not None:
             told |= self.memory.to_environment()
-        lent = (*VARIABLES, life.VARIABLE)  # set by a parent supervisor
+        lent = (*VARIABLES, heartbeat.VARIABLE)  # set by a parent supervisor
         given = {k: v for k, v in self.environment.items() if k not in lent}
         return {**given, **told}

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from tfpreempt.cli.journals.locate import commits_in, count_commits
-from tfpreempt.cli.run.console import Console
-from tfpreempt.cli.run.hangs import Hang
-from tfpreempt.cli.run.policy import (
+from tfpreempt.cli.run.console import OutputConsole
+from tfpreempt.cli.run.hang_detector import Hang
+from tfpreempt.cli.run.restart_policy import (
     OUTCOMES,
+    BudgetUsed,
     Cause,
-    Leave,
-    Limits,
+    ExitSupervisor,
     Restart,
-    Spent,
+    RestartLimits,
     WorkerExit,
 )
 from tfpreempt.cli.terminal import plain
 from tfpreempt.core.clock import SystemClock
+from tfpreempt.core.heartbeat import WorkerPhase
 from tfpreempt.core.journal import JsonLines
-from tfpreempt.core.life import Stage
 
 _NEWEST_LINES, _SHOWN_LINES = 3, 12  # of a stack, with the newest call first
 _LIBRARIES = "/site-packages/"  # older calls in libraries are not shown
@@ -40,7 +40,7 @@ class Reporter:
 
     journal: JsonLines
     supervisor: str
-    console: Console
+    console: OutputConsole
     _incarnation: str = ""
     _has_told_loss: bool = False
     _has_told_metrics_loss: bool = False
@@ -133,7 +133,7 @@ class Reporter:
             *(f"  | {line}" for line in lines),
         )
 
-    def decided(self, verdict: Restart | Leave, limits: Limits) -> None:
+    def decided(self, verdict: Restart | ExitSupervisor, limits: RestartLimits) -> None:
         """Records the decision after the end of a run."""
         spent = verdict.spent
         self._add(
@@ -141,9 +141,9 @@ class Reporter:
             cause=verdict.cause.value,
             **_counts(spent),
             max_preemptions=limits.max_preemptions,
-            max_idle_preemptions=limits.max_idle_preemptions,
+            max_preemptions_without_progress=limits.max_preemptions_without_progress,
             max_failures=limits.max_failures,
-            is_used_up=isinstance(verdict, Leave) and verdict.is_over_budget,
+            is_used_up=isinstance(verdict, ExitSupervisor) and verdict.is_over_budget,
             delay=verdict.delay if isinstance(verdict, Restart) else None,
         )
         if isinstance(verdict, Restart):
@@ -160,8 +160,8 @@ class Reporter:
                 "newer commit in the checkpoint directory, and without a run of "
                 f"{limits.backoff_reset:g} s. Either a notice stays up on this machine "
                 "(`tfpreempt doctor` shows what is asked), or the program leaves with "
-                "a restart code by itself; see its log. --max-idle-preemptions allows "
-                "more"
+                "a restart code by itself; see its log. "
+                "--max-preemptions-without-progress allows more"
             )
         elif verdict.cause is Cause.FAILURE_RATE:
             self._say(
@@ -177,7 +177,7 @@ class Reporter:
             )
 
     def left(
-        self, verdict: Leave, incarnations: int, seconds: float, why: str = ""
+        self, verdict: ExitSupervisor, incarnations: int, seconds: float, why: str = ""
     ) -> None:
         """Records the end of the supervisor, and shows a summary.
 
@@ -246,7 +246,7 @@ class Reporter:
         self.console.feed(lines.encode())
 
 
-def _counts(spent: Spent) -> dict[str, int]:
+def _counts(spent: BudgetUsed) -> dict[str, int]:
     """Returns the counters for a record, without times of this machine's clock."""
     counts = dataclasses.asdict(spent)
     counts["failures_in_an_hour"] = len(counts.pop("failed_at"))
@@ -255,7 +255,7 @@ def _counts(spent: Spent) -> dict[str, int]:
 
 def _how(hang: Hang) -> str:
     behind = ", behind the others" if hang.is_behind else ""
-    what = "waits for the others" if hang.stage is Stage.WAITS else "no step"
+    what = "waits for the others" if hang.stage is WorkerPhase.WAITS else "no step"
     return (
         f"  worker {hang.worker} at step {hang.step}{behind}: {what} for "
         f"{hang.seconds:.0f} s, process {hang.state}"

@@ -19,23 +19,23 @@ from typing import Any
 from tfpreempt.checkpoint.directory.storage_identity import DirectoryIdentity
 from tfpreempt.cli.journals.locate import commits_in
 from tfpreempt.cli.journals.tail import JournalTailer
-from tfpreempt.cli.run import live, memory, policy
-from tfpreempt.cli.run.cluster import claimed_ports
-from tfpreempt.cli.run.console import Console, status_line, unbuffered
-from tfpreempt.cli.run.hangs import Watch
+from tfpreempt.cli.run import live_view, restart_policy, snapshot_space
+from tfpreempt.cli.run.console import OutputConsole, status_line, unbuffered
+from tfpreempt.cli.run.hang_detector import HangDetector
 from tfpreempt.cli.run.logs import WorkerLog, pumped
 from tfpreempt.cli.run.options import RunOptions
-from tfpreempt.cli.run.policy import (
+from tfpreempt.cli.run.reporter import Reporter
+from tfpreempt.cli.run.restart_policy import (
     Cause,
-    Leave,
+    ExitSupervisor,
     Restart,
     ReturnCode,
-    Situation,
+    SupervisorState,
     WorkerExit,
 )
-from tfpreempt.cli.run.processes import Fleet
-from tfpreempt.cli.run.reporter import Reporter
-from tfpreempt.cli.signals import NOTICES, Wait, held_signals
+from tfpreempt.cli.run.tf_config import claimed_ports
+from tfpreempt.cli.run.worker_group import WorkerGroup
+from tfpreempt.cli.signal_handling import NOTICES, Wait, held_signals
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
@@ -61,18 +61,20 @@ def supervise(options: RunOptions) -> int:
     clock, name, grace = SystemClock(), secrets.token_hex(4), options.limits.leave_grace
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller may ignore SIGCHLD
     with held_signals(signal.SIGCHLD, *NOTICES) as wait, contextlib.ExitStack() as ends:
-        lent = ends.enter_context(memory.lent(options.snapshots, options.workers))
+        lent = ends.enter_context(
+            snapshot_space.lent(options.snapshots, options.workers)
+        )
         options = dataclasses.replace(options, memory=lent)
         stderr, stdout = unbuffered(sys.__stderr__), unbuffered(sys.__stdout__)
         line = status_line(stderr)
-        console = Console("", stderr, line)
+        console = OutputConsole("", stderr, line)
         journal = JsonLines(options.journal_path, clock)
         reporter = Reporter(journal, name, console)
         ends.callback(reporter.close)
         echo = None
         if options.has_echo:
             beside = line if stdout.isatty() else None
-            echo = Console(f"[{options.label(0)}] ", stdout, beside)
+            echo = OutputConsole(f"[{options.label(0)}] ", stdout, beside)
             ends.callback(echo.close)
         root = options.checkpoint_dir or ""
         logs = [
@@ -90,11 +92,11 @@ def supervise(options: RunOptions) -> int:
             ends.callback(log.close)
         ends.enter_context(pumped(logs))
         outputs = {log.reading: log.path for log in logs}
-        fleet = Fleet(grace, outputs, options.journal_path, name, root)
+        fleet = WorkerGroup(grace, outputs, options.journal_path, name, root)
         ends.callback(fleet.close)
-        watch = Watch(options.hang_timeout, options.workers)
+        watch = HangDetector(options.hang_timeout, options.workers)
         ends.callback(watch.close)
-        ends.enter_context(live.shown(options, clock, line, reporter.metrics_lost))
+        ends.enter_context(live_view.shown(options, clock, line, reporter.metrics_lost))
         supervisor = Supervisor(options, reporter, logs, fleet, watch, wait, clock)
         code = supervisor.run(name)
         fleet.end_orderly()
@@ -122,11 +124,11 @@ class Supervisor:
     options: RunOptions
     reporter: Reporter
     logs: Sequence[WorkerLog]
-    fleet: Fleet
-    watch: Watch
+    fleet: WorkerGroup
+    watch: HangDetector
     wait: Wait
     clock: Clock
-    seen: Situation = dataclasses.field(init=False)
+    seen: SupervisorState = dataclasses.field(init=False)
     """Observations for the next decision."""
 
     def __post_init__(self) -> None:
@@ -141,13 +143,13 @@ class Supervisor:
             name: id of this supervisor.
         """
         began = self.clock.monotonic()
-        self.seen = Situation(now=began, workers=0)
+        self.seen = SupervisorState(now=began, workers=0)
         identity, directory, restart = None, self.options.local_dir, 0
         with contextlib.suppress(OSError):  # the workers report the error
             identity = DirectoryIdentity(directory) if directory else None
         while True:
             verdict = self._run_once(f"{name}-{restart}", restart, identity)
-            if isinstance(verdict, Leave):
+            if isinstance(verdict, ExitSupervisor):
                 break
             restart += 1
         seconds = self.clock.monotonic() - began
@@ -156,7 +158,7 @@ class Supervisor:
 
     def _run_once(
         self, name: str, restart: int, identity: DirectoryIdentity | None
-    ) -> Restart | Leave:
+    ) -> Restart | ExitSupervisor:
         """Runs an incarnation, and the pause after it; returns the decision."""
         limits = self.options.limits
         with contextlib.ExitStack() as claims:
@@ -166,7 +168,7 @@ class Supervisor:
             verdict = self._follow(first_steps)
             if isinstance(verdict, Restart) and identity and _is_elsewhere(identity):
                 # A restart would train from scratch in another directory.
-                verdict = Leave(cause=Cause.MOVED, code=1, spent=verdict.spent)
+                verdict = ExitSupervisor(cause=Cause.MOVED, code=1, spent=verdict.spent)
             self.reporter.decided(verdict, limits)
             if self.seen.hung_at is not None:
                 self.reporter.stacks(self.watch.stacks())
@@ -175,7 +177,7 @@ class Supervisor:
                 self.reporter.failed(failure, log.error_lines(), log.path)
             self._clear(verdict.delay if isinstance(verdict, Restart) else 0.0)
         if isinstance(verdict, Restart) and self.seen.stop_at is not None:
-            verdict = policy.leave_between_runs(limits, verdict.spent)
+            verdict = restart_policy.leave_between_runs(limits, verdict.spent)
         self._note(spent=verdict.spent)
         return verdict
 
@@ -236,14 +238,14 @@ class Supervisor:
                 log.say(f"{options.label(worker)} cannot be started: {error}")
             pids.append(pid)
         self.reporter.started(name, restart, pids, options.first_worker)
-        self.seen = Situation(
+        self.seen = SupervisorState(
             now=now, workers=options.workers, started_at=now, spent=self.seen.spent
         )
         for worker, started in enumerate(pids):
             if started is None:
                 self._add_exit(worker, _CANNOT_START, now)
 
-    def _follow(self, first_steps: _Steps) -> Restart | Leave:
+    def _follow(self, first_steps: _Steps) -> Restart | ExitSupervisor:
         """Performs the actions of the policy until the policy returns a verdict."""
         while True:
             now = self.clock.monotonic()
@@ -255,19 +257,19 @@ class Supervisor:
                 has_progressed=self._has_progressed(first_steps) if is_over else False,
                 hang_due=self.watch.look(now, self.fleet.running),
             )
-            match policy.decide(self.options.limits, self.seen):
-                case policy.Wait(until=until):
+            match restart_policy.decide(self.options.limits, self.seen):
+                case restart_policy.Wait(until=until):
                     due = None if until is None else until - now
                     looks = (due, self.watch.next_look)
                     times = [each for each in looks if each is not None]
                     self._wait(min(times, default=None))
-                case policy.AskForStacks():
+                case restart_policy.DumpStacks():
                     self.reporter.hung(self.watch.ask_for_stacks(self.fleet.running))
                     self._note(hung_at=now)
-                case policy.Ask():
+                case restart_policy.SendSigterm():
                     self._ask()
                     self._note(asked_at=now)
-                case policy.Kill():
+                case restart_policy.SendSigkill():
                     self.reporter.ended_others("SIGKILL", self.fleet.running)
                     self.fleet.kill()
                     self._note(killed_at=now)
@@ -291,7 +293,7 @@ class Supervisor:
             )
 
     def _first_failure(self) -> WorkerExit | None:
-        return policy.first_failure(self.options.limits, self.seen)
+        return restart_policy.first_failure(self.options.limits, self.seen)
 
     def _last_failure(self) -> str:
         """Returns the failure that ended the last run, with the error line of its log.

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfpreempt.cli.status.run_status import RESTARTS, RunStatus, State
-from tfpreempt.core.loading import to_install
-from tfpreempt.core.threads import OwnedThread
+from tfpreempt.cli.status.run_status import RESTARTS, ReportedState, RunStatus
+from tfpreempt.core.lazy_import import to_install
+from tfpreempt.core.threads import ManagedThread
 from tfpreempt.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Run:
             yield family
         states = gauge("worker_state", "1 for the state it is in.", "worker", "state")
         for worker in status.workers:
-            for state in State:
+            for state in ReportedState:
                 labels = [self._name, str(worker.worker), state.value]
                 states.add_metric(labels, float(worker.state is state))
         yield states
@@ -111,7 +111,7 @@ class _Run:
                     family.add_metric([self._name], number)
                     yield family
             faults = counter("upload_faults", "Tries to upload that went wrong.")
-            faults.add_metric([self._name], upload.faults)
+            faults.add_metric([self._name], upload.error_count)
             yield faults
 
 
@@ -226,7 +226,7 @@ def served(
             f"--metrics-port cannot listen on {host}, port {port} ({error.strerror}). "
             "Choose another port, or end what has it."
         ) from error
-    thread = OwnedThread("tfpreempt-metrics-server", server.serve_forever)
+    thread = ManagedThread("tfpreempt-metrics-server", server.serve_forever)
     thread.start()
     try:
         yield

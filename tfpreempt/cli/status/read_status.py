@@ -7,7 +7,7 @@ import threading
 
 from tfpreempt.cli.journals.locate import commits_in
 from tfpreempt.cli.journals.tail import JournalTailer
-from tfpreempt.cli.status.run_status import RunStatus, State, build_status
+from tfpreempt.cli.status.run_status import ReportedState, RunStatus, build_status
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.handler.status_file import TOLD_EVERY
 
@@ -57,7 +57,7 @@ def read_status_now(journals: JournalTailer) -> RunStatus:
         OSError: the directory of the journals cannot be read.
     """
     status = read_status(journals, SystemClock.wall())
-    silent = [w.since or 0.0 for w in status.workers if w.state is State.SILENT]
+    silent = [w.since or 0.0 for w in status.workers if w.state is ReportedState.SILENT]
     if any(status.at - since < _CLOCKS_DIFFER for since in silent):
         threading.Event().wait(LOOKS_AGAIN)
         status = read_status(journals, SystemClock.wall())

@@ -10,19 +10,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli.journals.processes import (
     Records,
-    Start,
     SupervisorJournal,
-    Training,
+    SupervisorRun,
     WorkerJournal,
+    WorkerRun,
 )
 from tfpreempt.cli.journals.records import Record
 from tfpreempt.cli.journals.tail import LastReport
-from tfpreempt.cli.run.policy import OUTCOMES, Cause, ReturnCode, describe_end
+from tfpreempt.cli.run.restart_policy import OUTCOMES, Cause, ReturnCode, describe_end
+from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.events import Outcome
-from tfpreempt.core.python import StrEnum
 from tfpreempt.handler.status_file import TOLD_EVERY
 
 SILENT_AFTER = 6 * TOLD_EVERY
@@ -35,7 +35,7 @@ RESTARTS = (Cause.PREEMPTION.value, Cause.FAILURE.value, Cause.HANG.value)
 """Reasons for which a supervisor restarts its workers."""
 
 
-class State(StrEnum):
+class ReportedState(StrEnum):
     """State of a worker; the first three are those of its status file."""
 
     TRAINING = "training"
@@ -67,7 +67,7 @@ class Worker:
     """
 
     worker: int
-    state: State
+    state: ReportedState
     since: float | None = None
     why: str = ""
     step: int | None = None
@@ -109,11 +109,11 @@ class RunStatus:
     def is_fine(self) -> bool:
         """Whether the run continues, as far as is known, or its training is over."""
         states = {each.state for each in self.workers}
-        if states <= {State.FINISHED}:
+        if states <= {ReportedState.FINISHED}:
             return True
-        if states <= {State.DOWN, State.FINISHED}:
+        if states <= {ReportedState.DOWN, ReportedState.FINISHED}:
             return self.restarts_by is not None and self.at < self.restarts_by
-        return State.SILENT not in states
+        return ReportedState.SILENT not in states
 
     @property
     def step(self) -> int | None:
@@ -158,10 +158,10 @@ def build_status(
         over = {
             worker: journal
             for worker, journal in over.items()
-            if worker < last.now.world or _began(journal.start) > last.now.at
+            if worker < last.now.num_workers or _began(journal.start) > last.now.at
         }
-    world = last.now.world if last else 1 << 31
-    indices = set(over) or {w for w in {*workers, *reports} if w < world}
+    num_workers = last.now.num_workers if last else 1 << 31
+    indices = set(over) or {w for w in {*workers, *reports} if w < num_workers}
     found = [
         _worker(
             at,
@@ -199,7 +199,7 @@ def _began(start: Records | None) -> float:
 
 
 def _supervisors_by_worker(
-    supervisors: Iterable[SupervisorJournal], trainings: Mapping[int, Training | None]
+    supervisors: Iterable[SupervisorJournal], trainings: Mapping[int, WorkerRun | None]
 ) -> dict[int, SupervisorJournal]:
     """Returns the journal of the supervisor of every worker, by index.
 
@@ -219,8 +219,8 @@ def _supervisors_by_worker(
 def _worker(
     at: float,
     worker: int,
-    start: Start | None,
-    training: Training | None,
+    start: SupervisorRun | None,
+    training: WorkerRun | None,
     report: LastReport | None,
 ) -> Worker:
     began = _began(training if start is None else start)
@@ -228,7 +228,7 @@ def _worker(
         report = None  # from the previous process
     if _began(training) < began:
         training = None
-    known = Worker(worker=worker, state=State.STARTING, since=began or None)
+    known = Worker(worker=worker, state=ReportedState.STARTING, since=began or None)
     if training is not None:
         known = _with_records(known, training)
     if report is not None:
@@ -241,16 +241,16 @@ def _worker(
     if report is None:
         return known
     if at - report.at > SILENT_AFTER:
-        return dataclasses.replace(known, state=State.SILENT)
+        return dataclasses.replace(known, state=ReportedState.SILENT)
     return dataclasses.replace(
         known,
-        state=State(report.now.doing),
+        state=ReportedState(report.now.doing),
         steps_per_second=report.now.steps_per_second,
         stepped_at=report.now.stepped_at,
     )
 
 
-def _with_records(known: Worker, training: Training) -> Worker:
+def _with_records(known: Worker, training: WorkerRun) -> Worker:
     """Returns the state of a worker, updated from its journal."""
     reached = training.exit or training.newest("restored", "commit")
     known = dataclasses.replace(
@@ -285,7 +285,7 @@ def _at_commit(worker: Worker, commit: Record) -> Worker:
 
     All training workers take part in a commit.
     """
-    has_part = worker.state in (State.TRAINING, State.SAVING)
+    has_part = worker.state in (ReportedState.TRAINING, ReportedState.SAVING)
     if not has_part or (worker.since or 0.0) >= commit.wall:
         return worker
     return dataclasses.replace(worker, step=max(worker.step or 0, commit["step"]))
@@ -294,30 +294,38 @@ def _at_commit(worker: Worker, commit: Record) -> Worker:
 def _end(
     at: float,
     worker: int,
-    start: Start | None,
-    training: Training | None,
+    start: SupervisorRun | None,
+    training: WorkerRun | None,
     report: LastReport | None,
-) -> tuple[State, float, str] | None:
+) -> tuple[ReportedState, float, str] | None:
     """Returns how a worker ended, and when and why; None while the worker runs."""
     said = None
     left = None if training is None else training.exit
     if left is not None:
         is_over = left["outcome"] == Outcome.FINISHED
-        said = State.FINISHED if is_over else State.DOWN, left.wall, _why(left)
+        said = (
+            ReportedState.FINISHED if is_over else ReportedState.DOWN,
+            left.wall,
+            _why(left),
+        )
     if start is not None:
         seen = start.ends.get(worker)
         if seen is not None:
             code = ReturnCode(int(seen["returncode"]))
             why = said[2] if said is not None else describe_end(code)
-            return State.DOWN if code else State.FINISHED, seen.wall, why
+            return (
+                ReportedState.DOWN if code else ReportedState.FINISHED,
+                seen.wall,
+                why,
+            )
         if (gone := start.newest("left")) is not None:
-            return State.DOWN, gone.wall, "its supervisor has left"
+            return ReportedState.DOWN, gone.wall, "its supervisor has left"
         # The guard gives the workers time to commit, so a worker may still report.
         died = start.newest("supervisor_died")
         if said is None and died is not None:
             is_quiet = report is None or report.at < died.wall
             if is_quiet and (report is None or at - died.wall > _LEFT_AFTER):
-                said = State.DOWN, died.wall, "its supervisor died"
+                said = ReportedState.DOWN, died.wall, "its supervisor died"
     # After an exit record a worker may still finish an upload, or continue training.
     still_runs = (
         said is not None
@@ -339,7 +347,7 @@ def _why(left: Record) -> str:
     return f"{outcome} at step {left['step']}{more}"
 
 
-def _restarts_by(start: Start) -> float | None:
+def _restarts_by(start: SupervisorRun) -> float | None:
     """Returns the time before which the workers are to be restarted, or None."""
     budget = start.newest("budget")
     if budget is None or budget["is_used_up"] or budget["cause"] not in RESTARTS:
@@ -350,11 +358,11 @@ def _restarts_by(start: Start) -> float | None:
     return float(budget.wall + delay + _STARTS_WITHIN)
 
 
-def _ended(starts: Sequence[Start], workers: Sequence[Worker]) -> str:
+def _ended(starts: Sequence[SupervisorRun], workers: Sequence[Worker]) -> str:
     """Returns how the run ended; empty while the run continues, or without a record."""
     if not starts:
         states = {each.state for each in workers}
-        if not states <= {State.DOWN, State.FINISHED}:
+        if not states <= {ReportedState.DOWN, ReportedState.FINISHED}:
             return ""
         return "; ".join(dict.fromkeys(each.why for each in workers))
     ends = [each.newest("left", "supervisor_died") for each in starts]

@@ -12,16 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tfpreempt.checkpoint.mirror.status import MirrorStatus
+from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli.sizes import size_text
-from tfpreempt.cli.status.run_status import RESTARTS, RunStatus, State, Worker
+from tfpreempt.cli.status.run_status import RESTARTS, ReportedState, RunStatus, Worker
 from tfpreempt.cli.terminal import plain
 
 _STYLES = {
-    State.TRAINING: "green",
-    State.FINISHED: "green",
-    State.SILENT: "red",
-    State.DOWN: "yellow",
+    ReportedState.TRAINING: "green",
+    ReportedState.FINISHED: "green",
+    ReportedState.SILENT: "red",
+    ReportedState.DOWN: "yellow",
 }
 _LONG_STEP = 60.0  # seconds without a step, after which the table mentions the time
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -74,7 +74,7 @@ def _parts(status: RunStatus) -> Iterable[str]:
     if (noticed := status.noticed) is not None:
         yield f"NOTICE on worker {noticed.worker}: {_time_left(status, noticed)}"
     states = [each.state for each in status.workers]
-    if set(states) == {State.TRAINING}:
+    if set(states) == {ReportedState.TRAINING}:
         yield f"step {status.step}"
     else:
         for state in dict.fromkeys(states):
@@ -94,7 +94,7 @@ def _parts(status: RunStatus) -> Iterable[str]:
 
 def _since_start(at: float, workers: Sequence[Worker]) -> str:
     """Returns for how long workers have been starting; empty if unknown or running."""
-    began = [w.since for w in workers if w.state is State.STARTING and w.since]
+    began = [w.since for w in workers if w.state is ReportedState.STARTING and w.since]
     return f" for {age_text(at - min(began))}" if began else ""
 
 
@@ -128,11 +128,12 @@ def _upload(upload: MirrorStatus) -> str:
     if upload.uploading is not None:
         sent, total = size_text(upload.sent_bytes), size_text(upload.total_bytes)
         text = f"uploads {upload.uploading}: {sent} of {total}"
-    elif upload.mirrored is not None:
-        text = f"uploaded {upload.mirrored}"
+    elif upload.mirrored_step is not None:
+        text = f"uploaded {upload.mirrored_step}"
     else:
         text = "nothing uploaded yet"
-    return text + (f" (failing: {plain(upload.fault)})" if upload.fault else "")
+    failing = f" (failing: {plain(upload.last_error)})" if upload.last_error else ""
+    return text + failing
 
 
 def _remark(status: RunStatus, worker: Worker) -> str:
@@ -145,7 +146,7 @@ def _remark(status: RunStatus, worker: Worker) -> str:
     said = []
     if worker.noticed_at is not None:
         said.append(f"noticed: {_time_left(status, worker)}")
-    if worker.state is State.SILENT and worker.since is not None:
+    if worker.state is ReportedState.SILENT and worker.since is not None:
         age = age_text(status.at - worker.since)
         said.append(f"nothing heard for {age}, since {_clock(worker.since)}")
     elif age := _since_start(status.at, [worker]):

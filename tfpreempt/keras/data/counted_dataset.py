@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpreempt.data.iterators import make_iterator
-from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.fit_protocol import Fit
 
 _MARK = "_tfpreempt_made"
 

@@ -16,9 +16,9 @@ from typing import Any
 from tfpreempt.checkpoint.state.state import REGISTRY
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import AGAIN, Position, ReplayTracker
-from tfpreempt.keras.interface import Fit, Loader
-from tfpreempt.keras.record import Encoded
-from tfpreempt.states.loaders import LoaderState, place_of
+from tfpreempt.keras.fit_protocol import Fit, Loader
+from tfpreempt.keras.fit_record import EncodedValue
+from tfpreempt.states.loaders import LoaderState, accessor_of
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,9 @@ class LoaderTracker(ReplayTracker):
         super().__init__(fit, data)
         assert fit.loader is not None
         self._loader: Loader = fit.loader
-        self._handed: _Handed | None = None  # batches of the iterator used for training
+        self._handed: _DeliveredBatches | None = (
+            None  # batches of the iterator used for training
+        )
         data.dataset = fit.distribute(self._batches, _AHEAD)
 
     def _batches(self) -> Iterator[Any]:
@@ -54,7 +56,9 @@ class LoaderTracker(ReplayTracker):
         yield from self._handed.batches()
 
     def begins(self, iterator: Any) -> None:
-        self._handed = _Handed(self.fit, self._loader, taken=self._loader.taken())
+        self._handed = _DeliveredBatches(
+            self.fit, self._loader, taken=self._loader.taken()
+        )
         if (problem := self._handed.problem) is not None:
             log.warning("tfpreempt: %s (%s).", AGAIN, problem)
             warn_of_states()
@@ -74,8 +78,8 @@ class LoaderTracker(ReplayTracker):
         """Sets the loader's position, also for a complete fit, before the next fit."""
         if position.kind != "replay" and position.batches:
             header, arrays = position.more
-            state = Encoded(header=header, arrays=tuple(arrays))
-            self._handed = _Handed(
+            state = EncodedValue(header=header, arrays=tuple(arrays))
+            self._handed = _DeliveredBatches(
                 self.fit, self._loader, batches=position.batches, state=state
             )
         return ()
@@ -98,7 +102,7 @@ def warn_of_states() -> None:
             log.warning(_BOTH, state)
 
 
-class _Handed:
+class _DeliveredBatches:
     """The batches of a loader's iterator, with the position after each batch.
 
     Args:
@@ -121,7 +125,7 @@ class _Handed:
         loader: Loader,
         *,
         batches: int = 0,
-        state: Encoded | None = None,
+        state: EncodedValue | None = None,
         taken: Sequence[Any] = (),
     ) -> None:
         self._fit = fit
@@ -131,7 +135,7 @@ class _Handed:
         self._taken = taken
         self._count = batches
         self._is_over = False
-        place = place_of(self._iterator)
+        place = accessor_of(self._iterator)
         assert place is not None
         self._get = place.get
         if state is not None:
@@ -154,7 +158,7 @@ class _Handed:
             yield standardized
         self._is_over = True
 
-    def state_after(self, batches: int) -> Encoded | None:
+    def state_after(self, batches: int) -> EncodedValue | None:
         """Returns the position after a number of batches; None if unknown.
 
         Args:
@@ -165,9 +169,9 @@ class _Handed:
             batches = min(batches, self._count)
         return self._states.get(batches)
 
-    def _state(self) -> Encoded | None:
+    def _state(self) -> EncodedValue | None:
         try:
-            return Encoded.of(self._get(), "its state")
+            return EncodedValue.of(self._get(), "its state")
         except Exception as error:  # noqa: BLE001 - of the loader's own kinds
             self.problem = f"{type(error).__name__}: {error}"
             return None

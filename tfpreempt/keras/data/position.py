@@ -43,7 +43,7 @@ from tfpreempt.data.iterators import owned_iterators, read_locally
 from tfpreempt.data.read_ahead import state_of
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.counted_dataset import CountedDataset
-from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.fit_protocol import Fit
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Position:
             place: a position as a dict.
 
         Raises:
-            CheckpointDamagedError: the value is not a position of this version.
+            CheckpointCorruptedError: the value is not a position of this version.
         """
         if place is None:
             return None

@@ -30,11 +30,11 @@ from tfpreempt.checkpoint.state.encoding import decode, encode
 from tfpreempt.checkpoint.tensors import data_order
 from tfpreempt.checkpoint.tensors.data_order import Order
 from tfpreempt.checkpoint.tensors.program_values import is_seeded
-from tfpreempt.core import reach
-from tfpreempt.keras.callbacks.known import has_hooks
+from tfpreempt.core import object_graph
+from tfpreempt.keras.callbacks.builtin_callbacks import has_hooks
 from tfpreempt.keras.data.counted_dataset import CountedDataset
 from tfpreempt.keras.data.position import Position, Tracker
-from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.fit_protocol import Fit
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ def _marks(sequence: Any) -> dict[str, Any]:
             found[name] = repr(value.bit_generator.state)
         elif isinstance(value, np.random.RandomState):
             found[name] = repr(value.get_state())
-        elif isinstance(value, reach.GROWING):
+        elif isinstance(value, object_graph.GROWING):
             found[name] = len(value)
     return found
 

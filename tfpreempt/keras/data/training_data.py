@@ -23,7 +23,7 @@ from tfpreempt.keras.data.position import (
     choose,
 )
 from tfpreempt.keras.data.sequence import SequenceTracker
-from tfpreempt.keras.interface import Fit
+from tfpreempt.keras.fit_protocol import Fit
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from tfpreempt.handler.run import Run
 from tfpreempt.handler.session import Session
-from tfpreempt.keras.callbacks import state
-from tfpreempt.keras.fit.lookup import is_running
-from tfpreempt.keras.fit.state import Moment
-from tfpreempt.keras.interface import Fit, after_each, instead_once, uncover
+from tfpreempt.keras.callbacks import callback_state
+from tfpreempt.keras.fit.fit_state import Moment
+from tfpreempt.keras.fit.frame_lookup import is_running
+from tfpreempt.keras.fit_protocol import Fit, after_each, instead_once, uncover
 
 _ASKS = "_should_eval"  # Keras' method that is called before a validation
 
@@ -61,7 +61,7 @@ class EpochEnd:
         """Holds the text of log files before a hook writes to them; False on error."""
         moment = self.hold()
         with contextlib.suppress(OSError):  # each save reports it
-            files = state.capture_files(callbacks)
+            files = callback_state.capture_files(callbacks)
             self.moment = dataclasses.replace(moment, files=files)
         return self.moment is not moment
 

@@ -17,9 +17,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.checkpoint.tensors.program_values import is_seeded
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.interface import Fit, Loader, SequenceData, instead_once
+from tfpreempt.keras.fit_protocol import Fit, Loader, SequenceData, instead_once
 from tfpreempt.keras.multi_worker import of_one_replica
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,10 @@ class Keras3Fit(Fit):
         return None if length is None else int(length)
 
     def validation_calls(self) -> list[tuple[Any, str]]:
-        calls = [(self.model, "evaluate"), (seams.keras_trainer, "TFEpochIterator")]
+        calls = [
+            (self.model, "evaluate"),
+            (private_api.keras_trainer, "TFEpochIterator"),
+        ]
         has_data = getattr(self.model, "_eval_epoch_iterator", None) is not None
         return calls[:1] if has_data else calls
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 
 
-class Phase(enum.Enum):
+class FitPhase(enum.Enum):
     """Where a fit is. The first six are the ways to begin."""
 
     START = "train from what is in memory"
@@ -27,18 +27,18 @@ class Phase(enum.Enum):
     RESTORED = "keep the end that was restored"
 
 
-BEGINNINGS = frozenset(list(Phase)[:6])
+BEGINNINGS = frozenset(list(FitPhase)[:6])
 """Keras has not asked for a step yet."""
 
-RESTORING = BEGINNINGS - {Phase.START, Phase.SKIP}
+RESTORING = BEGINNINGS - {FitPhase.START, FitPhase.SKIP}
 """The checkpoint is still to be loaded."""
 
-REPEATING = frozenset({Phase.VALIDATION_DUE, Phase.DATA_ENDED})
+REPEATING = frozenset({FitPhase.VALIDATION_DUE, FitPhase.DATA_ENDED})
 """The newest step was trained before the restart, and only its logs are given again.
 The other callbacks have seen it, and are not called."""
 
 
-class Event(enum.Enum):
+class FitEvent(enum.Enum):
     """What Keras does next."""
 
     STEP = "a train step"
@@ -49,39 +49,48 @@ class Event(enum.Enum):
     TRAIN_END = "the fit ends"
 
 
-TABLE: dict[Phase, dict[Event, Phase]] = {
-    Phase.START: {Event.STEP: Phase.TRAINING, Event.TRAIN_END: Phase.TRAINED},
-    Phase.RESUME: {Event.STEP: Phase.TRAINING, Event.TRAIN_END: Phase.TRAINED},
-    Phase.REVALIDATE: {
-        Event.STEP: Phase.VALIDATION_DUE,
-        Event.TRAIN_END: Phase.TRAINED,
+TABLE: dict[FitPhase, dict[FitEvent, FitPhase]] = {
+    FitPhase.START: {
+        FitEvent.STEP: FitPhase.TRAINING,
+        FitEvent.TRAIN_END: FitPhase.TRAINED,
     },
-    Phase.EXTEND: {Event.STEP: Phase.TRAINING, Event.TRAIN_END: Phase.TRAINED},
-    Phase.RESTORE: {Event.TRAIN_END: Phase.RESTORED},
-    Phase.SKIP: {Event.TRAIN_END: Phase.SKIP},
-    Phase.TRAINING: {
-        Event.STEP: Phase.TRAINING,
-        Event.NO_MORE_DATA: Phase.DATA_ENDED,
-        Event.VALIDATION: Phase.VALIDATING,
-        Event.EPOCH_END: Phase.TRAINING,
-        Event.TRAIN_END: Phase.TRAINED,
+    FitPhase.RESUME: {
+        FitEvent.STEP: FitPhase.TRAINING,
+        FitEvent.TRAIN_END: FitPhase.TRAINED,
     },
-    Phase.VALIDATION_DUE: {
-        Event.STEP: Phase.VALIDATION_DUE,  # Keras looks whether the data go on
-        Event.VALIDATION: Phase.VALIDATING,
-        Event.EPOCH_END: Phase.TRAINING,  # this start has no validation
+    FitPhase.REVALIDATE: {
+        FitEvent.STEP: FitPhase.VALIDATION_DUE,
+        FitEvent.TRAIN_END: FitPhase.TRAINED,
     },
-    Phase.DATA_ENDED: {
-        Event.STEP: Phase.DATA_ENDED,
-        Event.VALIDATION: Phase.VALIDATING,
-        Event.EPOCH_END: Phase.TRAINING,
+    FitPhase.EXTEND: {
+        FitEvent.STEP: FitPhase.TRAINING,
+        FitEvent.TRAIN_END: FitPhase.TRAINED,
     },
-    Phase.VALIDATING: {Event.VALIDATED: Phase.TRAINING},
+    FitPhase.RESTORE: {FitEvent.TRAIN_END: FitPhase.RESTORED},
+    FitPhase.SKIP: {FitEvent.TRAIN_END: FitPhase.SKIP},
+    FitPhase.TRAINING: {
+        FitEvent.STEP: FitPhase.TRAINING,
+        FitEvent.NO_MORE_DATA: FitPhase.DATA_ENDED,
+        FitEvent.VALIDATION: FitPhase.VALIDATING,
+        FitEvent.EPOCH_END: FitPhase.TRAINING,
+        FitEvent.TRAIN_END: FitPhase.TRAINED,
+    },
+    FitPhase.VALIDATION_DUE: {
+        FitEvent.STEP: FitPhase.VALIDATION_DUE,  # Keras looks whether the data go on
+        FitEvent.VALIDATION: FitPhase.VALIDATING,
+        FitEvent.EPOCH_END: FitPhase.TRAINING,  # this start has no validation
+    },
+    FitPhase.DATA_ENDED: {
+        FitEvent.STEP: FitPhase.DATA_ENDED,
+        FitEvent.VALIDATION: FitPhase.VALIDATING,
+        FitEvent.EPOCH_END: FitPhase.TRAINING,
+    },
+    FitPhase.VALIDATING: {FitEvent.VALIDATED: FitPhase.TRAINING},
 }
 """What follows. An empty epoch ends the fit by an error, and has no row."""
 
 
-def after(phase: Phase, event: Event) -> Phase:
+def after(phase: FitPhase, event: FitEvent) -> FitPhase:
     """The phase that an event leads to.
 
     Raises:

@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfpreempt.checkpoint.tensors.program_values import is_seeded
-from tfpreempt.core import seams
+from tfpreempt.core import private_api
 from tfpreempt.keras.data.sequence import dataset_like
-from tfpreempt.keras.interface import Fit, Loader, SequenceData, instead_once
-from tfpreempt.states.loaders import place_of
+from tfpreempt.keras.fit_protocol import Fit, Loader, SequenceData, instead_once
+from tfpreempt.states.loaders import accessor_of
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class TfKerasFit(Fit):
     def _own_loader(self, given: Any) -> Loader | None:
         """An iterator that knows its place. One serves all epochs."""
         is_iterator = type(self.adapter).__name__ == "GeneratorDataAdapter"
-        if not is_iterator or place_of(given) is None:
+        if not is_iterator or accessor_of(given) is None:
             return None
         if iter(given) is not given:  # begins anew perhaps, and then once only: here
             return None
@@ -142,7 +142,10 @@ class TfKerasFit(Fit):
         return len(self.adapter._keras_sequence)
 
     def validation_calls(self) -> list[tuple[Any, str]]:
-        calls = [(self.model, "evaluate"), (seams.tf_keras_data, "get_data_handler")]
+        calls = [
+            (self.model, "evaluate"),
+            (private_api.tf_keras_data, "get_data_handler"),
+        ]
         has_data = getattr(self.model, "_eval_data_handler", None) is not None
         return calls[:1] if has_data else calls
 
@@ -187,7 +190,7 @@ class TfKerasFit(Fit):
     def _distribute(self, dataset: Any) -> Any:
         """As `DataHandler` goes on from the adapter's dataset."""
         if self.arguments["class_weight"]:
-            weigh = seams.tf_keras_data._make_class_weight_map_fn(
+            weigh = private_api.tf_keras_data._make_class_weight_map_fn(
                 self.arguments["class_weight"]
             )
             dataset = dataset.map(weigh)

@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpreempt.core import reach
-from tfpreempt.keras.fit.attributes import Attributes
-from tfpreempt.keras.fit.lookup import is_running
-from tfpreempt.keras.fit.steps import Steps
-from tfpreempt.keras.interface import Fit, after_each, uncover
+from tfpreempt.core import object_graph
+from tfpreempt.keras.fit.frame_lookup import is_running
+from tfpreempt.keras.fit.python_attributes import Attributes
+from tfpreempt.keras.fit.train_function import TrainFunctionWrapper
+from tfpreempt.keras.fit_protocol import Fit, after_each, uncover
 
 _MAKERS = ("compile", "make_train_function", "make_test_function")
 """Methods of a model after which the model has other functions."""
@@ -33,7 +33,9 @@ class TracedFunctions:
         train: calls Keras' own train function with an iterator.
     """
 
-    def __init__(self, fit: Fit, steps: Steps, attributes: Attributes) -> None:
+    def __init__(
+        self, fit: Fit, steps: TrainFunctionWrapper, attributes: Attributes
+    ) -> None:
         self._fit = fit
         self._steps = steps
         self._attributes = attributes
@@ -103,7 +105,7 @@ class TracedFunctions:
         is_eager = model.run_eagerly or tf.config.functions_run_eagerly()
         for name in self._ours:
             maker = getattr(type(model), f"make_{name}_function")
-            if is_eager or reach.is_module_of_program(maker.__module__):
+            if is_eager or object_graph.is_user_module(maker.__module__):
                 self._attributes.forget_trace(name)  # Python may run in each step
             elif self._attributes.traces[name].outdated and (
                 self._attributes.must_trace_again(

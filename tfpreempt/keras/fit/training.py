@@ -17,24 +17,24 @@ from tfpreempt.checkpoint.tensors.iterator_state import cache_paths
 from tfpreempt.core.events import DataRefused, Metrics
 from tfpreempt.handler import training_end
 from tfpreempt.handler.current_session import find_session, take_over
-from tfpreempt.handler.registration import CheckpointOptions, admit
+from tfpreempt.handler.registration import CheckpointOptions, register
 from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.tensorflow_adapter import END_OF_DATA
-from tfpreempt.keras.callbacks import state
-from tfpreempt.keras.callbacks.others import OtherCallbacks
+from tfpreempt.keras.callbacks import callback_state
+from tfpreempt.keras.callbacks.callback_list import UserCallbacks
 from tfpreempt.keras.data import pipeline
 from tfpreempt.keras.data.position import Position, validation_problem
 from tfpreempt.keras.data.training_data import TrainingData
-from tfpreempt.keras.fit import phases, plan, progress
+from tfpreempt.keras.fit import fit_progress, phases, resume_plan
 from tfpreempt.keras.fit.epoch_end import EpochEnd
-from tfpreempt.keras.fit.lookup import epoch_logs, find, is_running
-from tfpreempt.keras.fit.phases import Event, Phase
-from tfpreempt.keras.fit.progress import Progress, Stage
-from tfpreempt.keras.fit.state import FitState, Taken
-from tfpreempt.keras.fit.steps import Steps
+from tfpreempt.keras.fit.fit_progress import Progress, Stage
+from tfpreempt.keras.fit.fit_state import FitState, Taken
+from tfpreempt.keras.fit.frame_lookup import epoch_logs, find, is_running
+from tfpreempt.keras.fit.phases import FitEvent, FitPhase
 from tfpreempt.keras.fit.traced_functions import TracedFunctions
-from tfpreempt.keras.interface import Fit
-from tfpreempt.keras.record import Encoded
+from tfpreempt.keras.fit.train_function import TrainFunctionWrapper
+from tfpreempt.keras.fit_protocol import Fit
+from tfpreempt.keras.fit_record import EncodedValue
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import checksum, paths
 
@@ -53,7 +53,7 @@ class Options(CheckpointOptions):
     checkpoint_dir: str
     save_freq: str | int | datetime.timedelta | None
     termination_config: Any
-    save_timeout: float
+    peer_timeout: float
 
 
 class Training:
@@ -74,12 +74,12 @@ class Training:
         options: Options,
         model: Any,
         callback: Any,
-        files: Encoded | None,
+        files: EncodedValue | None,
     ) -> None:
         self.fit: Fit = find(model)
         self._options = options
         self._directory = paths.absolute(options.checkpoint_dir)
-        self._others = OtherCallbacks(self.fit.callbacks, callback, self._directory)
+        self._others = UserCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
         self._is_stop_held = False
         self._saved = Progress()  # of the commit
@@ -99,8 +99,8 @@ class Training:
             # the learning rate).
             strategy = self.fit.model.distribute_strategy
             resolver = getattr(strategy, "cluster_resolver", None)
-            self.session = find_session(resolver, options.save_timeout)
-            with admit(
+            self.session = find_session(resolver, options.peer_timeout)
+            with register(
                 self.session,
                 self._state.checkpoint,
                 resolve_config(options.termination_config),
@@ -109,7 +109,7 @@ class Training:
                 is_alive=functools.partial(is_running, self.fit),
             ) as self.run:
                 # With several workers, each may have arrays of its own.
-                self._state.has_own_arrays = self.session.cluster.world == 1
+                self._state.has_own_arrays = self.session.cluster.num_workers == 1
                 if self.run.candidate and self.run.candidate.manifest is not None:
                     self.run.source.load_named_states(self.run.candidate)
                 every = options.save_freq
@@ -118,7 +118,9 @@ class Training:
             undo.callback(training_end.close_unfinished, self.session, self.run)
 
             # Stands in for Keras' functions.
-            self._steps = Steps(self.fit, self.session, self.run, self._slow_step)
+            self._steps = TrainFunctionWrapper(
+                self.fit, self.session, self.run, self._slow_step
+            )
             self._functions = TracedFunctions(
                 self.fit, self._steps, self._state.attributes
             )
@@ -140,7 +142,7 @@ class Training:
 
     # --- the beginning ---------------------------------------------------------------
 
-    def _begin(self, files: Encoded | None) -> None:
+    def _begin(self, files: EncodedValue | None) -> None:
         """Compares the commit with this fit, and lets Keras begin where the plan says.
 
         Args:
@@ -149,7 +151,7 @@ class Training:
         now = self._state.made_of(is_built=False)
 
         # The plan: the commit may be of this fit, or of another fit of the program.
-        shared, past = self._state.shared.loaded, plan.past_of(self._directory)
+        shared, past = self._state.shared.loaded, resume_plan.past_of(self._directory)
         if self.run.candidate and shared is None:
             raise errors.ConfigurationError(
                 f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
@@ -157,12 +159,12 @@ class Training:
                 "Use a directory of its own for each run."
             )
         if shared is not None:
-            self._saved = progress.read(shared["progress"])
+            self._saved = fit_progress.read(shared["progress"])
         if self._saved.fit == 0 or self._saved.is_untrained:
             self._saved = Progress()
             past.histories, past.is_refused = [], False
         arguments = self.fit.arguments
-        self._plan = plan.make_plan(
+        self._plan = resume_plan.make_plan(
             self._saved, past.histories, arguments["epochs"], now
         )
         self._phase = self._plan.beginning
@@ -174,17 +176,17 @@ class Training:
         # The callbacks and the data of the fit.
         if problem := validation_problem(arguments["validation_data"]):
             log.warning("tfpreempt: %s.", problem)
-        if self._phase is Phase.SKIP and files is not None:
-            state.restore_files(self._others.callbacks, files)
-        if self._phase is Phase.EXTEND:
+        if self._phase is FitPhase.SKIP and files is not None:
+            callback_state.restore_files(self._others.callbacks, files)
+        if self._phase is FitPhase.EXTEND:
             self._others.silence()  # until the end of the last epoch is restored
         if self._phase in phases.RESTORING:
             saved = self._saved
-            progress.check_same(saved, now, self._directory)
+            fit_progress.check_same(saved, now, self._directory)
             if now["values"] is not None:
                 self._check_values(now)
             self._steps.epoch = saved.epoch - (saved.phase == "complete")
-            is_trained = self._phase in (Phase.RESTORE, Phase.SKIP)
+            is_trained = self._phase in (FitPhase.RESTORE, FitPhase.SKIP)
             if self._state.own.part is not None and not is_trained:
                 self._data.check_shares()
             own = self._state.own.loaded  # None: the commit has no part of this worker
@@ -200,12 +202,12 @@ class Training:
         self.run.clear_caches(is_all_restored=True)
 
         # Keras' loop.
-        if self._phase in (Phase.RESTORE, Phase.SKIP):
+        if self._phase in (FitPhase.RESTORE, FitPhase.SKIP):
             self.fit.start_at(arguments["epochs"], 0, {})
             # Keras looks at the variables at the end even where no step made them.
             iterator = self._data.any_iterator()
             self._state.build(iterator, self._steps.inner, restores=True, trains=False)
-        elif self._phase is not Phase.START:
+        elif self._phase is not FitPhase.START:
             self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
 
     def _check_values(self, now: Mapping[str, Any]) -> None:
@@ -214,7 +216,7 @@ class Training:
         # Another command line, such as --fold 2, may be another fit.
         command = "\0".join(sys.argv).encode(errors="surrogateescape")
         arguments, refused = f"{checksum.of_bytes(command):08x}", list[str]()
-        start, past = (complete, arguments), plan.past_of(self._directory)
+        start, past = (complete, arguments), resume_plan.past_of(self._directory)
         if saved.phase == "complete" and not past.is_refused:
             refused = [
                 str(each.get("refused"))
@@ -222,7 +224,7 @@ class Training:
                 if (each.get("complete"), each.get("arguments")) == start
             ]
         try:
-            problem = progress.check_values(saved, now, self._directory, refused)
+            problem = fit_progress.check_values(saved, now, self._directory, refused)
         except errors.CheckpointMismatchError:
             past.is_refused = True
             self.run.record(
@@ -258,7 +260,7 @@ class Training:
         process that continues after it stops then.
         """
         model = self.fit.model
-        if self._phase is not Phase.TRAINING:
+        if self._phase is not FitPhase.TRAINING:
             return
         if not self.session.is_noticed(_STOPS_WITHIN if model.stop_training else 0.0):
             model.stop_training |= self._is_stop_held
@@ -280,9 +282,9 @@ class Training:
         if not self._data.dataset.number(iterator):
             return steps.inner(iterator)  # of a fit without us, or of train_on_batch
         if self._phase in phases.REPEATING:  # Keras looks whether the data go on
-            if self._phase is Phase.DATA_ENDED:
+            if self._phase is FitPhase.DATA_ENDED:
                 self.fit.forget_answer()
-            self._phase = phases.after(self._phase, Event.STEP)
+            self._phase = phases.after(self._phase, FitEvent.STEP)
             steps.logs = self._functions.train(iterator)
             return steps.logs
         is_new = iterator is not steps.iterator
@@ -292,26 +294,28 @@ class Training:
         if is_new:
             self._data.begins(iterator)
             steps.stands_at(taken=0)
-        self._phase = phases.after(self._phase, Event.STEP)
+        self._phase = phases.after(self._phase, FitEvent.STEP)
         self._save_if_due()
         return steps.run(self._functions.train, iterator)
 
     def _first_step(self, iterator: Any) -> Any:
         """Makes everything as it was, and steps, if the step was not trained before."""
         beginning, steps = self._phase, self._steps
-        extends = beginning is Phase.EXTEND
-        if beginning is Phase.START:
+        extends = beginning is FitPhase.EXTEND
+        if beginning is FitPhase.START:
             self._data.begins(iterator)
             steps.stands_at(taken=0)
-        state.capture(self._others.callbacks)  # raises now rather than in a save
-        if beginning is not Phase.START or self._plan.number > 1:
+        callback_state.capture(
+            self._others.callbacks
+        )  # raises now rather than in a save
+        if beginning is not FitPhase.START or self._plan.number > 1:
             # Also a save before the first step must hold what the fits before left.
-            restores = beginning is not Phase.START
+            restores = beginning is not FitPhase.START
             self._state.build(iterator, steps.inner, restores=restores)
-        if beginning is not Phase.START:
+        if beginning is not FitPhase.START:
             taken = self._data.restore(iterator, extends=extends)
             # The step that is not run again counts.
-            is_validated = beginning is Phase.REVALIDATE
+            is_validated = beginning is FitPhase.REVALIDATE
             trained = self._saved.batch + (steps.size if is_validated else 0)
             steps.stands_at(taken, trained)
             self._committed = steps.epoch
@@ -322,9 +326,9 @@ class Training:
             self.fit.model.reset_metrics()
             self._others.wake("on_epoch_begin", steps.epoch)
             self._others.call("on_train_batch_begin", 0)
-        self._phase = phases.after(self._phase, Event.STEP)
+        self._phase = phases.after(self._phase, FitEvent.STEP)
         self._save_if_due()
-        logs = {} if beginning is Phase.START else dict(self._saved.logs)
+        logs = {} if beginning is FitPhase.START else dict(self._saved.logs)
         if logs:
             steps.logs = logs  # a save before the step has them, too
         try:
@@ -333,7 +337,7 @@ class Training:
             # The data may end right here, where Keras did not know their length.
             if not logs or self.fit.ends_epoch_with(logs):
                 raise
-            self._phase = phases.after(self._phase, Event.NO_MORE_DATA)
+            self._phase = phases.after(self._phase, FitEvent.NO_MORE_DATA)
             self._others.silence()
             steps.stop_at = 0
             return logs
@@ -353,7 +357,7 @@ class Training:
             is_due = every == "epoch" and self._committed not in (None, steps.epoch)
             self._committed = steps.epoch
         if is_due and run.has_moved:
-            self.session.arm(run)
+            self.session.start_listening(run)
             self.session.saves.try_save(run)
         steps.stop_at = run.steps_made + left
 
@@ -362,7 +366,7 @@ class Training:
     def _restore(self, *, extends: bool = False) -> None:
         """The state of the commit. A trace with other settings is made again."""
         self._state.restore(self.run, self._saved, extends=extends)
-        is_one_of_many = self.session.cluster.world > 1
+        is_one_of_many = self.session.cluster.num_workers > 1
         self._functions.trace_again(only_for_settings=is_one_of_many)
 
     def _repeat_last_step(self) -> Any:
@@ -371,16 +375,16 @@ class Training:
         self._others.silence()
         self.fit.model.stop_training = self._saved.stopped
         self.fit.ends_epoch_as(self._saved.logs)
-        self._phase = phases.after(self._phase, Event.STEP)
+        self._phase = phases.after(self._phase, FitEvent.STEP)
         self._steps.logs = dict(self._saved.logs)
         return self._steps.logs
 
     def _catch_up(self) -> None:
         """What a restart leaves until Keras is past the step that was trained."""
-        self.session.arm(self.run)
+        self.session.start_listening(self.run)
         self._restore()
         self._state.restore_random()
-        if self._phase is Phase.DATA_ENDED:
+        if self._phase is FitPhase.DATA_ENDED:
             # Keras met the end of its data by a step, in which what needs no data was
             # done: the optimizer's iterations were counted up.
             with contextlib.suppress(*END_OF_DATA):
@@ -395,26 +399,28 @@ class Training:
             ConfigurationError: there was nothing to train with.
         """
         self._check_trained(self._steps.epoch)
-        if self._phase is Phase.VALIDATION_DUE:  # the commit is of one that had begun
+        if (
+            self._phase is FitPhase.VALIDATION_DUE
+        ):  # the commit is of one that had begun
             self._others.wake("on_test_begin")
             self._catch_up()
-        elif self._phase is Phase.DATA_ENDED:
+        elif self._phase is FitPhase.DATA_ENDED:
             self._catch_up()
             self._others.wake("on_test_begin")
         self._epoch_end.hold()
-        self._phase = phases.after(self._phase, Event.VALIDATION)
+        self._phase = phases.after(self._phase, FitEvent.VALIDATION)
         self.validation_step()
 
     def validation_step(self) -> None:
         """`on_test_batch_begin`: the process may save and exit here."""
-        if self._phase is Phase.VALIDATING:
+        if self._phase is FitPhase.VALIDATING:
             self.session.ready(self.run, "a callback")
             self.session.boundary(self._epoch_end.assigned)
 
     def validation_ends(self) -> None:
         """`on_test_end`."""
-        if self._phase is Phase.VALIDATING:
-            self._phase = phases.after(self._phase, Event.VALIDATED)
+        if self._phase is FitPhase.VALIDATING:
+            self._phase = phases.after(self._phase, FitEvent.VALIDATED)
 
     def _epoch_ends(self, hook: Callable[..., None], epoch: int, logs: Any) -> None:
         """`on_epoch_end` of all callbacks; the process may save and exit before it.
@@ -438,7 +444,7 @@ class Training:
         self.session.boundary(self._epoch_end.assigned)
         try:
             is_held = self._epoch_end.hold_files(self._others.callbacks)
-            is_held = is_held and self.session.cluster.world == 1
+            is_held = is_held and self.session.cluster.num_workers == 1
             with self._epoch_end.committed_on_error():
                 hook(epoch, logs)
             if was_stopped or not self.fit.model.stop_training:
@@ -452,15 +458,17 @@ class Training:
 
     def epoch_ends(self, logs: Any) -> None:
         """`on_epoch_end` of our callback, after all other callbacks."""
-        self._phase = phases.after(self._phase, Event.EPOCH_END)
+        self._phase = phases.after(self._phase, FitEvent.EPOCH_END)
         self.run.saved_at = None  # a commit of the last step lacks its validation
         if self.session.cluster.is_chief:
-            kept = {name: plan.plain(each) for name, each in (logs or {}).items()}
+            kept = {
+                name: resume_plan.plain(each) for name, each in (logs or {}).items()
+            }
             numbers = {n: each for n, each in kept.items() if isinstance(each, float)}
             self.run.record(Metrics(step=self.run.step, values=numbers))
 
     def _check_trained(self, epoch: int) -> None:
-        is_first = self._plan.beginning is Phase.START and self.run.steps_made == 0
+        is_first = self._plan.beginning is FitPhase.START and self.run.steps_made == 0
         if is_first or self._phase in phases.BEGINNINGS:
             raise errors.ConfigurationError(
                 f"The training data are empty: epoch {epoch} has ended without a "
@@ -473,13 +481,13 @@ class Training:
     def end(self) -> None:
         """`on_train_end`, after all other callbacks: commits that with all workers."""
         history = self.fit.model.history
-        if self._phase is Phase.SKIP:
+        if self._phase is FitPhase.SKIP:
             past = self._plan.histories[self._plan.number - 1]
             history.epoch, history.history = list(past["epoch"]), dict(past["history"])
         elif self._phase in phases.RESTORING:
             self._restore()
             self._state.attributes.name_due_trace()
-        self._phase = phases.after(self._phase, Event.TRAIN_END)
+        self._phase = phases.after(self._phase, FitEvent.TRAIN_END)
         self.fit.epoch_begins()
         self._data.tracker.epoch_begins()
         self.run.is_at_end = True
@@ -492,7 +500,9 @@ class Training:
         # Not where it was broken off: the run is open, and saves the States yet.
         self._release()
         made_of = self._state.made_of(is_built=True)
-        plan.add(plan.past_of(self._directory), history, self._plan, made_of)
+        resume_plan.add(
+            resume_plan.past_of(self._directory), history, self._plan, made_of
+        )
         take_over()
 
     def abandon(self) -> None:
@@ -516,11 +526,11 @@ class Training:
         if (moment := self._epoch_end.moment) is not None:
             return moment.shared
         match self._phase:
-            case Phase.TRAINING:
+            case FitPhase.TRAINING:
                 return self._state.take_shared(self._progress("train"))
-            case Phase.TRAINED:
+            case FitPhase.TRAINED:
                 return self._state.take_shared(self._progress("complete"))
-            case Phase.RESTORED if self._state.shared.loaded is not None:
+            case FitPhase.RESTORED if self._state.shared.loaded is not None:
                 return self._state.shared.loaded
         raise errors.SaveError(
             "nothing was trained in this fit yet; the commit before it stands"
@@ -528,9 +538,9 @@ class Training:
 
     def _take_own(self) -> Taken:
         own = self._state.own.loaded
-        if self._plan.beginning is Phase.RESTORE and own is not None:
+        if self._plan.beginning is FitPhase.RESTORE and own is not None:
             return own
-        is_at_end = self._phase is Phase.TRAINED
+        is_at_end = self._phase is FitPhase.TRAINED
         taken = self._steps.before_epoch + self._steps.batches
         position = self._data.position(taken, is_at_end=is_at_end)
         place = None if position is None else dataclasses.asdict(position)
@@ -538,11 +548,11 @@ class Training:
         held = self._state.take_own() if moment is None else moment.own
         files = None if moment is None else moment.files
         if files is None:
-            files = state.capture_files(self._others.callbacks)
+            files = callback_state.capture_files(self._others.callbacks)
         return {
             **held,
             "files": files,
-            "position": Encoded.of(place),
+            "position": EncodedValue.of(place),
         }
 
     def _progress(self, stage: Stage) -> Progress:
@@ -563,7 +573,7 @@ class Training:
             is_untrained=self.run.step == 0,
             stopped=stopped,
             loop=self.fit.loop_state(),
-            logs={name: plan.plain(each) for name, each in logs.items()},
+            logs={name: resume_plan.plain(each) for name, each in logs.items()},
             histories=self._plan.histories,
             made_of=self._state.made_of(is_built=True),
             metrics=sum(len(metric.variables) for metric in model.metrics),

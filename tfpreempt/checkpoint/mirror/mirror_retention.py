@@ -1,0 +1,261 @@
+"""Deletes old commits, and the remains of crashed uploads, from an object store.
+
+Only folders with a name made by tfpreempt are deleted. Of a commit only files named in
+the manifest are deleted, and upload parts only once their upload is over. The marker is
+deleted first and the manifest last, so that an interrupted deletion looks like a
+crashed upload to the next run. A folder without a marker counts as a crashed upload
+only if a newer commit exists: until then a program may be uploading it.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog, checkpoint_state, layout
+from tfpreempt.checkpoint.directory.catalog import Entry, Kind
+from tfpreempt.checkpoint.mirror.upload import PARTS
+from tfpreempt.core.threads import map_in_threads
+from tfpreempt.storage import paths
+from tfpreempt.storage.object_store import ComposingStore, ObjectStore
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 8
+
+
+class Naming(enum.Enum):
+    """Whether TensorFlow's state file names the newest commit of a mirror."""
+
+    DONE = "done"
+    DUE = "due"  # to be written at once
+    LATE = "late"  # the write failed, and is retried
+
+
+class Retention:
+    """Deletes old commits and remains; used by one thread at a time.
+
+    Args:
+        store: object store of the mirror.
+        max_to_keep: number of commits to keep; None keeps every commit.
+        taken: highest sequence number in the store, as far as known.
+
+    Attributes:
+        highest_sequence: highest sequence number of any mirror folder seen.
+        naming: whether TensorFlow's state file names the newest commit.
+    """
+
+    def __init__(self, store: ObjectStore, max_to_keep: int | None, taken: int) -> None:
+        self.highest_sequence = taken
+        self._store = store
+        self._max_to_keep = max_to_keep
+        self._found: tuple[int, frozenset[str]] | None = None  # before the first upload
+        self._committed: set[str] = set()  # only this object deletes markers
+        self._are_parts_logged = False
+        self.naming = Naming.DONE
+        self._is_naming_logged = False
+        self._naming_lock = threading.Lock()  # from the listing to the write
+
+    def look(self, timeout: float | None = None) -> list[Entry]:
+        """Lists the mirror folders in the store, highest sequence first.
+
+        Args:
+            timeout: seconds; None uses the store's own timeout.
+
+        Raises:
+            CheckpointError: the store cannot be listed.
+        """
+        folders = catalog.copies(self._store, timeout=timeout)
+        self.highest_sequence = max(
+            self.highest_sequence, catalog.highest_sequence(folders)
+        )
+        return folders
+
+    def outranks(self, commit: Entry) -> bool:
+        """Returns whether the store began with commits newer than this commit.
+
+        A commit found in the store before the first upload is never outranked.
+
+        Raises:
+            CheckpointError: the store cannot be listed.
+        """
+        if self._found is None:
+            folders = self.look()
+            names = frozenset(each.name for each in folders)
+            self._found = catalog.highest_sequence(folders), names
+        highest, names = self._found
+        name = catalog.folder_name(commit.step or 0, commit.token)
+        return (commit.sequence or 0) < highest and name not in names
+
+    def keeps(self, entry: Entry, newest: Entry | None) -> bool:
+        """Returns whether retention keeps a commit once the newest one is uploaded.
+
+        Args:
+            entry: a local commit to be uploaded.
+            newest: the newest local commit.
+        """
+        if self._max_to_keep is None or newest is None:
+            return True
+        return (newest.sequence or 0) - (entry.sequence or 0) < self._max_to_keep
+
+    @property
+    def is_naming_due(self) -> bool:
+        """Whether TensorFlow's state file must be written now."""
+        return self.naming is Naming.DUE
+
+    def try_to_name_newest(self, hold: Callable[[], object]) -> bool:
+        """Writes the newest commit to TensorFlow's state file; logs a failure once.
+
+        Args:
+            hold: function called before the write; raises if another program holds the
+                lease.
+
+        Returns:
+            Whether the state file was written.
+        """
+        try:
+            hold()
+            self.name_newest()
+        except (OSError, errors.CheckpointError) as error:
+            if not self._is_naming_logged:
+                self._is_naming_logged = True
+                _log.warning(
+                    "tfpreempt: the state file %s/%s cannot be written, and the write "
+                    "is retried. The commits of the mirror are intact, but "
+                    "tf.train.latest_checkpoint may find an older commit, and no "
+                    "commit is deleted from the mirror until the write succeeds: %s",
+                    self._store.uri,
+                    layout.POINTER,
+                    error,
+                )
+            return False
+        self._is_naming_logged = False
+        return True
+
+    def name_newest(self, but: Collection[str] = ()) -> None:
+        """Writes the newest commit of the store to TensorFlow's state file. Any thread.
+
+        The state file is deleted if TensorFlow cannot load that commit.
+
+        Args:
+            but: names of folders about to be deleted.
+
+        Raises:
+            CheckpointError: the store failed.
+        """
+        with self._naming_lock:
+            found = catalog.commits(self._store, lambda problem: None)
+            newest = next((each for each in found if each.name not in but), None)
+            prefix = newest.manifest.prefix if newest and newest.manifest else None
+            if newest is not None and prefix is not None:
+                latest = os.path.join(newest.name, prefix)
+                named = checkpoint_state.CheckpointStateFile(
+                    latest=latest, paths=(latest,)
+                )
+                data = checkpoint_state.to_bytes(named)
+                self._store.replace(layout.POINTER, data)
+            elif self._store.stat(layout.POINTER) is not None:
+                self._store.delete(layout.POINTER)
+
+    def run(self) -> None:
+        """Deletes old commits and remains, unless the state file is out of date.
+
+        TensorFlow's state file could then name a commit to be deleted.
+
+        Raises:
+            CheckpointError: the store failed.
+        """
+        if self.naming is not Naming.DONE:
+            return  # runs after the next write of the state file
+        folders = self.look()
+        committed = [each for each in folders if self._is_committed(each)]
+        keep = len(committed) if self._max_to_keep is None else self._max_to_keep
+        newest = catalog.highest_sequence(committed)
+        if isinstance(self._store, ComposingStore):
+            self._delete_parts(committed)
+        dead = [
+            each
+            for each in folders
+            if each not in committed and (each.sequence or 0) < newest
+        ]
+        for each in committed[keep:] + dead:
+            self._committed.discard(each.name)
+            delete(each)
+
+    def _delete_parts(self, committed: list[Entry]) -> None:
+        """Deletes upload parts of committed and older folders; keeps newer parts.
+
+        The parts stay if the account may not delete objects, or the bucket retains
+        objects for a time. The failure is logged once: the commits are intact without
+        the deletion.
+
+        Args:
+            committed: folders with a marker.
+
+        Raises:
+            CheckpointError: the store failed.
+        """
+        names = {each.name for each in committed}
+        newest = catalog.highest_sequence(committed)
+        unneeded = []
+        for name in self._store.list(f"{PARTS}/"):
+            folder = name.split("/")[1]
+            if catalog.kind_of(folder) is not Kind.REMOTE or paths.why_unsafe(name):
+                continue  # of another program
+            sequence = catalog.unread_entry(self._store, folder).sequence or 0
+            if folder in names or sequence < newest:
+                unneeded.append(name)
+        try:
+            map_in_threads(
+                self._store.delete, unneeded, threads=_THREADS, name="tfpreempt-sweep"
+            )
+        except errors.CheckpointError as error:
+            if not error.is_permanent:
+                raise
+            if self._are_parts_logged:
+                return
+            self._are_parts_logged = True
+            _log.warning(
+                "tfpreempt: %d parts of uploads below %s cannot be deleted, though the "
+                "copies are whole without them; they only take up room: %s",
+                len(unneeded),
+                os.path.join(self._store.uri, PARTS),
+                error,
+            )
+
+    def _is_committed(self, folder: Entry) -> bool:
+        if folder.name not in self._committed:
+            # A marker without a manifest: a newer run deleted the files of the upload
+            # before the marker was written.
+            for name in (layout.MARKER, layout.MANIFEST):
+                if self._store.stat(folder.control(name)) is None:
+                    return False
+            self._committed.add(folder.name)
+        return True
+
+
+def delete(copy: Entry) -> None:
+    """Deletes a mirror folder, committed or incomplete.
+
+    Raises:
+        CheckpointError: the store failed.
+    """
+    store, found = copy.store, catalog.read(copy)
+    manifest, marker = copy.control(layout.MANIFEST), copy.control(layout.MARKER)
+    names = set(store.list(copy.name + "/"))
+    if found.is_committed and found.manifest is not None:
+        ours = {copy.object(entry.name) for entry in found.manifest.files}
+        names &= ours | {copy.control(layout.METADATA)}
+    store.delete(marker)
+    # First the index files: TensorFlow takes files with an index for a checkpoint.
+    for name in sorted(names - {manifest, marker}, key=_comes_after_index):
+        store.delete(name)
+    store.delete(manifest)
+
+
+def _comes_after_index(name: str) -> tuple[bool, str]:
+    return not name.endswith(".index"), name

@@ -1,0 +1,173 @@
+"""MirrorStatus, the progress of a mirror for users; and the state of upload retries."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.core.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorStatus:
+    """Progress of a mirror at one moment.
+
+    Attributes:
+        uri: URI of the object store.
+        newest: step of the newest local commit; None before the first commit.
+        mirrored: step of the newest commit known to be complete in the store.
+        is_complete: whether the newest local commit is complete in the store.
+        pending: number of commits queued or being uploaded.
+        uploading: step of the commit being uploaded; None between uploads.
+        sent_bytes: bytes of that commit uploaded so far.
+        total_bytes: size of that commit in bytes.
+        fault: error of the last attempt; None after a success.
+        faults: number of failed attempts so far.
+        dropped: number of commits that were deleted, or found corrupt, before the
+            upload.
+    """
+
+    uri: str
+    latest_step: int | None = None
+    mirrored_step: int | None = None
+    is_complete: bool = True
+    pending: int = 0
+    uploading: int | None = None
+    sent_bytes: int = 0
+    total_bytes: int = 0
+    last_error: str | None = None
+    error_count: int = 0
+    skipped: int = 0
+
+    @property
+    def progress(self) -> str:
+        """Progress of the current upload, as text."""
+        if self.uploading is None or not self.total_bytes:
+            return "not begun"
+        sent, total = self.sent_bytes / (1 << 20), self.total_bytes / (1 << 20)
+        return f"{sent:.1f} of {total:.1f} MiB"
+
+
+def say_waiting(status: MirrorStatus, patience: float, timeout: float | None) -> None:
+    """Logs that a caller waits for the upload of the newest commit.
+
+    Args:
+        status: progress of the mirror; nothing is logged if only old commits are
+            deleted.
+        patience: seconds without progress that end the wait.
+        timeout: seconds that the wait may take; None without a timeout.
+    """
+    if status.is_complete:
+        return
+    limit = f"until {patience:g} s bring nothing new"
+    _log.warning(
+        "tfpreempt: waiting for the copy of step %s in %s (%s), %s%s",
+        status.latest_step,
+        status.uri,
+        status.progress,
+        limit if timeout is None else f"for {timeout:g} s",
+        f"; the last try failed: {status.last_error}" if status.last_error else "",
+    )
+
+
+def say_finished(status: MirrorStatus, directory: str) -> None:
+    """Logs whether the newest commit was uploaded before the machine is preempted.
+
+    Args:
+        status: progress of the mirror.
+        directory: the checkpoint directory; "" if unknown.
+    """
+    if status.latest_step is None:
+        return
+    if status.is_complete:
+        _log.warning(
+            "tfpreempt: the copy of step %s in %s is whole",
+            status.latest_step,
+            status.uri,
+        )
+        return
+    known = status.mirrored_step
+    there = "what was there before" if known is None else f"step {known}"
+    _log.error(
+        "tfpreempt: the copy of step %s in %s was not whole when the time was up "
+        "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
+        "start on another machine goes on from %s.",
+        status.latest_step,
+        status.uri,
+        status.progress,
+        (status.last_error or "no fault, too little time").rstrip("."),
+        directory or "the local directory",
+        there,
+    )
+
+
+FIRST_PAUSE = 1.0  # seconds after a failure; doubles
+LONGEST_PAUSE = 60.0
+STALLED = 300.0  # seconds without a byte, after which a wait without a timeout ends
+REFUSED = 10.0  # the same, if a retry cannot succeed
+
+
+class RetryState:
+    """State of the upload retries; used under a lock.
+
+    Args:
+        clock: time source that measures durations.
+
+    Attributes:
+        is_awaited: whether a caller waits without a timeout. The pause after a failure
+            is then cut short.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.is_awaited = False
+        self._pause = FIRST_PAUSE
+        self._is_refused = False  # by an error that only a person can fix
+        self._moved_at = clock.monotonic()
+        self._commit: Entry | None = None  # of the newest attempt
+        self._most_sent = 0  # bytes, in the longest attempt for that commit
+
+    def sent(self, commit: Entry, count: int) -> None:
+        """Records that an attempt has sent `count` bytes so far.
+
+        Only bytes beyond the longest earlier attempt count as progress.
+        """
+        if self._commit is not commit:
+            self._commit, self._most_sent = commit, 0
+        if count > self._most_sent:
+            self._most_sent, self._is_refused = count, False
+            self.reset_stall_timer()
+
+    def failed(self, error: Exception) -> None:
+        """Records a failed attempt."""
+        self._is_refused = getattr(error, "is_permanent", False)
+
+    def succeeded(self) -> None:
+        """Records a complete upload."""
+        self._pause, self._is_refused = FIRST_PAUSE, False
+
+    def next_pause(self) -> float:
+        """Returns the seconds until the next attempt; longer at every call.
+
+        The pause doubles, up to `LONGEST_PAUSE`.
+        """
+        pause = self._pause
+        self._pause = min(2 * pause, LONGEST_PAUSE)
+        return pause
+
+    def reset_stall_timer(self) -> None:
+        """Restarts the stall timeout: a wait begins, or the upload progresses."""
+        self._moved_at = self._clock.monotonic()
+
+    @property
+    def patience(self) -> float:
+        """Seconds without progress after which a wait without a timeout gives up."""
+        return REFUSED if self._is_refused else STALLED
+
+    @property
+    def stall_deadline(self) -> float:
+        """Instant at which a wait without a timeout gives up, without progress."""
+        return self._moved_at + self.patience

@@ -1,0 +1,148 @@
+"""Tries a save in a directory: synced to the disk, timed, and removed again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tfpreempt.cli.sizes import size_text
+from tfpreempt.storage.files import LocalFiles
+from tfpreempt.storage.os_errors import ADVICE
+
+_BLOCK_BYTES = 4 * 1024 * 1024
+_MOUNTS = Path("/proc/self/mounts")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The checkpoint directory and the result of a trial save.
+
+    Attributes:
+        path: absolute path of the directory.
+        filesystem: type of the file system, such as "ext4"; "" if unknown.
+        mount: mount point of the file system; None if unknown.
+        missing: uppermost missing part of the path; None if the path existed.
+        free_bytes: bytes available to this user.
+        save_bytes: size of the trial save.
+        save_seconds: duration of the trial save with its sync; None after a failure.
+        fault: reason of the failure.
+    """
+
+    path: Path
+    filesystem: str
+    free_bytes: int
+    save_bytes: int
+    save_seconds: float | None
+    mount: Path | None = None
+    missing: Path | None = None
+    fault: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A mounted file system: the mount point, and the type, such as "ext4"."""
+
+    point: Path
+    kind: str
+
+
+def try_save(directory: Path, size: int) -> Storage:
+    """Writes a file of the given size, syncs the file, and removes it.
+
+    A missing directory is made and removed again.
+
+    Args:
+        directory: directory where a checkpoint would be saved.
+        size: number of bytes to write.
+    """
+    path = directory.absolute()
+    mount, free, seconds, fault = None, 0, None, ""
+    missing = None
+    try:
+        with _made(path) as missing:
+            mount = mount_of(path)
+            free = shutil.disk_usage(path).free
+            if size > free:
+                fault = (
+                    f"only {size_text(free)} are free, {size_text(size)} are needed; "
+                    "make room, or name another directory"
+                )
+            else:
+                seconds = _time_save(path, size)
+    except OSError as error:
+        advice = ADVICE.get(error.errno or 0, "name a directory that can be written to")
+        fault = f"{error.filename or path}: {error.strerror or error}; {advice}"
+    return Storage(
+        path=path,
+        filesystem=mount.kind if mount else "",
+        mount=mount.point if mount else None,
+        missing=missing,
+        free_bytes=free,
+        save_bytes=size,
+        save_seconds=seconds,
+        fault=fault,
+    )
+
+
+def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
+    """Returns the file system of a path, or None if unknown.
+
+    Args:
+        path: existing path.
+        mounts: mount table of the system, in the format of proc(5).
+    """
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    kinds = {}  # a later mount hides an earlier mount on the same directory
+    for line in lines:
+        _, escaped, kind, *_ = line.split()
+        text = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), escaped)
+        kinds[Path(text)] = kind
+    real = path.resolve()
+    point = next((each for each in (real, *real.parents) if each in kinds), None)
+    return None if point is None else Mount(point=point, kind=kinds[point])
+
+
+def _time_save(directory: Path, size: int) -> float:
+    path = directory / f".tfpreempt-doctor-{secrets.token_hex(8)}"
+    # Random bytes: zeros cost nothing on storage with compression.
+    block = os.urandom(min(size, _BLOCK_BYTES))
+    try:
+        began = time.monotonic()
+        with path.open("xb", buffering=0) as file:
+            left = size
+            while left > 0:
+                left -= file.write(block[: min(left, len(block))])
+            os.fsync(file.fileno())
+        LocalFiles().sync_dir(str(directory))
+        return time.monotonic() - began
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[Path | None]:
+    """Makes the directory, and removes a newly made directory at the end.
+
+    Yields:
+        The uppermost missing part of the path, or None if the path existed.
+    """
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield missing[-1] if missing else None
+    finally:
+        for each in missing:
+            try:
+                each.rmdir()
+            except OSError:
+                break  # the directory was not made, or is in use by now

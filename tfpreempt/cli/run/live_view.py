@@ -1,0 +1,144 @@
+"""The live view of a run: a line on a terminal, and metrics; in threads of their own.
+
+The view shows the state found by `tfpreempt status`, read from the same files. No
+worker is asked, and neither training nor the supervisor waits for the view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfpreempt.cli.journals.tail import JournalTailer
+from tfpreempt.cli.run.console import StatusLine
+from tfpreempt.cli.run.options import RunOptions
+from tfpreempt.cli.status import metrics
+from tfpreempt.cli.status.read_status import read_status
+from tfpreempt.cli.status.run_status import RunStatus
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.threads import ManagedThread
+from tfpreempt.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_LOOKS_EVERY = 1.0
+_WRITES_EVERY = 10.0
+_JOIN_SECONDS = 5.0  # for a disk that hangs
+
+
+@contextlib.contextmanager
+def shown(
+    options: RunOptions,
+    clock: Clock,
+    line: StatusLine | None,
+    lost: Callable[[Path, OSError], None],
+) -> Iterator[None]:
+    """A context in which the state of the run is shown, served and written.
+
+    Args:
+        options: options of the run; the directory of its journal exists, if possible.
+        clock: clock that measures ages.
+        line: status line on the terminal; None without a terminal.
+        lost: function called with the metrics file and the error whenever writing
+            fails.
+
+    Raises:
+        ConfigurationError: the metrics cannot be served or written.
+    """
+    first = options.first_worker
+    own = () if first is None else range(first, first + options.workers)
+    journals = JournalTailer(options.journal_dir, own, options.journal_path.name)
+
+    def look() -> RunStatus:
+        try:
+            return read_status(journals, clock.wall())
+        except OSError:
+            return RunStatus(at=clock.wall(), workers=())
+
+    with contextlib.ExitStack() as ends:
+        address, file = options.metrics_address, options.metrics_file
+        if address is not None or file is not None:
+            name = options.checkpoint_dir or str(options.journal_dir)
+            collected = metrics.registry(name, look)
+            if address is not None:
+                ends.enter_context(metrics.served(*address, collected))
+            if file is not None:
+                ends.enter_context(_written(file, collected, lost))
+        if line is not None:
+            ends.enter_context(_drawn(line, look))
+        yield
+
+
+@contextlib.contextmanager
+def _written(
+    path: Path, collected: CollectorRegistry, lost: Callable[[Path, OSError], None]
+) -> Iterator[None]:
+    """Writes the metrics to a file repeatedly, and a last time at the end.
+
+    A reader of the file finds complete metrics, old or new: the file is replaced as a
+    whole.
+    """
+    from prometheus_client import write_to_textfile
+
+    try:
+        write_to_textfile(str(path), collected)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Cannot write --metrics-file {str(path)!r} ({error.strerror}). Name a "
+            "file in a directory that exists and can be written."
+        ) from error
+
+    def write() -> None:
+        try:
+            write_to_textfile(str(path), collected)
+        except OSError as error:
+            lost(path, error)
+
+    with _repeated("tfpreempt-metrics", _WRITES_EVERY, write, write):
+        yield
+
+
+@contextlib.contextmanager
+def _drawn(line: StatusLine, look: Callable[[], RunStatus]) -> Iterator[None]:
+    """Shows the state of the run in a status line, and erases the line at the end."""
+    from tfpreempt.cli.status.text import one_line
+
+    def draw() -> None:
+        status = look()
+        if status.workers:
+            line.show(one_line(status))
+
+    with _repeated("tfpreempt-line", _LOOKS_EVERY, draw, lambda: line.show("")):
+        yield
+
+
+@contextlib.contextmanager
+def _repeated(
+    name: str, seconds: float, do: Callable[[], None], at_last: Callable[[], None]
+) -> Iterator[None]:
+    """Calls `do` in a thread at an interval, and `at_last` at the end.
+
+    The output may block, so the end waits at most `_JOIN_SECONDS` for the thread.
+
+    Args:
+        name: name of the thread.
+        seconds: interval.
+        do: function called at every interval.
+        at_last: function called at the end.
+    """
+
+    def run() -> None:
+        while not thread.stop_event.wait(seconds):
+            do()
+        at_last()
+
+    thread = ManagedThread(name, run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.stop_event.set()
+        thread.join(_JOIN_SECONDS)

@@ -1,0 +1,180 @@
+"""Memory for the workers' snapshots, reserved for a run and freed at its end.
+
+The memory is a directory on a file system in memory (tmpfs), so snapshots survive the
+workers, but not the machine. A lock on the directory lasts as long as the supervisor. A
+directory without a lock was left by a killed supervisor, and is removed at the next
+start of any supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tfpreempt.checkpoint.directory.file_locks import is_at, lock
+from tfpreempt.cli.doctor.storage_check import mount_of
+from tfpreempt.cli.sizes import size_text
+from tfpreempt.core.snapshot_memory import SnapshotMemory, available_bytes
+from tfpreempt.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+AUTO = -1
+"""Size chosen from the free memory of the machine."""
+
+_SHARE = 4  # `AUTO` takes a quarter of the available memory
+_LEAST = 64 << 20  # bytes per worker; a smaller state is saved quickly anyway
+_IN_FILES = 2 / 3  # part of the snapshots in files; the rest are copies in workers
+_TRIES = 10
+
+
+@contextlib.contextmanager
+def lent(
+    asked: int, workers: int, places: Sequence[Path] | None = None
+) -> Iterator[SnapshotMemory | None]:
+    """A context in which workers have memory for snapshots.
+
+    Args:
+        asked: bytes for all workers together; 0: no snapshots; `AUTO`: a share of the
+            free memory.
+        workers: number of workers.
+        places: directories to try; by default the usual directories on tmpfs.
+
+    Yields:
+        The memory of the workers; None if not wanted, not available, or too small.
+
+    Raises:
+        ConfigurationError: the requested number of bytes is not available.
+    """
+    made = None
+    try:
+        found = [each for each in places or _places() if _is_in_memory(each)]
+        for each in found:
+            _sweep(each)
+        made = _lend(found, asked, workers)
+    except OSError as error:
+        if asked > 0:
+            raise ConfigurationError(
+                f"--snapshots cannot have its memory: {error}"
+            ) from error
+        if asked:
+            log.warning(
+                "tfpreempt: there are no snapshots in memory, so a death without a "
+                "notice costs what came after the last commit: %s",
+                error,
+            )
+    if made is None:
+        yield None
+        return
+    memory, descriptor = made
+    try:
+        yield memory
+    finally:
+        shutil.rmtree(memory.directory, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _lend(
+    found: Sequence[Path], asked: int, workers: int
+) -> tuple[SnapshotMemory, int] | None:
+    """Makes a directory for snapshots.
+
+    Args:
+        found: directories on tmpfs.
+        asked: number of bytes, see `lent`.
+        workers: number of workers.
+
+    Returns:
+        The memory and the descriptor that holds its lock; None if not wanted, or too
+        small for `AUTO`.
+
+    Raises:
+        ConfigurationError: the requested number of bytes is not available.
+        OSError: the directory, or the file with the size of free memory, cannot be
+            read.
+    """
+    if asked == 0:
+        return None
+    room = _room(found[0]) if found else 0
+    if asked > room:
+        where = f"on {found[0]}" if found else "as neither /dev/shm nor a tmpfs is here"
+        raise ConfigurationError(
+            f"--snapshots asks for {size_text(asked)}, and {size_text(room)} can be "
+            f"had {where}. Ask for less, or leave it to auto."
+        )
+    share = (room // _SHARE if asked == AUTO else asked) // workers
+    if not found or (asked == AUTO and share < _LEAST):
+        return None
+    path, descriptor = _make(found[0])
+    return SnapshotMemory(directory=str(path), bytes=share, workers=workers), descriptor
+
+
+def _places() -> list[Path]:
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    return [Path("/dev/shm"), *([Path(given)] if given else [])]
+
+
+def _is_in_memory(place: Path) -> bool:
+    """Returns whether a path is a writable directory on tmpfs."""
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        return False
+    mount = mount_of(place)
+    return mount is not None and mount.kind == "tmpfs"
+
+
+def _room(place: Path) -> int:
+    """Returns the number of bytes available for snapshots."""
+    status = os.statvfs(place)
+    return min(available_bytes(), int(status.f_bavail * status.f_frsize / _IN_FILES))
+
+
+def _begins() -> str:
+    return f"tfpreempt-snapshots-{os.getuid()}-"
+
+
+def _make(place: Path) -> tuple[Path, int]:
+    """Makes a new directory; returns the path and the descriptor with the lock."""
+    for _ in range(_TRIES):
+        path = place / f"{_begins()}{secrets.token_hex(8)}"
+        path.mkdir(0o700)
+        descriptor = _locked(path)
+        if descriptor is not None:
+            return path, descriptor
+        with contextlib.suppress(OSError):  # another supervisor may have removed it
+            path.rmdir()
+    raise OSError(f"no directory can be locked in {place}")
+
+
+def _locked(path: Path) -> int | None:
+    """Returns a descriptor that holds the lock of a directory, or None.
+
+    There is no lock if another process holds it, or the directory was removed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    if lock(descriptor, fcntl.LOCK_EX) and is_at(descriptor, str(path)):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _sweep(place: Path) -> None:
+    """Removes the directories of this user's killed supervisors."""
+    name = re.compile(re.escape(_begins()) + "[0-9a-f]{16}")
+    with contextlib.suppress(OSError):
+        for path in place.iterdir():
+            if not name.fullmatch(path.name) or path.lstat().st_uid != os.getuid():
+                continue
+            descriptor = _locked(path)
+            if descriptor is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(descriptor)

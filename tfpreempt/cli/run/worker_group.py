@@ -1,0 +1,193 @@
+"""Worker processes, in process groups of their own; none survives the supervisor.
+
+SIGTERM is sent to the worker alone, as Kubernetes and Docker do: a SIGTERM to the group
+would end data loaders that the commit may still need. Remaining processes of the group
+get SIGTERM when the worker has ended, and SIGKILL at the limit. A program behind a
+shell should be started with `exec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfpreempt.cli.run.restart_policy import ReturnCode
+
+_HERE = Path(__file__).parent
+_SCRIPT = (sys.executable, "-I", "-S")  # neither site packages nor PYTHON* variables
+_GUARD_EXIT_SECONDS = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class WorkerGroup:
+    """The workers of an incarnation, by index. Main thread only, as their parent.
+
+    A guard process knows the process groups of the workers, and ends the remaining
+    groups after this process has ended in any way.
+
+    Args:
+        leave_seconds: seconds between SIGTERM and SIGKILL for children of an ended
+            worker, and for workers ended by the guard.
+        outputs: reading ends of the workers' pipes, and the files for the output when
+            the guard reads the pipes.
+        journal: journal of the supervisor, where the guard records an unexpected end.
+        supervisor: id of this supervisor.
+        root: directory below which the guard does not follow links; see `contained`.
+    """
+
+    def __init__(
+        self,
+        leave_seconds: float,
+        outputs: Mapping[int, Path],
+        journal: Path,
+        supervisor: str,
+        root: str,
+    ) -> None:
+        self._leave_seconds = leave_seconds
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._left_behind: dict[int, float] = {}  # group -> time of SIGKILL
+        self._started: list[subprocess.Popen[bytes]] = []
+        # Otherwise orphans of the workers go to process 1. In a container process 1 may
+        # reap late or never, and until then an ended child looks like a running child.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        pairs = [str(each) for pair in outputs.items() for each in pair]
+        self._guard = subprocess.Popen(
+            [
+                *(*_SCRIPT, str(_HERE / "guard.py"), str(leave_seconds)),
+                *(str(journal), supervisor, root, *pairs),
+            ],
+            pass_fds=tuple(outputs),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._started.append(self._guard)
+
+    def end_orderly(self) -> None:
+        """Tells the guard that the journal contains the supervisor's last record."""
+        self._tell_guard(".\n")
+
+    def close(self) -> None:
+        """Closes the guard's input: the guard ends remaining processes and exits."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(_GUARD_EXIT_SECONDS)
+
+    def start(
+        self,
+        worker: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+    ) -> int:
+        """Starts a worker.
+
+        Args:
+            worker: index of the worker.
+            command: program and arguments.
+            environment: environment of the worker.
+            output: descriptor for stdout and stderr.
+
+        Returns:
+            The process id.
+
+        Raises:
+            OSError: memory or process ids are exhausted.
+        """
+        process = subprocess.Popen(
+            [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        self._tell_guard(f"+{process.pid}\n")
+        self._running[worker] = process
+        return process.pid
+
+    def reap(self, now: float) -> list[tuple[int, ReturnCode]]:
+        """Returns the workers ended since the last call, and ends leftover children.
+
+        Args:
+            now: monotonic seconds.
+
+        Returns:
+            Indices and exit codes of the ended workers.
+        """
+        ended = []
+        for worker, process in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                del self._running[worker]
+                ended.append((worker, ReturnCode(code)))
+                _signal_group(process.pid, signal.SIGTERM)
+                self._left_behind[process.pid] = now + self._leave_seconds
+        self._reap_adopted()
+        for group, killed_at in list(self._left_behind.items()):
+            if not _signal_group(group, 0):
+                del self._left_behind[group]
+                self._tell_guard(f"-{group}\n")
+            elif now >= killed_at:
+                _signal_group(group, signal.SIGKILL)
+        return ended
+
+    def _reap_adopted(self) -> None:
+        """Reaps ended orphans of the workers.
+
+        The exit codes of processes started here are kept for their `Popen`.
+        """
+        self._started = [each for each in self._started if each.poll() is None]
+        own = {each.pid for each in self._started}
+        options = os.WEXITED | os.WNOHANG
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT):
+                if ended.si_pid in own:  # ended after the poll; SIGCHLD is pending
+                    break
+                os.waitid(os.P_PID, ended.si_pid, options)
+
+    @property
+    def running(self) -> list[int]:
+        """Workers that have not ended, as of the last call of `reap`."""
+        return list(self._running)
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether children of ended workers still run; `reap` kills them in time."""
+        return bool(self._left_behind)
+
+    def ask(self) -> None:
+        """Sends SIGTERM to the running workers."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL to the running workers, and to all children."""
+        for group in [p.pid for p in self._running.values()] + list(self._left_behind):
+            _signal_group(group, signal.SIGKILL)
+
+    def _tell_guard(self, line: str) -> None:
+        assert self._guard.stdin is not None
+        # Without a guard, workers are left behind only if this process is killed.
+        with contextlib.suppress(OSError):
+            os.write(self._guard.stdin.fileno(), line.encode("ascii"))
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Signals a process group; returns False if the group has no process any more."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # a process of another user: running, but not ours to signal
+    return True

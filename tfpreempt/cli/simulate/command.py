@@ -1,0 +1,212 @@
+"""`tfpreempt simulate`: simulates a preemption of a running job."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import click
+
+from tfpreempt.cli.signal_handling import ENDS, held_signals
+from tfpreempt.cli.simulate.workers import RunningWorker, held_workers
+from tfpreempt.cli.sizes import Seconds
+from tfpreempt.cli.terminal import echo, plain
+from tfpreempt.errors import ConfigurationError, TfpreemptError
+from tfpreempt.notice.file import checked_path
+from tfpreempt.notice.metadata_session import checked_base_url
+from tfpreempt.notice.signals import parse_signal
+
+_FILE_SECONDS = 5.0  # longer than a job's poll interval, shorter than a restart
+_LINES = {
+    "notice": "worker {worker} has the notice of {source}",
+    "commit": "step {step} is committed in {path}",
+    "exit": "worker {worker} leaves with code {code} at step {step}: {outcome}",
+    "failed": "worker {worker} has failed at step {step}: {detail}",
+}
+
+
+@click.command()
+@click.argument(
+    "directory", required=False, type=click.Path(file_okay=False, path_type=Path)
+)
+@click.option(
+    "--worker", "workers", type=click.IntRange(min=0), multiple=True,
+    help="With DIRECTORY: index of the worker to signal (default 0); may be given "
+    "several times.",
+)  # fmt: skip
+@click.option(
+    "--signal", "signal_name",
+    help="With DIRECTORY: the signal to send (default SIGTERM).",
+)  # fmt: skip
+@click.option(
+    "--follow", "follow_seconds", type=Seconds(),
+    help="With DIRECTORY: seconds to wait for the exit of the worker, showing its "
+    "records meanwhile. Exit status 1 unless the step was committed.",
+)  # fmt: skip
+@click.option(
+    "--file",
+    help="Notice file to create, which the job must watch. The file is removed after "
+    f"{_FILE_SECONDS:g} s, so that the restarted job does not find the file.",
+)
+@click.option(
+    "--serve", "cloud", type=click.Choice(["gce", "aws", "azure"]),
+    help="Run a simulated metadata server of this cloud until Ctrl-C, and print the "
+    "environment variables for the job.",
+)  # fmt: skip
+@click.option(
+    "--port", type=click.IntRange(0, 65535),
+    help="With --serve: port to listen on, so that exported variables stay valid when "
+    "the server is restarted (default: any free port).",
+)  # fmt: skip
+@click.option(
+    "--metadata", "url",
+    help="Address of a server started with --serve. The server announces a preemption "
+    "until the job has read the notice, for at most 30 s. Exit status 1 if the job has "
+    "not read the notice.",
+)  # fmt: skip
+def simulate(
+    directory: Path | None,
+    workers: tuple[int, ...],
+    signal_name: str | None,
+    follow_seconds: float | None,
+    file: str | None,
+    cloud: str | None,
+    port: int | None,
+    url: str | None,
+) -> None:
+    """Simulate a preemption of a running job.
+
+    \b
+        tfpreempt simulate --worker 1 DIRECTORY     a signal to a worker of the job
+        tfpreempt simulate --file /run/preempted    a notice file
+        tfpreempt simulate --serve gce              a metadata server, and in another
+        tfpreempt simulate --metadata URL           terminal: announce a preemption
+
+    DIRECTORY is the job's checkpoint directory. The job reacts as to a real notice: all
+    workers commit one step and exit, and `tfpreempt run` restarts them.
+    """
+    if [directory, file, cloud, url].count(None) != 3:
+        raise click.UsageError(
+            "Give one of DIRECTORY (with --worker), --file, --serve and --metadata: "
+            "tfpreempt simulate --worker 1 ckpt"
+        )
+    if directory is None and (workers, signal_name, follow_seconds) != ((), None, None):
+        raise click.UsageError("--worker, --signal and --follow belong to DIRECTORY.")
+    if cloud is None and port is not None:
+        raise click.UsageError("--port belongs to --serve.")
+    try:
+        if directory is not None:
+            _signal(directory, workers or (0,), signal_name or "TERM", follow_seconds)
+        elif file is not None:
+            _give_file(file)
+        elif cloud is not None:
+            _serve(cloud, port or 0)
+        elif url is not None:
+            from tfpreempt.cli.simulate.server import ASK_SECONDS, announce
+
+            url = checked_base_url(url, "--metadata")
+            echo(
+                f"telling {url} to announce a preemption until the job has asked, for "
+                f"{ASK_SECONDS:g} s at most"
+            )
+            announce(url)
+            echo(f"the job was told; {url} is quiet again")
+    except (TfpreemptError, OSError) as error:  # OSError: another user's journal
+        raise click.ClickException(str(error)) from error
+
+
+def _signal(
+    directory: Path, workers: tuple[int, ...], name: str, seconds: float | None
+) -> None:
+    """Signals the workers if all of them run, and prints their records.
+
+    Raises:
+        NothingRunsError: a worker does not run on this machine; no worker was
+            signalled.
+    """
+    number = parse_signal(name)
+    with held_workers(directory, workers) as held:
+        began, limit = time.time(), time.monotonic() + (seconds or 0.0)
+        for worker in held:
+            worker.send(number)
+            echo(f"sent {number.name} to worker {worker.index}, process {worker.pid}")
+        for worker in held if seconds else ():
+            has_ended = worker.wait_ended(max(0.0, limit - time.monotonic()))
+            _tell(worker, began, has_ended)
+
+
+def _tell(worker: RunningWorker, began: float, has_ended: bool) -> None:
+    """Prints the records of a worker since the signal.
+
+    Raises:
+        ClickException: no record shows that the worker committed.
+    """
+    for record in worker.records():
+        event = str(record.get("event"))
+        kind = "failed" if record.get("outcome") == "failed" else event
+        if kind in _LINES:
+            line = _LINES[kind].format_map(collections.defaultdict(str, record))
+            echo(f"{record['wall'] - began:6.2f} s  {plain(line)}")
+        if event == "exit":
+            if record.get("outcome") == "committed":
+                return
+            raise click.ClickException(f"worker {worker.index} left uncommitted")
+    if not has_ended:
+        raise click.ClickException(
+            f"worker {worker.index} has not left in time. With a known grace period a "
+            "job commits, trains on and leaves near its end: give --follow more than "
+            "that. Where no notice is told above, its config does not watch this signal"
+        )
+    raise click.ClickException(
+        f"worker {worker.index} has ended, and nothing of its exit is in its journal: "
+        "see its log. Perhaps its config does not watch this signal."
+    )
+
+
+def _give_file(given: str) -> None:
+    """Creates a notice file, and removes the file also if a signal ends the command.
+
+    Raises:
+        ConfigurationError: the file exists already, or cannot be created.
+        SystemExit: a signal ended the command; the status is 128 + its number, as in a
+            shell.
+    """
+    path = checked_path(given)
+    with held_signals(*ENDS) as wait:
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write("tfpreempt simulate\n")
+        except FileExistsError as error:
+            raise ConfigurationError(
+                f"--file {path} is there already, so nobody would notice anything new. "
+                "Remove it, or name another"
+            ) from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"--file {path} cannot be created ({error.strerror}). Name a file in a "
+                "directory that exists and can be written to, the one that the job "
+                "watches (notice_file=, or TFPREEMPT_NOTICE_FILE)"
+            ) from error
+        echo(f"created {path}; it goes in {_FILE_SECONDS:g} s")
+        told = wait(_FILE_SECONDS)
+        with contextlib.suppress(FileNotFoundError):  # removed by another process
+            os.remove(path)
+    echo(f"ended by {told.name}: removed {path}" if told else f"removed {path}")
+    if told:
+        raise SystemExit(128 + told)
+
+
+def _serve(cloud: str, port: int) -> None:
+    """Runs a metadata server until a signal ends the command."""
+    from tfpreempt.cli.simulate.server import SERVERS
+
+    with held_signals(*ENDS) as wait, SERVERS[cloud](port) as server:
+        echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
+        for name, value in server.environment().items():
+            echo(f"export {name}={value}")
+        echo("# In another terminal, while the job runs:")
+        echo(f"#   tfpreempt simulate --metadata {server.url}")
+        wait(None)

@@ -1,0 +1,139 @@
+"""A simulated metadata server of a cloud on this machine.
+
+The server is the public fake with an additional URL path, by which another process
+makes the server announce a preemption.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from tfpreempt.errors import ConfigurationError, NoticeError
+from tfpreempt.notice.metadata_session import MetadataSession
+from tfpreempt.testing._server import FakeServer
+from tfpreempt.testing.metadata import FakeAws, FakeAzure, FakeGce, Reply, Request
+
+_CONTROL = "/tfpreempt/notice"
+ASK_SECONDS = 30.0  # the slowest client polls every 5 s
+_ANSWER_SECONDS = 5.0
+
+
+class SimulatedMetadata(FakeServer):
+    """Adds the control path to a cloud's fake; must precede the fake among the bases.
+
+    Args:
+        port: port to listen on; 0: any free port.
+
+    Raises:
+        ConfigurationError: the port cannot be used.
+    """
+
+    mark: ClassVar[bytes]
+    """A regular expression that matches only answers with the notice."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
+        self._is_heard = False
+        try:
+            super().__init__()
+        except OSError as error:
+            raise ConfigurationError(
+                f"--port {port}: cannot listen there ({error.strerror}). Name another "
+                "one, or leave it out for any that is free"
+            ) from error
+
+    def announce(self, is_up: bool) -> None:
+        """Announces a preemption, or withdraws the announcement."""
+        raise NotImplementedError
+
+    def answer(self, request: Request) -> Reply:
+        """Answers like the fake; the control path announces until a client reads it."""
+        if request.path == _CONTROL:
+            self._is_heard = False
+            self.announce(True)
+            with self.changed:
+                self.wait(lambda: self._is_heard, ASK_SECONDS)
+            self.announce(False)
+            return Reply(body=b"heard" if self._is_heard else b"")
+        reply = super().answer(request)
+        if re.search(self.mark, reply.body):
+            with self.changed:
+                self._is_heard = True
+                self.changed.notify_all()
+        return reply
+
+
+class SimulatedGceMetadata(SimulatedMetadata, FakeGce):
+    """A metadata server of GCE without a notice until `announce`."""
+
+    mark = rb'^"?TRUE"?$|"preempted": "TRUE"'
+
+    def announce(self, is_up: bool) -> None:
+        self.set("instance/preempted", "TRUE" if is_up else "FALSE")
+
+
+class SimulatedAwsMetadata(SimulatedMetadata, FakeAws):
+    """A metadata server of EC2 without a notice until `announce`."""
+
+    mark = rb'"action"'
+
+    def announce(self, is_up: bool) -> None:
+        if is_up:
+            self.interrupt()
+        else:
+            self.remove("spot/instance-action")
+            self.remove("spot/termination-time")
+
+
+class SimulatedAzureMetadata(SimulatedMetadata, FakeAzure):
+    """A metadata server of Azure without a notice until `announce`."""
+
+    mark = rb'"EventType": "Preempt"'
+    _event = ""  # id of the scheduled event
+
+    def announce(self, is_up: bool) -> None:
+        self.withdraw(self._event)
+        if is_up:
+            self._event = self.schedule()
+
+
+SERVERS: Mapping[str, type[SimulatedMetadata]] = {
+    "gce": SimulatedGceMetadata,
+    "aws": SimulatedAwsMetadata,
+    "azure": SimulatedAzureMetadata,
+}
+
+
+def announce(url: str) -> None:
+    """Makes another process's server announce a preemption until a client has read it.
+
+    Args:
+        url: address of the server, as returned by `checked_base_url()`.
+
+    Raises:
+        ConfigurationError: no simulated server listens there, or no client reads the
+            notice.
+    """
+    session = MetadataSession(url)
+    seconds = ASK_SECONDS + _ANSWER_SECONDS
+    try:
+        answer = session.request(_CONTROL, method="POST", seconds=seconds)
+        fault = "" if answer.status == 200 else f"it answers {answer.status}"
+    except NoticeError as error:
+        fault = str(error)
+    finally:
+        session.close()
+    if fault:
+        raise ConfigurationError(
+            f"no simulated metadata server listens at --metadata {url} ({fault}). "
+            "Start a server with `tfpreempt simulate --serve gce` and use the printed "
+            "address; a real metadata server cannot be told to give a notice"
+        )
+    if not answer.text():
+        raise ConfigurationError(
+            f"nobody has asked {url} within {ASK_SECONDS:g} s, and it is quiet again. "
+            "Start the job with the variables that `tfpreempt simulate --serve` "
+            "printed, and with a config that watches this cloud"
+        )

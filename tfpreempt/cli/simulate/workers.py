@@ -1,0 +1,191 @@
+"""Finds the running worker of a directory, so that no other process is signalled.
+
+A worker that can receive a notice has its journal open for writing. Other processes may
+have the journal open for reading (`tail -F`, a log shipper). Forked children of the
+worker inherit its descriptor, and may outlive the worker: the status file names the
+worker among several processes. A process id may belong to another process by the time
+of the signal. Therefore a pidfd is opened first, then the journal is looked up again,
+and the signal is sent through the pidfd.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import re
+import select
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tfpreempt.core.journal import (
+    LineReader,
+    journal_directory,
+    open_file,
+    parse_record,
+)
+from tfpreempt.errors import TfpreemptError
+from tfpreempt.handler.status_file import read_worker_status, status_path
+
+
+class NothingRunsError(TfpreemptError, RuntimeError):
+    """No running worker can receive a notice."""
+
+
+class RunningWorker:
+    """A running worker, held by a pidfd: a reused process id is never signalled.
+
+    Args:
+        index: index of the worker.
+        pid: process id of the worker.
+        journal: directory of the journal.
+
+    Raises:
+        ProcessLookupError: the process does not exist.
+    """
+
+    def __init__(self, index: int, pid: int, journal: Path) -> None:
+        self.index = index
+        self.pid = pid
+        self._records = journal / f"worker-{index}.jsonl"
+        self._offset = self._records.stat().st_size
+        self._pidfd = os.pidfd_open(pid)
+
+    def close(self) -> None:
+        """Closes the pidfd."""
+        os.close(self._pidfd)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signals the worker.
+
+        Raises:
+            NothingRunsError: the worker has just ended.
+        """
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError as error:
+            raise NothingRunsError(
+                f"worker {self.index}, process {self.pid}, has ended just before it "
+                "could be signalled. Start the job again"
+            ) from error
+
+    def wait_ended(self, seconds: float) -> bool:
+        """Waits for the end of the worker; returns whether the worker has ended.
+
+        Args:
+            seconds: timeout of the wait.
+        """
+        ended, _, _ = select.select([self._pidfd], [], [], seconds)
+        return bool(ended)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the records written since the worker was found, by file position.
+
+        Raises:
+            OSError: the journal cannot be read.
+        """
+        descriptor = open_file(self._records, os.O_RDONLY)
+        try:
+            lines = list(LineReader(self._offset).read_on(descriptor))
+        finally:
+            os.close(descriptor)
+        return [record for line in lines if (record := parse_record(line))]
+
+
+@contextlib.contextmanager
+def held_workers(
+    directory: Path, indexes: Iterable[int]
+) -> Iterator[list[RunningWorker]]:
+    """Finds running workers, and holds a pidfd of every worker.
+
+    Args:
+        directory: checkpoint directory of the job.
+        indexes: indices of the workers.
+
+    Raises:
+        NothingRunsError: a worker does not run on this machine.
+    """
+    journal = journal_directory(directory).resolve()
+    if not journal.is_dir():
+        above = directory.absolute().parent
+        where = "Expected a job's checkpoint directory; start it, or check the path"
+        if journal_directory(above).is_dir():
+            where = f"{above} has one: name that"
+        raise NothingRunsError(
+            f"{directory} has no journal, so nothing is known to run there. {where}"
+        )
+    running = _find_workers(journal)
+    held: list[RunningWorker] = []
+    with contextlib.ExitStack() as ends:
+        for index in dict.fromkeys(indexes):
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                held.append(RunningWorker(index, running[index], journal))
+                ends.callback(held[-1].close)
+                if index in _journals_of(running[index], journal):
+                    continue
+            names = ", ".join(map(str, sorted(running))) or "nobody"
+            raise NothingRunsError(
+                f"worker {index} of {directory} does not run on this machine, belongs "
+                "to another user, or has not come to its first step. Here runs, by its "
+                f"index: {names}. Name one of these with --worker (workers count from "
+                "0), start the job and wait for its first step, or run this command "
+                "where the worker is"
+            )
+        yield held
+
+
+def _find_workers(journal: Path) -> dict[int, int]:
+    """Returns the process ids of the workers with an open journal, by index.
+
+    A worker has its journal open for writing.
+    """
+    holders: dict[int, set[int]] = collections.defaultdict(set)
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            for index in _journals_of(int(entry.name), journal):
+                holders[index].add(int(entry.name))
+    return {index: _choose(pids, journal, index) for index, pids in holders.items()}
+
+
+def _choose(pids: set[int], journal: Path, index: int) -> int:
+    """Returns the worker among the processes with the journal open for writing."""
+    told = read_worker_status(status_path(journal, index))
+    if told is not None and told.pid in pids:
+        return told.pid
+    return min(pid for pid in pids if _parent(pid) not in pids)
+
+
+def _journals_of(pid: int, journal: Path) -> Iterator[int]:
+    """Yields the indices of the workers whose journals a process has open for writing.
+
+    Nothing is found for a process of another user, whose descriptors are hidden.
+    """
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                folder, name = os.path.split(os.readlink(entry.path))
+                match = re.fullmatch(r"worker-(\d+)\.jsonl", name)
+                if match and folder == str(journal) and _can_write(pid, entry.name):
+                    yield int(match[1])
+
+
+def _can_write(pid: int, descriptor: str) -> bool:
+    """Whether a descriptor of a process is open for writing.
+
+    Raises:
+        OSError: the descriptor was closed, or belongs to another user's process.
+    """
+    text = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii")
+    flags = int(text.partition("flags:")[2].split()[0], base=8)
+    return flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def _parent(pid: int) -> int:
+    """Returns the id of the parent of a process; 0 if the process has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[1])  # the name may contain any text

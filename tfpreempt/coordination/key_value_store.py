@@ -1,0 +1,57 @@
+"""The interface of the key-value store used for the agreement.
+
+A key is inserted once and then never changes, so a key is a consensus object: the first
+insert decides, and every worker reads the same value.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class KeyValueStore(Protocol):
+    """An insert-once store shared by the workers of one incarnation.
+
+    Any thread may call any method. `get` without a timeout blocks until the key
+    appears, and so belongs in a daemon thread of its own.
+    """
+
+    def insert(self, key: str, value: str) -> None:
+        """Inserts a key.
+
+        Raises:
+            KeyExistsError: any worker has inserted the key before.
+            CoordinationServiceUnavailableError: the store cannot be reached.
+        """
+        ...
+
+    def get(self, key: str, timeout: float | None = None) -> str:
+        """Returns the key's value; waits until the key is inserted.
+
+        Args:
+            key: name of the key.
+            timeout: maximum seconds to wait; None waits forever. A wait that times out
+                leaks a few KiB in TensorFlow's service, so a timeout is for startup and
+                as a last resort, never for polling.
+
+        Raises:
+            PeerTimeoutError: the key did not appear in time.
+            CoordinationServiceUnavailableError: the store cannot be reached.
+        """
+        ...
+
+    def delete(self, key: str) -> None:
+        """Deletes a key and every key below `key/`; absent keys are no error.
+
+        Raises:
+            CoordinationServiceUnavailableError: the store cannot be reached.
+        """
+        ...
+
+    def dead_workers(self) -> frozenset[int]:
+        """Returns indices of workers that the service reports dead; empty if unknown.
+
+        Raises:
+            CoordinationServiceUnavailableError: the store cannot be reached.
+        """
+        ...

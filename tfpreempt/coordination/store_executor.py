@@ -1,0 +1,213 @@
+"""Executes the coordinator's reads, writes and alarms.
+
+The coordinator itself never blocks. The runtime has daemon threads, calls the
+coordinator back, and never joins the threads: a read of a key that never comes cannot
+be cancelled, and must not block the exit of the process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from tfpreempt.coordination.key_value_store import KeyValueStore
+from tfpreempt.core.clock import Clock
+from tfpreempt.core.threads import ManagedThread
+from tfpreempt.errors import CoordinationServiceUnavailableError, KeyExistsError
+
+log = logging.getLogger(__name__)
+
+FEWEST_WALKS = 8
+"""Threads that read many keys at once, at least; each walks through its share."""
+
+OnValue = Callable[[str], None]
+
+
+@dataclasses.dataclass(eq=False)
+class StoreExecutor:
+    """Asynchronous access to a store, and alarms. Callbacks run on any thread.
+
+    Args:
+        store: key-value store of the workers.
+        clock: time source for alarms.
+        on_gone: function called (at least once) when the store cannot be reached.
+        deaths_every: seconds between two queries for dead workers.
+    """
+
+    store: KeyValueStore
+    clock: Clock
+    on_gone: Callable[[CoordinationServiceUnavailableError], None]
+    deaths_every: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_stopped = False
+        self._alarms: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._alarm_set = threading.Condition()
+        reads, writes = iter(self._reads.get, None), iter(self._writes.get, None)
+        ManagedThread("tfpreempt-hub", lambda: self._work(reads)).start()
+        ManagedThread("tfpreempt-writer", lambda: self._work(writes)).start()
+        ManagedThread("tfpreempt-alarms", self._ring).start()
+
+    def stop(self) -> None:
+        """Ends the threads, as soon as their reads end. For tests: see `new_process`.
+
+        A training process has one runtime, which ends with the process. A test run
+        makes thousands of runtimes in one process, and the kernel limits the number of
+        threads.
+        """
+        self._is_stopped = True
+        self._reads.put(None)
+        self._writes.put(None)
+        with self._alarm_set:
+            self._alarm_set.notify_all()
+
+    def get(self, key: str, then: OnValue) -> None:
+        """Calls `then` with the key's value once inserted. Reads are sequential."""
+        self._reads.put(lambda: then(self.store.get(key)))
+
+    def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
+        """Calls `then` with the index and value of each key, in order of arrival."""
+
+        def read(i: int) -> None:
+            then(i, self.store.get(keys[i]))
+
+        reads = [functools.partial(read, i) for i in range(len(keys))]
+        threads = reader_thread_count(len(keys))
+        for first in range(threads):
+            share = functools.partial(self._work, reads[first::threads])
+            ManagedThread("tfpreempt-gather", share).start()
+
+    def insert(self, key: str, value: str, then: OnValue) -> None:
+        """Inserts a key, and calls `then` with the value of the key.
+
+        The value is the new value, or an older value inserted before. Inserts take
+        effect in the order of the calls.
+        """
+
+        def write() -> None:
+            try:
+                self.store.insert(key, value)
+                held = value
+            except KeyExistsError:
+                held = self.store.get(key)
+            then(held)
+
+        self._writes.put(write)
+
+    def delete(self, key: str) -> None:
+        """Deletes a key and every key below, after earlier inserts."""
+        self._writes.put(functools.partial(self.store.delete, key))
+
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        """Calls `call`, which must not block, at a monotonic time."""
+        with self._alarm_set:
+            heapq.heappush(self._alarms, (when, next(self._numbers), call))
+            self._alarm_set.notify()
+
+    def watch_deaths(
+        self, until: threading.Event, then: Callable[[frozenset[int]], None]
+    ) -> None:
+        """Calls `then` with the dead workers, if any, until `until` is set."""
+
+        def ask() -> None:
+            dead = self.store.dead_workers()
+            if dead and not until.is_set():
+                then(dead)
+            self.watch_deaths(until, then)
+
+        self.call_at(
+            self.clock.monotonic() + self.deaths_every,
+            lambda: None if until.is_set() else self._writes.put(ask),
+        )
+
+    def watch_store(self, key: str, until: threading.Event, patience: float) -> None:
+        """Treats a store without a response as lost, until `until` is set.
+
+        A blocking read detects neither a frozen host nor a broken network. So a key is
+        inserted again and again: an error that the key exists is a response too. A
+        thread that waits for the response does not hold the GIL.
+
+        Args:
+            key: key of this worker.
+            until: event that ends the checks.
+            patience: seconds between two inserts, and the timeout of a response.
+        """
+        answered = threading.Event()
+
+        def look() -> None:
+            if until.is_set():
+                return
+            if not answered.is_set():
+                raise CoordinationServiceUnavailableError(
+                    f"the coordination service has not answered for {patience:g} s. "
+                    "Its host, worker 0, is frozen or cut off; all workers must start "
+                    "again."
+                )
+            self.watch_store(key, until, patience)
+
+        self.insert(key, "", lambda held: answered.set())
+        self.call_at(self.clock.monotonic() + patience, look)
+
+    def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
+        """Runs jobs; reports a lost store to the coordinator, and logs a bug."""
+        for job in jobs:
+            try:
+                job()
+            except CoordinationServiceUnavailableError as error:
+                if not self._is_stopped:
+                    self.on_gone(error)
+            except Exception as error:
+                log.exception(
+                    "tfpreempt: this worker cannot talk with the others any more, by a "
+                    "bug of tfpreempt: please report it. No commit is touched"
+                )
+                self.on_gone(
+                    CoordinationServiceUnavailableError(
+                        f"the thread that talks with others failed: {error}"
+                    )
+                )
+
+    def _ring(self) -> None:
+        while not self._is_stopped:
+            with self._alarm_set:
+                if not self._alarms:
+                    self._alarm_set.wait()
+                    continue
+                when, _, call = self._alarms[0]
+                wait = when - self.clock.monotonic()
+                if wait > 0:
+                    self._alarm_set.wait(wait)
+                    continue
+                heapq.heappop(self._alarms)
+            self._work([call])
+
+
+def reader_thread_count(keys: int) -> int:
+    """Returns the number of threads to read `keys` keys.
+
+    The number is at least `FEWEST_WALKS`, but no more than `keys`. For many keys the
+    number is the square root of `keys`: every thread then reads about as many keys as
+    there are threads. So the last key is known a few dozen round trips after the last
+    insert, even with thousands of keys.
+    """
+    return min(keys, max(FEWEST_WALKS, math.isqrt(keys)))
+
+
+def call_and_wait(ask: Callable[[OnValue], None], wait: float) -> str | None:
+    """Waits for the result of a runtime call; returns None after `wait` seconds."""
+    given: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ask(given.put)
+    try:
+        return given.get(timeout=wait)
+    except queue.Empty:
+        return None

@@ -1,0 +1,187 @@
+"""Heartbeats: a worker reports its progress to its supervisor.
+
+The supervisor lends a file in memory. A thread of the worker writes the progress of the
+main thread into the file, twice a second, so a step does no work for the heartbeat.
+Behind the record Python's fault handler writes the stacks of all threads, on a signal.
+The fault handler needs no lock of the interpreter, so a process that hangs can write
+its stacks too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import enum
+import faulthandler
+import itertools
+import logging
+import os
+import signal
+import struct
+from collections.abc import Callable, Mapping
+
+from tfpreempt.core.threads import ManagedThread
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "TFPREEMPT_HEARTBEAT_FILE"
+_NAME = "tfpreempt-life"
+_LINK = f"/memfd:{_NAME} "  # prefix of the link to the file in /proc/PID/fd
+TOLD_EVERY = 0.5  # seconds
+
+STACKS_SIGNAL = signal.SIGRTMAX - 2
+"""Asks for the stacks. It ends a process that has given no sign of life yet."""
+
+_RECORD = struct.Struct("=5q")
+
+
+class WorkerPhase(enum.IntEnum):
+    """The phase of the main thread."""
+
+    APART = 0  # the start, a save, an evaluation: without a time limit
+    FIRST = 1  # the first steps, which trace and compile
+    STEPS = 2
+    WAITS = 3  # at a boundary for other workers; the waits have timeouts
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A heartbeat: the progress of a worker.
+
+    Attributes:
+        pid: process id of the worker in the supervisor's pid namespace.
+        boundaries: number of boundaries since the start of the process.
+        step: number of completed steps, over all restarts.
+        stage: phase of the main thread.
+    """
+
+    pid: int
+    boundaries: int
+    step: int
+    stage: WorkerPhase
+
+
+def pid_seen_by_supervisor() -> int:
+    """Returns the id of this process in the pid namespace of the supervisor.
+
+    os.getpid() returns the id in the worker's own pid namespace, if the worker has one.
+    The supervisor's file was opened through /proc, so /proc shows the supervisor's
+    namespace.
+    """
+    return int(os.readlink("/proc/self"))
+
+
+def start_heartbeat(sign: Callable[[], Heartbeat]) -> None:
+    """Starts the heartbeat, if the supervisor lent a file; runs until the process ends.
+
+    The file belongs to this process from then on: the environment variable is removed,
+    so that child processes do not use the file.
+
+    Args:
+        sign: function that returns the progress of this process; called by a thread.
+    """
+    path = os.environ.pop(VARIABLE, None)
+    if not path:
+        return
+    try:
+        # The path names the supervisor's process and descriptor. Below the /proc of
+        # another pid namespace the same numbers may lead to a file of the user's.
+        if not os.readlink(path).startswith(_LINK):
+            raise OSError(f"{path} is not the supervisor's file")
+        record = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        stacks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError as error:
+        log.warning(
+            "tfpreempt: this worker cannot tell its supervisor how far it is, so "
+            "--hang-timeout watches none of this machine: %s. Let the workers run as "
+            "the supervisor's user, with the supervisor's /proc",
+            error,
+        )
+        return
+    faulthandler.register(STACKS_SIGNAL, stacks)
+
+    beats = itertools.count()
+
+    def write() -> None:
+        values = dataclasses.astuple(sign())
+        os.pwrite(record, _RECORD.pack(next(beats), *values), 0)
+
+    def work() -> None:
+        while not thread.stop_event.wait(TOLD_EVERY):
+            write()
+
+    write()
+    thread = ManagedThread("tfpreempt-life", work)
+    thread.start()
+    # The thread ends first, and the rest of the exit may take long.
+    atexit.register(write)
+
+
+class HeartbeatFile:
+    """The heartbeat file, in memory, lent by a supervisor to a worker.
+
+    The file has no name, and disappears with the supervisor. A process that is no
+    worker of the supervisor, such as a process of another user, cannot open the file.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create(_NAME)
+
+    def to_environment(self) -> Mapping[str, str]:
+        """Returns the environment variable with the file's path for the worker."""
+        return {VARIABLE: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
+
+    def clear(self) -> None:
+        """Empties the file, for a new worker process."""
+        os.ftruncate(self._descriptor, 0)
+
+    def read(self) -> tuple[int, Heartbeat] | None:
+        """Returns the newest heartbeat and its number; None before the first one."""
+        data = os.pread(self._descriptor, _RECORD.size, 0)
+        if len(data) < _RECORD.size:
+            return None
+        beat, pid, boundaries, step, stage = _RECORD.unpack(data)
+        sign = Heartbeat(
+            pid=pid, boundaries=boundaries, step=step, stage=WorkerPhase(stage)
+        )
+        return beat, sign
+
+    def ask_for_stacks(self, pid: int) -> bool:
+        """Signals a worker to write its stacks, if the worker has the file open.
+
+        The signal ends a process without a handler for the signal. The worker may have
+        ended, and its process id may belong to a new process by now. A pidfd pins the
+        process while its descriptors are checked.
+
+        Returns:
+            Whether the signal was sent.
+        """
+        # An error: the process has ended, or belongs to another user.
+        with contextlib.suppress(OSError):
+            process = os.pidfd_open(pid)
+            try:
+                if self._is_open_in(pid):
+                    signal.pidfd_send_signal(process, STACKS_SIGNAL)
+                    return True
+            finally:
+                os.close(process)
+        return False
+
+    def _is_open_in(self, pid: int) -> bool:
+        own = os.fstat(self._descriptor)
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), own):
+                    return True
+        return False
+
+    def stacks(self) -> str:
+        """Returns the stacks written by the worker; empty if there are none."""
+        size = os.fstat(self._descriptor).st_size - _RECORD.size
+        data = os.pread(self._descriptor, max(0, size), _RECORD.size)
+        return data.decode(errors="replace")
+
+    def close(self) -> None:
+        """Closes the file; no worker can open the file afterwards."""
+        os.close(self._descriptor)

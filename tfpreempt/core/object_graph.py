@@ -1,0 +1,440 @@
+"""The objects reachable from Python objects: a walk over attributes and containers.
+
+TensorFlow and Keras see only values assigned to attributes of their own objects. The
+values in a list of a Keras 3 model, or in an object of the program's own, are not seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import dis
+import functools
+import inspect
+import itertools
+import os
+import pathlib
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpreempt import errors
+
+MANY = 10_000
+"""Items; a container of more of them, without an object among them, is data."""
+GROWING = (list, dict, set, collections.deque)
+"""Containers that may come to have more items, or fewer."""
+_LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
+_CONTAINERS = (list, tuple, dict, collections.deque)
+_SETS = (set, frozenset)
+_UNHELD = "TrackableReference"
+"""A class of TensorFlow whose objects would keep dropped variables alive."""
+_STORE_ATTR = dis.opmap["STORE_ATTR"]
+FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow"})
+"""Packages that are libraries in any folder: their sources may be on PYTHONPATH."""
+_PACKAGES = {"site-packages", "dist-packages"}
+_NOT_THE_PROGRAM = (
+    os.path.join(os.path.dirname(os.path.abspath(errors.__file__)), ""),
+    os.path.join(sysconfig.get_path("stdlib"), ""),
+)
+
+
+class ObjectPath(NamedTuple):
+    """A position in the object graph. A tuple, as a walk makes tens of thousands.
+
+    Attributes:
+        path: path in Python's syntax, such as `model.parts['a'][0]`; equal in each run
+            of a program.
+        value: object at the path.
+        owner: object that holds the value; None for a root.
+        key: attribute, index or dict key of the value in the owner.
+    """
+
+    path: str
+    value: Any
+    owner: Any = None
+    key: Any = None
+
+
+Contents = Callable[[list[Any]], Iterable[Collection[Any]]]
+"""Returns the parts of objects; an index is no part."""
+
+
+class Reached:
+    """The objects, containers and sets found by a walk, with their parts.
+
+    An object dropped by the program is not kept alive if weak references to the object
+    are possible.
+    """
+
+    def __init__(self) -> None:
+        self._is_whole = False  # the walk has ended, and no object was dropped since
+        self._groups: dict[Contents, _Group] = {}
+        self._held: dict[int, Any] = {}  # while an object is held its id is its own
+
+    def add(self, values: list[Any], contents: Contents) -> None:
+        """Adds objects, containers or sets.
+
+        Args:
+            values: the objects.
+            contents: function that returns the parts of such objects.
+        """
+        if (group := self._groups.get(contents)) is None:
+            group = self._groups[contents] = _Group()
+        all_parts = list(map(list, contents(values)))
+        flat = list(itertools.chain.from_iterable(all_parts))
+        ids = list(map(id, flat))
+        self._held.update(zip(ids, flat, strict=True))
+        group.values += values
+        group.sizes += map(len, all_parts)
+        group.ids += ids
+
+    def hold_weakly(self) -> None:
+        """Keeps weak references in place of the objects, at the end of the walk."""
+        me = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            """Forgets all: another object may have the id of a dropped object."""
+            if (reached := me()) is not None:
+                reached._is_whole, reached._groups, reached._held = False, {}, {}
+
+        def weak(value: Any) -> Any:
+            kind: type = type(value)
+            return _Weak(value, forget) if kind.__weakrefoffset__ else value
+
+        held = {
+            number: weak(value)
+            for number, value in self._held.items()
+            if type(value).__name__ != _UNHELD
+        }
+        for group in self._groups.values():
+            group.kinds = list(map(type, group.values))
+            group.values = [
+                held[id(value)] if id(value) in held else weak(value)
+                for value in group.values
+            ]
+        self._is_whole = True
+        self._held = held  # an object that was made for the walk is dropped here
+
+    def is_unchanged(self) -> bool:
+        """Returns whether a walk now would find the same objects at the same paths.
+
+        The contents of arrays, and of objects not entered by the walk, may differ.
+        """
+        # Loops of C, as there are thousands of objects.
+        with contextlib.suppress(RuntimeError):  # another thread changes a container
+            return self._is_whole and all(
+                group.is_same(contents) for contents, group in self._groups.items()
+            )
+        return False
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class _Group:
+    """The objects of `Reached` whose parts are found in the same way.
+
+    Attributes:
+        values: the objects, or weak references to them.
+        kinds: their classes.
+        sizes: the numbers of their parts.
+        ids: the ids of all their parts.
+    """
+
+    values: list[Any] = dataclasses.field(default_factory=list)
+    kinds: list[type] = dataclasses.field(default_factory=list)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    ids: list[int] = dataclasses.field(default_factory=list)
+
+    def is_same(self, contents: Contents) -> bool:
+        """Returns whether the objects have the same classes and parts now."""
+        values = [each() if type(each) is _Weak else each for each in self.values]
+        if list(map(type, values)) != self.kinds:
+            return False
+        parts = list(contents(values))
+        return (
+            list(map(len, parts)) == self.sizes
+            and list(map(id, itertools.chain.from_iterable(parts))) == self.ids
+        )
+
+
+def _contents_of(value: Any) -> Contents:
+    if isinstance(value, dict):
+        return _of_dicts
+    if is_container(value):
+        return _of_lists
+    kind: type = type(value)
+    has_slots = _slots_of(kind) or not hasattr(value, "__dict__")
+    return _of_slotted if has_slots else _of_objects
+
+
+def _of_lists(values: list[Any]) -> Iterable[Collection[Any]]:
+    return values
+
+
+def _of_dicts(values: Iterable[Any]) -> Iterable[Collection[Any]]:
+    """Returns the keys, and then the values, of each dict."""
+    pairs = ((each, each.values()) for each in values)
+    return itertools.chain.from_iterable(pairs)
+
+
+def _of_objects(values: list[Any]) -> Iterable[Collection[Any]]:
+    """Returns the names, and then the values, of the attributes of each object."""
+    return _of_dicts(map(vars, values))
+
+
+def _of_slotted(values: list[Any]) -> Iterable[Collection[Any]]:
+    return _of_dicts(map(_attributes, values))
+
+
+def _of_data(values: list[Any]) -> Iterable[Collection[Any]]:
+    """Returns whether each container is data, as a substitute for its parts."""
+    return [[is_data(each)] for each in values]
+
+
+class _Weak(weakref.ref[Any]):
+    """A weak reference of `Reached`."""
+
+    __slots__ = ()
+
+
+def walk(
+    roots: Mapping[str, Any],
+    enters: Callable[[type], bool],
+    *,
+    skips: Callable[[Any], bool] = lambda value: False,
+    also: Callable[[Any], Iterable[ObjectPath]] = lambda value: (),
+    reached: Reached | None = None,
+) -> Iterator[ObjectPath]:
+    """Yields some objects and every position below them, in a fixed order.
+
+    A value reachable by several paths has the shortest path, by names without a leading
+    underscore if there is a choice. Each object is entered once. Sets are not entered:
+    their order differs between runs.
+
+    Args:
+        roots: objects to start from, by name.
+        enters: function that returns whether to enter the attributes of objects of a
+            class. Lists, tuples, dicts and deques are always entered, unless they are
+            data.
+        skips: function that returns whether to ignore a value and everything below; not
+            called for roots.
+        also: function that returns further positions for an object; called once per
+            object.
+        reached: collector of the found objects, and of ignored containers. Not for
+            walks with `also`.
+    """
+    todo = collections.deque(ObjectPath(path=p, value=v) for p, v in roots.items())
+    entered: dict[int, Any] = {}
+    while todo:
+        place = todo.popleft()
+        yield place
+        value = place.value
+        if id(value) in entered:
+            continue
+        entered[id(value)] = value
+        todo.extend(also(value))
+        is_inside = is_container(value)
+        if reached and isinstance(value, _SETS):
+            reached.add([value], _of_lists)
+        if not is_inside and not enters(type(value)):
+            continue
+        is_whole = is_inside and is_data(value)
+        # A tuple has the same parts as long as its owner has the same tuple.
+        if reached and type(value) is not tuple:
+            reached.add([value], _of_data if is_whole else _contents_of(value))
+        skipped: dict[Contents, list[Any]] = {}
+        items = [] if is_whole else _items(value)
+        if not is_inside:
+            items.sort(key=_is_private)
+        for number, (key, inner) in enumerate(items):
+            if not skips(inner):
+                suffix = _suffix(key, number) if is_inside else f".{key}"
+                path = f"{place.path}{suffix}"
+                todo.append(ObjectPath(path=path, value=inner, owner=value, key=key))
+            elif reached and is_container(inner) and type(inner) is not tuple:
+                is_whole = len(inner) > MANY and is_data(inner)
+                contents = _of_data if is_whole else _contents_of(inner)
+                skipped.setdefault(contents, []).append(inner)
+        if reached:
+            for contents, values in skipped.items():
+                reached.add(values, contents)
+    if reached:
+        reached.hold_weakly()
+
+
+def is_user_code(kind: type) -> bool:
+    """Returns whether a class is of the program itself, not of Python or a library.
+
+    Only the attributes of such a class are known to be the user's own matter.
+    """
+    return kind is types.SimpleNamespace or is_user_module(kind.__module__)
+
+
+@functools.cache
+def is_user_module(name: str) -> bool:
+    """Returns whether a module is of the program itself; see `is_user_code`."""
+    if name == "__main__":
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    package = name.partition(".")[0]
+    if not file or package in FRAMEWORKS or file.startswith(_NOT_THE_PROGRAM):
+        return False
+    if _PACKAGES & set(file.split(os.sep)):
+        return False
+    is_package = pathlib.Path(file).stem == "__init__"
+    above = pathlib.Path(file).parents[name.count(".") + is_package :]
+    # A program may load a file under a name with more parts than the file's path.
+    return not above or package not in _installed_in(above[0])
+
+
+@functools.cache
+def _installed_in(folder: pathlib.Path) -> frozenset[str]:
+    """Returns the names of the modules put into a folder by `pip install --target`."""
+    names = set()
+    for record in folder.glob("*.dist-info/RECORD"):
+        with (
+            contextlib.suppress(OSError),
+            record.open(encoding="utf-8", errors="replace") as lines,
+        ):
+            names |= {line.partition("/")[0].partition(".")[0] for line in lines}
+    return frozenset(names)
+
+
+@functools.cache
+def set_by(cls: type) -> frozenset[str]:
+    """Returns the attributes assigned by the methods of a class and its bases."""
+    return frozenset[str]().union(*map(_set_in_body, cls.__mro__))
+
+
+def is_set_by_library(kind: type, key: Any) -> bool:
+    """Returns whether a library class, `kind` or its base, assigns an attribute."""
+    return key in set_by(_library_of(kind))
+
+
+@functools.cache
+def _library_of(kind: type) -> type:
+    """Returns the first class outside of the program, among a class and its bases."""
+    bases = (each for each in kind.__mro__ if not is_user_code(each))
+    return next(bases, object)
+
+
+@functools.cache  # many classes share a base
+def _set_in_body(cls: type) -> frozenset[str]:
+    methods = map(_unwrapped, vars(cls).values())
+    codes = (each.__code__ for each in methods if isinstance(each, types.FunctionType))
+    return frozenset[str]().union(*map(_set_in, codes))
+
+
+def _set_in(code: types.CodeType) -> set[str]:
+    # Decodes like `dis`, which would need a tenth of a second for a Keras model.
+    read = code.co_code
+    operations, arguments = read[::2], read[1::2]
+
+    def argument(at: int) -> int:
+        """Returns the instruction's argument, with the bits of EXTENDED_ARG before."""
+        is_long = at > 0 and operations[at - 1] == dis.EXTENDED_ARG
+        return arguments[at] | (argument(at - 1) << 8 if is_long else 0)
+
+    found = set()
+    at = operations.find(_STORE_ATTR)
+    while at >= 0:
+        found.add(code.co_names[argument(at)])
+        at = operations.find(_STORE_ATTR, at + 1)
+    return found
+
+
+def _unwrapped(method: Any) -> Any:
+    return inspect.unwrap(method) if callable(method) else method
+
+
+def is_container(value: Any) -> bool:
+    """Returns whether a value is a list, tuple, dict or deque."""
+    return isinstance(value, _CONTAINERS)
+
+
+@functools.cache
+def may_be_container(kind: type) -> bool:
+    """Returns whether objects of a class may be containers.
+
+    A proxy, with a `__class__` of its own, may be a container too.
+    """
+    is_proxy = any("__class__" in vars(base) for base in kind.__mro__[:-1])
+    return is_proxy or issubclass(kind, _CONTAINERS)
+
+
+def is_data(value: Any) -> bool:
+    """Returns whether a value is a container of many items, and no object.
+
+    An example is a vocabulary. A walk through such containers takes seconds and finds
+    nothing.
+    """
+    if not is_container(value):
+        return False
+    count, inside = 0, {id(value): value}
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        count += len(each)
+        # A new list: a thread of the program may change the container.
+        for inner in list(each.values() if isinstance(each, dict) else each):
+            if isinstance(inner, _LEAVES) or id(inner) in inside:
+                continue
+            if not is_container(inner):
+                return False
+            inside[id(inner)] = inner
+            todo.append(inner)
+    return count > MANY
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    """Returns keys and values of a container, or the attributes of an object.
+
+    The result is a new list: another thread of the program may change the container.
+    """
+    if isinstance(value, dict):
+        return list(value.items())
+    if is_container(value):
+        return list(enumerate(list(value)))
+    return list(_attributes(value).items())
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, without calls of properties."""
+    return {**getattr(value, "__dict__", {}), **_slots(value)}
+
+
+def _suffix(key: Any, number: int) -> str:
+    """Returns Python's syntax for the access to a part of a container."""
+    is_plain = isinstance(key, str | int)  # the repr of other types may have an address
+    return f"[{key!r}]" if is_plain else f"[key {number}]"
+
+
+def _is_private(attribute: tuple[str, Any]) -> bool:
+    return attribute[0].startswith("_")
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    # Not by getattr: `__getattr__` of an object may compute missing attributes.
+    kind: type = type(value)
+    found = {}
+    for name, slot in _slots_of(kind):
+        with contextlib.suppress(AttributeError):  # nothing was assigned
+            found[name] = slot.__get__(value)
+    return found
+
+
+@functools.cache
+def _slots_of(kind: type) -> list[tuple[str, Any]]:
+    return [
+        (name, slot)
+        for cls in kind.__mro__
+        if "__slots__" in vars(cls)
+        for name, slot in vars(cls).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    ]

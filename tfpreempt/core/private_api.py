@@ -1,0 +1,393 @@
+"""The private names of TensorFlow and Keras in use, and the features that need them.
+
+TensorFlow has no public access to its coordination service, to the order in which a
+checkpoint is saved, or to an iterator's position in its data. Keras has no public
+access to the loop of `fit`. Private names may disappear with any release. So:
+
+- Private modules are reached by the names in `MODULES`, as `seams.eager_context`, and
+  are imported on first access.
+- The names used of these modules, and of their objects, are listed in `FEATURES`.
+- Code that needs a feature calls `require` once, before training. A missing name is an
+  error at this point, and the error names it, instead of a surprise in the middle of a
+  save.
+- There is no upper bound on versions: a release with these names is used, and its minor
+  version is named once in the log if the version is missing in `SEEN`.
+  tests/contracts/test_seams.py checks every name, in each cell of `make matrix`.
+
+The state of single callbacks of Keras is in `keras/callbacks/builtin_callbacks.py`; a
+name missing in a version is skipped there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.core import object_graph
+
+log = logging.getLogger(__name__)
+
+SEEN = {
+    "tensorflow": (
+        *("2.16.2", "2.17.1", "2.18.1", "2.19.1"),
+        *("2.20.0", "2.21.0", "2.22.0rc0"),
+    ),
+    "keras": (
+        *("3.7.0", "3.8.0", "3.9.2", "3.10.0", "3.11.3", "3.12.4", "3.13.2", "3.14.1"),
+        *("3.15.1", "3.16.0.dev2026102704"),
+    ),
+    "tf_keras": ("2.16.0", "2.17.0", "2.18.0", "2.19.0", "2.20.1", "2.21.0"),
+}
+"""Versions with which the matrix, or the whole of the tests, passed."""
+
+_TF, _KERAS, _OLD = "tensorflow.python.", "keras.src.", "tf_keras.src."
+
+MODULES = {
+    "cache_op": _TF + "data.ops.cache_op",
+    "checkpoint": _TF + "checkpoint.checkpoint",
+    "checkpoint_context": _TF + "checkpoint.checkpoint_context",
+    "checkpoint_management": _TF + "checkpoint.checkpoint_management",
+    "checkpoint_restore": _TF + "checkpoint.restore",
+    "concatenate_op": _TF + "data.ops.concatenate_op",
+    "data_distribute": _TF + "data.experimental.ops.distribute",
+    "data_structures": _TF + "trackable.data_structures",
+    "dataset_ops": _TF + "data.ops.dataset_ops",
+    "dataset_pb2": "tensorflow.core.framework.dataset_pb2",
+    "distribute_values": _TF + "distribute.values",
+    "eager_context": _TF + "eager.context",
+    "eager_execute": _TF + "eager.execute",
+    "functional_saver": _TF + "checkpoint.functional_saver",
+    "gen_dataset_ops": _TF + "ops.gen_dataset_ops",
+    "graph_view": _TF + "checkpoint.graph_view",
+    "input_lib": _TF + "distribute.input_lib",
+    "io_ops": _TF + "ops.io_ops",
+    "iterator_ops": _TF + "data.ops.iterator_ops",
+    "multi_device_iterator_ops": _TF + "data.ops.multi_device_iterator_ops",
+    "object_identity": _TF + "util.object_identity",
+    "random_op": _TF + "data.ops.random_op",
+    "range_op": _TF + "data.ops.range_op",
+    "registration": _TF + "saved_model.registration",
+    "resource_variable_ops": _TF + "ops.resource_variable_ops",
+    "saveable_compat": _TF + "checkpoint.saveable_compat",
+    "saveable_object": _TF + "training.saving.saveable_object",
+    "saveable_object_util": _TF + "training.saving.saveable_object_util",
+    "shuffle_op": _TF + "data.ops.shuffle_op",
+    "skip_op": _TF + "data.ops.skip_op",
+    "stateful_random_ops": _TF + "ops.stateful_random_ops",
+    "tensor_bundle": "tensorflow.core.protobuf.tensor_bundle_pb2",
+    "tensor_pb2": "tensorflow.core.framework.tensor_pb2",
+    "trackable_base": _TF + "trackable.base",
+    "trackable_utils": _TF + "trackable.trackable_utils",
+    "keras_array_adapter": _KERAS + "trainers.data_adapters.array_data_adapter",
+    "keras_callback_list": _KERAS + "callbacks.callback_list",
+    "keras_generator_adapter": _KERAS + "trainers.data_adapters.generator_data_adapter",
+    "keras_layer": _KERAS + "layers.layer",
+    "keras_py_dataset_adapter": _KERAS + "trainers.data_adapters.py_dataset_adapter",
+    "keras_seeds": _KERAS + "random.seed_generator",
+    "keras_trainer": _KERAS + "backend.tensorflow.trainer",
+    "keras_variables": _KERAS + "backend.common.variables",
+    "tf_keras_backend": _OLD + "backend",
+    "tf_keras_data": _OLD + "engine.data_adapter",
+    "tf_keras_training": _OLD + "engine.training",
+}
+"""How we call a module, and where it is."""
+
+RENAMED = {
+    "TensorFlowTrainer": "Trainer",  # since Keras 3.16
+    "_flush_futures": "_clear_futures",  # before Keras 3.12
+}
+"""Names that are others in some versions."""
+
+OPTIONAL = {
+    "CheckpointPosition.has_non_trivial_reshard_callback",  # after TensorFlow 2.16
+    "PyDatasetAdapter._epoch",  # since Keras 3.16
+    "TensorFlowTrainer._autoconvert_optionals",  # since Keras 3.12
+}
+"""Names that only some versions have; where one is missing nothing is to be done."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateApiGroup:
+    """A feature that needs some private names.
+
+    Attributes:
+        what: description of the feature, for the error.
+        names: names by module as in `MODULES`, separated by spaces. "f" or "Class"; of
+            a class "Class.one,other", attributes, which one of its methods may set; and
+            of a method "Class.method:one,other", local variables.
+    """
+
+    what: str
+    names: dict[str, str]
+
+    def each(self) -> Iterator[tuple[str, str]]:
+        """Yields every name separately, with the module as in `MODULES`."""
+        for module, names in self.names.items():
+            for owner, last in re.findall(r"(\S+[.:])?([^\s.:]+)", names):
+                for name in last.split(","):
+                    yield module, owner + name
+
+
+FEATURES = {
+    "checkpoints": PrivateApiGroup(
+        what="every handler and callback",
+        names={
+            "checkpoint": "object_metadata Checkpoint._saver "
+            "CheckpointLoadStatus._checkpoint "
+            "TrackableSaver._gather_serialized_tensors,_graph_view "
+            "_CheckpointRestoreCoordinator "
+            "_CheckpointRestoreCoordinator.restore_saveables",
+            "checkpoint_context": "preemption_save_context",
+            "checkpoint_restore": "CheckpointPosition "
+            "CheckpointPosition.gather_ops_or_named_saveables,"
+            "has_non_trivial_reshard_callback",
+            "data_structures": "TrackableDataStructure",
+            "distribute_values": "DistributedVariable",
+            "eager_context": "context global_seed Context._rng,_seed,_set_global_seed,"
+            "host_address_space",
+            "eager_execute": "execute",
+            "functional_saver": "io_ops",
+            "graph_view": "ObjectGraphView.breadth_first_traversal,list_children",
+            "io_ops": "restore_v2",
+            "iterator_ops": "OwnedIterator",
+            "object_identity": "ObjectIdentityDictionary",
+            "registration": "get_registered_saver_name",
+            "resource_variable_ops": "BaseResourceVariable "
+            "BaseResourceVariable._gather_saveables_for_checkpoint,"
+            "_restore_from_tensors,_serialize_to_tensors",
+            "saveable_compat": "get_saveable_name",
+            "saveable_object": "SaveSpec SaveSpec._tensor",
+            "saveable_object_util": "SaveableCompatibilityConverter "
+            "saveable_objects_from_trackable trackable_has_serialize_to_tensor",
+            "stateful_random_ops": "global_generator",
+            "tensor_bundle": "BundleEntryProto BundleHeaderProto",
+            "trackable_base": "Trackable Trackable._gather_saveables_for_checkpoint,"
+            "_self_unconditional_checkpoint_dependencies,_serialize_to_tensors,"
+            "_trackable_children,_update_uid",
+            "trackable_utils": "checkpoint_key escape_local_name extract_object_name",
+        },
+    ),
+    "iterators": PrivateApiGroup(
+        what="saving the place of a tf.data iterator",
+        names={
+            "dataset_ops": "DatasetV2._functions,_inputs,_variant_tensor",
+            "dataset_pb2": "CompressedElement",
+            "gen_dataset_ops": "dataset_to_graph_v2 map_dataset serialize_iterator",
+            "iterator_ops": "OwnedIterator._dataset,_iterator_resource,"
+            "_restore_from_tensors,_serialize_to_tensors",
+            "random_op": "_RandomDataset._rerandomize",
+            "range_op": "_RangeDataset._start",
+            "shuffle_op": "_ShuffleDataset._reshuffle_each_iteration",
+            "skip_op": "_SkipDataset",
+            "tensor_pb2": "TensorProto VariantTensorDataProto",
+        },
+    ),
+    "manager": PrivateApiGroup(
+        what="saving by a tf.train.CheckpointManager",
+        names={
+            "checkpoint_management": "CheckpointManager._last_checkpoint_step,"
+            "_last_preserved_timestamp,_latest_checkpoint,_max_to_keep,_maybe_delete,"
+            "_prefix,_record_state,_step_counter,_sweep",
+        },
+    ),
+    "coordination": PrivateApiGroup(
+        what="agreeing with other workers by TensorFlow's coordination service",
+        names={
+            "eager_context": "context Context.delete_config_key_value,"
+            "get_config_key_value,get_task_states,report_error_to_cluster,"
+            "set_config_key_value",
+        },
+    ),
+    "remote_cluster": PrivateApiGroup(
+        what="connect_to_cluster()",
+        names={
+            "eager_context": "context Context._context_handle,"
+            "configure_coordination_service,delete_config_key_value,"
+            "get_config_key_value",
+        },
+    ),
+    "pipelines": PrivateApiGroup(
+        what="the place in the data of model.fit",
+        names={
+            "cache_op": "CacheDataset._filename",
+            "concatenate_op": "_ConcatenateDataset",
+            "shuffle_op": "_ShuffleDataset._buffer_size,_reshuffle_each_iteration,"
+            "_seed,_seed2",
+        },
+    ),
+    "distributed_data": PrivateApiGroup(
+        what="the place in the data under a strategy",
+        names={
+            "data_distribute": "compute_batch_size",
+            "gen_dataset_ops": "make_iterator multi_device_iterator_init",
+            "input_lib": "DistributedDataset._cardinality,_element_spec,"
+            "_enable_get_next_as_optional,_input_context,_input_workers,"
+            "_num_replicas_in_sync,_original_dataset,_replica_order,_strategy "
+            "DistributedDatasetsFromFunction._datasets DistributedIterator._iterators "
+            "DistributedIteratorSpec._cardinality,_component_specs,_element_spec,"
+            "_enable_get_next_as_optional,_input_workers,_options,_replica_order,"
+            "_strategy InputWorkers.compute_devices_for_worker,num_workers,"
+            "worker_devices _SingleWorkerDatasetIteratorSpec._element_spec",
+            "multi_device_iterator_ops": "OwnedMultiDeviceIterator._device_iterators,"
+            "_multi_device_iterator_resource",
+            "resource_variable_ops": "ResourceVariable",
+            "trackable_base": "Trackable._track_trackable",
+        },
+    ),
+    "keras_fit": PrivateApiGroup(
+        what="PreemptionCallback in model.fit of Keras 3",
+        names={
+            "keras_array_adapter": "ArrayDataAdapter._shuffle",
+            "keras_callback_list": "CallbackList._flush_futures",
+            "keras_generator_adapter": "GeneratorDataAdapter.generator",
+            "keras_layer": "Layer._flatten_layers",
+            "keras_py_dataset_adapter": "PyDatasetAdapter._epoch,_standardize_batch,"
+            "enqueuer,py_dataset,shuffle OrderedEnqueuer.indices",
+            "keras_seeds": "SeedGenerator global_state",
+            "keras_trainer": "TFEpochIterator TFEpochIterator._current_iterator,"
+            "_distributed_dataset,_enumerate_iterator,_num_batches,_steps_seen,"
+            "data_adapter TensorFlowTrainer._get_metrics_result_or_logs,_initial_epoch,"
+            "_should_eval,_symbolic_build TensorFlowTrainer.fit:epoch_iterator,"
+            "callbacks,epoch_logs,validation_data,x "
+            "TensorFlowTrainer._make_function:multi_step_on_iterator "
+            "TensorFlowTrainer.evaluate:use_cached_eval_dataset",
+            "keras_variables": "Variable._deferred_initialize,_initializer,_value",
+        },
+    ),
+    "keras_workers": PrivateApiGroup(
+        what="enable_multi_worker()",
+        names={
+            "keras_trainer": "TFEpochIterator._distributed_dataset "
+            "TensorFlowTrainer._autoconvert_optionals,_distribute_strategy,"
+            "_make_function,_maybe_symbolic_build,_symbolic_build "
+            "_collective_all_reduce_multi_worker reduce_per_replica",
+        },
+    ),
+    "tf_keras_fit": PrivateApiGroup(
+        what="PreemptionCallback in model.fit of tf_keras",
+        names={
+            "tf_keras_backend": "RandomGenerator._built,_maybe_init,_rng_type",
+            "tf_keras_data": "CompositeTensorDataAdapter DataHandler._adapter,"
+            "_current_step,_dataset,_inferred_steps,_insufficient_data,"
+            "_steps_per_execution GeneratorDataAdapter._standardize_batch "
+            "GenericArrayLikeDataAdapter KerasSequenceAdapter._enqueuer,"
+            "_keras_sequence,_shuffle_sequence,_standardize_batch "
+            "ListsOfScalarsDataAdapter TensorLikeDataAdapter._shuffle "
+            "_make_class_weight_map_fn get_data_handler",
+            "tf_keras_training": "Model._flatten_layers,"
+            "_maybe_load_initial_counters_from_ckpt,_should_eval,"
+            "_validate_and_get_metrics_result Model.evaluate:use_cached_eval_dataset "
+            "Model.fit:callbacks,data_handler,epoch_logs,validation_data,x",
+        },
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a module of `MODULES`, imported on first use."""
+    if name not in MODULES:
+        raise AttributeError(
+            f"module 'tfpreempt.core.private_api' has no attribute {name!r}"
+        )
+    globals()[name] = module = importlib.import_module(MODULES[name])
+    return module
+
+
+def keras_trainer_class() -> Any:
+    """Returns the class of Keras 3 whose `fit` runs on TensorFlow."""
+    trainer, old = __getattr__("keras_trainer"), "TensorFlowTrainer"
+    return getattr(trainer, old, None) or getattr(trainer, RENAMED[old])
+
+
+@functools.cache
+def check_available(*features: str) -> None:
+    """Checks, once per process, that the names of the given features exist.
+
+    Raises:
+        UnsupportedVersionError: a name is missing; the message has the name and advice.
+    """
+    for feature in features:
+        if absent := list(missing(feature)):
+            raise errors.UnsupportedVersionError(_advice(FEATURES[feature], absent))
+
+
+def missing(feature: str) -> Iterator[str]:
+    """Yields the missing names of a feature, with their modules."""
+    unknown: set[str] = set()
+    for module, name in FEATURES[feature].each():
+        try:
+            found: Any = importlib.import_module(MODULES[module])
+        except ImportError:
+            if module not in unknown:
+                unknown.add(module)
+                yield MODULES[module]
+            continue
+        renamed = (name.replace(was, other) for was, other in RENAMED.items())
+        is_there = any(_is_there(found, each) for each in (name, *renamed))
+        if not is_there and name not in OPTIONAL:
+            yield f"{MODULES[module]}.{name}"
+
+
+def _is_there(module: Any, name: str) -> bool:
+    path, _, local = name.partition(":")
+    owner_name, _, attribute = path.partition(".")
+    if not attribute:
+        return hasattr(module, owner_name)
+    if (owner := getattr(module, owner_name, None)) is None:
+        return False
+    if not local:
+        return hasattr(owner, attribute) or attribute in object_graph.set_by(owner)
+    code: Any = getattr(owner, attribute, None)
+    code = getattr(inspect.unwrap(code), "__code__", None) if code else None
+    return code is not None and local in code.co_varnames + code.co_cellvars
+
+
+def _advice(feature: PrivateApiGroup, absent: list[str]) -> str:
+    library = absent[0].partition(".")[0]
+    return (
+        f"{library} {version(library)} has no {', no '.join(absent)}, and "
+        f"{feature.what} needs it. tfpreempt was seen to work with {library} "
+        f"{', '.join(SEEN[library])}. Install one of these, such as "
+        f"{library}=={_newest_final(library)}, or a newer tfpreempt; what does not "
+        "need this goes on working."
+    )
+
+
+def _newest_final(library: str) -> str:
+    """Returns the newest version in `SEEN` that is no candidate or nightly build."""
+    return [each for each in SEEN[library] if each.replace(".", "").isdecimal()][-1]
+
+
+@functools.cache
+def name_if_unseen(library: str) -> None:
+    """Logs, once for each process, that a library's minor version is not in `SEEN`.
+
+    Args:
+        library: name of the imported library, a key of `SEEN`.
+    """
+    if not was_seen(library):
+        final = _newest_final(library)
+        log.warning(
+            "tfpreempt: not yet tested with %s %s; tested with %s. A resumed run may "
+            "differ from an undisturbed run: compare the two before you rely on the "
+            "resume, or install %s==%s",
+            *(library, version(library), ", ".join(SEEN[library]), library, final),
+        )
+
+
+def was_seen(library: str) -> bool:
+    """Returns whether an imported library has a minor version listed in `SEEN`."""
+    minor = version(library).split(".")[:2]
+    return minor in [each.split(".")[:2] for each in SEEN[library]]
+
+
+def version(library: str) -> str:
+    """Returns the version of an imported library."""
+    return str(importlib.import_module(library).__version__)

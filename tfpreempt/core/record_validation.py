@@ -1,0 +1,79 @@
+"""Validation of values read from a file, possibly written by any user.
+
+Commands read a journal on other machines, long after the journal was written, and every
+process with write access can write any value. So each field has a kind. Each kind has
+bounds within which readers can compute with the value, show the value and use it as a
+count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MOST_WORKERS = 1 << 10
+"""Of one supervisor, which are processes of one machine."""
+
+_LARGEST = 1e15
+"""Larger numbers than that are no steps or bytes."""
+
+_LONGEST = 1e10
+"""Seconds, three hundred years: nothing takes longer, and no machine is up as long."""
+
+_LATEST = 1e11
+"""Seconds since the epoch: with anything added that takes `_LONGEST`, a calendar still
+has a date for it."""
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number small enough for computations."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _LARGEST and math.isfinite(value)
+
+
+def is_time(value: Any) -> bool:
+    """Returns whether a value is a time, in seconds since 1970, that a calendar has."""
+    return is_number(value) and 0 <= value <= _LATEST
+
+
+def is_kind(value: Any, kind: str) -> bool:
+    """Returns whether a value is of a kind.
+
+    Args:
+        value: value parsed from JSON.
+        kind: "text", "flag", "number", "count", "workers" (a number of workers),
+            "seconds" (a duration), "time" (since the epoch), "object", or "objects" (a
+            list of objects); with "?" appended None is valid too.
+
+    Raises:
+        ValueError: the kind is unknown.
+    """
+    if kind.endswith("?"):
+        return value is None or is_kind(value, kind[:-1])
+    match kind:
+        case "text":
+            return isinstance(value, str)
+        case "flag":
+            return isinstance(value, bool)
+        case "object":
+            return isinstance(value, dict)
+        case "objects":
+            return isinstance(value, list) and all(isinstance(e, dict) for e in value)
+        case "count":
+            return type(value) is int and 0 <= value <= _LARGEST
+        case "workers":
+            return type(value) is int and 0 <= value <= MOST_WORKERS
+        case "seconds":
+            return is_number(value) and 0 <= value <= _LONGEST
+        case "time":
+            return is_time(value)
+        case "number":
+            return is_number(value)
+    raise ValueError(f"{kind!r} is no kind of a field")
+
+
+def validate_types(values: Mapping[str, Any], kinds: Mapping[str, str]) -> bool:
+    """Returns whether every field has its kind; a missing field counts as None."""
+    return all(is_kind(values.get(name), kind) for name, kind in kinds.items())

@@ -1,0 +1,149 @@
+"""The file of a CSVLogger: the whole text is saved, and written back on restore.
+
+So rows written after the commit disappear. The restore does not depend on whether the
+file exists, on which disk the file is, or whether the logger appends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import io
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tfpreempt.core import contained
+from tfpreempt.core.scratch import is_url
+from tfpreempt.storage import paths
+from tfpreempt.storage.file_reading import open_file
+
+KIND = "CSVLogger"
+
+
+@contextlib.contextmanager
+def resolved(loggers: Sequence[Any]) -> Iterator[None]:
+    """Sets the absolute file name of each CSVLogger inside the context.
+
+    A program may change its working directory while a fit runs.
+
+    Args:
+        loggers: the CSVLoggers of a fit, before the fit opens their files.
+    """
+    given = [logger.filename for logger in loggers]
+    for logger in loggers:
+        logger.filename = paths.absolute(logger.filename)
+    try:
+        yield
+    finally:
+        for logger, name in zip(loggers, given, strict=True):
+            logger.filename = name
+
+
+def capture(logger: Any) -> dict[str, Any]:
+    """Returns the state of a CSVLogger, with the text of its file.
+
+    The logger may be in any state, also before training begins. The text is None if the
+    file has been deleted.
+
+    Args:
+        logger: the CSVLogger.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    has_writer = logger.writer is not None
+    try:
+        text: bytes | None = _read(logger.filename)
+    except FileNotFoundError:
+        text = None if has_writer else b""  # Keras makes the file with the first row
+    return {
+        "keys": logger.keys,
+        "append_header": logger.append_header,
+        "has_writer": has_writer,
+        "text": text,
+    }
+
+
+def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
+    """Restores the state of a CSVLogger and its file.
+
+    A closed logger stays closed: training is complete.
+
+    Args:
+        logger: the CSVLogger, after its `on_train_begin`.
+        state: result of `capture`; without a text the file does not change.
+        extends: whether the state is from the end of a fit, and more epochs follow.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if (text := state["text"]) is None:
+        return
+    handle = logger.csv_file
+    was_open = not getattr(handle, "closed", False)  # a GFile has no `closed`
+    handle.close()
+    _overwrite(logger.filename, text)
+    logger.keys = state["keys"]
+    logger.append_header = state["append_header"]
+    has_header = extends and bool(text) and logger.keys is not None
+    has_rows = state["has_writer"] or has_header
+    if was_open:
+        logger.csv_file = _reopened(handle, logger.filename, has_rows)
+    logger.writer = None
+    # A writer as made by Keras with the first row; the header is in the file.
+    if has_rows:
+        names = ["epoch", *(logger.keys or [])]
+        logger.writer = csv.DictWriter(logger.csv_file, names, delimiter=logger.sep)
+
+
+def _read(path: str) -> bytes:
+    with _as_keras(path, "rb") if is_url(path) else open_file(path) as file:
+        text: bytes = file.read()
+        return text
+
+
+@contextlib.contextmanager
+def _as_keras(url: str, mode: str) -> Iterator[Any]:
+    """Opens a URL as Keras does.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
+    import tensorflow as tf
+
+    try:
+        with tf.io.gfile.GFile(url, mode) as file:
+            yield file
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, error.message, url) from error
+    except tf.errors.OpError as error:
+        raise OSError(errno.EREMOTEIO, error.message, url) from error
+
+
+def _overwrite(path: str, text: bytes) -> None:
+    """Writes a log file in place, which preserves the file's owner and mode.
+
+    The path is the user's own, and Keras follows a link at the path; so does this
+    function.
+    """
+    if is_url(path):
+        with _as_keras(path, "wb") as file:
+            file.write(text)
+        return
+    path = os.path.realpath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(contained.open_file(path, flags, copies=True), "wb") as file:
+        file.write(text)
+
+
+def _reopened(handle: Any, path: str, has_rows: bool) -> Any:
+    """Returns a handle that appends to the file, of the class used by this Keras.
+
+    A GFile opened for writing truncates the file with the first row, no sooner.
+    """
+    if isinstance(handle, io.IOBase):
+        return open(path, "a")
+    return type(handle)(path, "a" if has_rows else handle.mode)

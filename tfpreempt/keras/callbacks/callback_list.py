@@ -1,0 +1,253 @@
+"""The other callbacks of a fit: checked before the fit begins, held back at times."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.state import State
+from tfpreempt.core.object_graph import GROWING, set_by
+from tfpreempt.keras.callbacks import builtin_callbacks
+from tfpreempt.keras.callbacks.builtin_callbacks import class_name, has_hooks
+
+log = logging.getLogger(__name__)
+
+_DIRECTORIES = {
+    "BackupAndRestore": "backup_dir",
+    "ModelCheckpoint": "filepath",
+    "OrbaxCheckpoint": "directory",
+}
+"""The attribute that says where a callback writes checkpoints."""
+
+_OF_KERAS = frozenset(
+    {
+        "_chief_worker_only",
+        "_model",
+        "_supports_tf_logs",
+        "async_safe",
+        "model",
+        "params",
+        "validation_data",
+    }
+)
+"""Attributes that Keras gives to every callback, or reads from it."""
+
+
+class UserCallbacks:
+    """Moves our callback behind the others, and refuses incompatible callbacks.
+
+    Args:
+        holder: Keras' CallbackList.
+        ours: our callback.
+        checkpoint_dir: our checkpoint directory, not to be used by other callbacks.
+
+    Attributes:
+        callbacks: the callbacks of the fit, without ours.
+
+    Raises:
+        ConfigurationError: another callback writes to the same directory.
+    """
+
+    def __init__(self, holder: Any, ours: Any, checkpoint_dir: str) -> None:
+        self._holder = holder
+        self.callbacks = [one for one in holder.callbacks if one is not ours]
+        self._all = [*self.callbacks, ours]
+        self._ours = [ours]
+        self._wrapped: list[str] = []
+        conflicts(self.callbacks, checkpoint_dir)
+        # A second PreemptionCallback is refused in its own `on_train_begin`.
+        theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
+        if lost := unsupported(theirs):
+            log.warning(
+                "tfpreempt: the state of these callbacks is not saved, so they begin "
+                "anew after a restart: %s. Give them get_state() and set_state(state), "
+                "or keep what they remember in a tfpreempt.State.",
+                "; ".join(lost),
+            )
+        holder.callbacks = self._all
+
+    def wrap(self, **hooks: Callable[..., None]) -> None:
+        """Calls functions instead of hooks of Keras' CallbackList, until `unwrap`.
+
+        Args:
+            **hooks: functions by name of the hook; a function is called with the hook
+                of the CallbackList and the hook's arguments.
+        """
+        for name, instead in hooks.items():
+            hook = functools.partial(instead, getattr(self._holder, name))
+            setattr(self._holder, name, hook)
+            self._wrapped.append(name)
+
+    def unwrap(self) -> None:
+        """Restores the hooks of the CallbackList."""
+        while self._wrapped:
+            delattr(self._holder, self._wrapped.pop())
+
+    def silence(self) -> None:
+        """Stops calls of the other callbacks, for a step trained before the restart."""
+        self._holder.callbacks = self._ours
+
+    def wake(self, hook: str | None = None, *args: Any) -> None:
+        """Calls the other callbacks again.
+
+        Args:
+            hook: hook that has already begun, called at once; None calls no hook.
+            *args: arguments of the hook.
+        """
+        self._holder.callbacks = self._all
+        if hook is not None:
+            self.call(hook, *args)
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Calls a hook of the other callbacks.
+
+        Args:
+            hook: name of the hook.
+            *args: arguments of the hook.
+        """
+        for callback in self.callbacks:
+            getattr(callback, hook)(*args)
+
+    def have_ended_at(self, epoch: int) -> bool:
+        """Whether an EarlyStopping of Keras has stopped training after an epoch.
+
+        Args:
+            epoch: number of the epoch, from 0.
+        """
+        stoppers = (
+            one
+            for one in self.callbacks
+            if builtin_callbacks.kind(one) == "EarlyStopping"
+        )
+        return epoch > 0 and any(one.stopped_epoch == epoch for one in stoppers)
+
+
+def unsupported(callbacks: Sequence[Any]) -> list[str]:
+    """Returns the names of callbacks whose state may be lost, with the reason.
+
+    The function cannot distinguish settings from state. So any attribute set by a class
+    of the user counts, unless its value cannot change in training: functions, classes,
+    modules, the model. A default of the class counts if the methods of the class assign
+    the attribute, or if the default is mutable, such as a list, and not a CONSTANT. For
+    a callback with a `State`, the function assumes that the `State` contains the
+    callback's entire state.
+
+    Args:
+        callbacks: callbacks of the fit, without our callback.
+    """
+    lost = []
+    named = {"Callback", *builtin_callbacks.REMEMBERED}
+    for callback in callbacks:
+        # The first base class of Keras whose entire state is saved.
+        kinds = type(callback).__mro__
+        of_keras = (
+            kind
+            for kind in kinds
+            if kind.__module__.startswith(builtin_callbacks.ROOTS)
+        )
+        anchor = next((kind for kind in of_keras if kind.__name__ in named), None)
+        if anchor is kinds[0]:
+            continue
+        attributes = {**_defaults(type(callback)), **getattr(callback, "__dict__", {})}
+        has_state = any(isinstance(v, State) for v in (callback, *attributes.values()))
+        hooks = [hook for hook in ("get_state", "set_state") if hasattr(callback, hook)]
+        if has_state or has_hooks(callback):
+            continue
+        if len(hooks) == 1:
+            lost.append(
+                f"{class_name(callback)} (of get_state and set_state only "
+                f"{hooks[0]} is there)"
+            )
+            continue
+        understood = _OF_KERAS | (set_by(anchor) if anchor is not None else set())
+        unknown = [
+            name
+            for name, value in attributes.items()
+            if name not in understood and not _is_fixed(value, callback)
+        ]
+        if unknown:
+            lost.append(f"{class_name(callback)} ({', '.join(unknown)})")
+    return lost
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """Returns class attributes of the user's classes that training may change."""
+    found: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        if not each.__module__.startswith(builtin_callbacks.ROOTS):
+            found.update(vars(each))
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith("__")
+        and not inspect.isdatadescriptor(value)
+        and (
+            name in set_by(kind)
+            or isinstance(value, State)
+            or (isinstance(value, GROWING) and not name.isupper())
+        )
+    }
+
+
+def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Refuses callbacks that write their own checkpoints into our directory.
+
+    For Keras' BackupAndRestore in another directory the function only logs a warning.
+
+    Args:
+        callbacks: callbacks of the fit, without our callback.
+        checkpoint_dir: our checkpoint directory.
+
+    Raises:
+        ConfigurationError: a callback writes to our directory or below, or deletes a
+            directory that contains our directory.
+    """
+    ours = os.path.realpath(checkpoint_dir)
+    for callback in callbacks:
+        kind = builtin_callbacks.kind(callback)
+        if kind not in _DIRECTORIES:
+            continue
+        attribute = _DIRECTORIES[kind]
+        given = os.fspath(getattr(callback, attribute))
+        # For a path with format fields such as {epoch}, the directory above the field.
+        head, field, _ = given.partition("{")
+        theirs = os.path.realpath(os.path.dirname(head) if field else head)
+        is_backup = kind == "BackupAndRestore"
+        if _is_inside(theirs, ours) or (is_backup and _is_inside(ours, theirs)):
+            raise errors.ConfigurationError(
+                f"{class_name(callback)} has {attribute}={given!r}, and the "
+                "checkpoint_dir of PreemptionCallback is "
+                f"{os.fspath(checkpoint_dir)!r}: one lies in the other, so that they "
+                "would overwrite or delete each other's files. Give each a directory "
+                "of its own, side by side."
+            )
+        if is_backup:
+            log.warning(
+                "tfpreempt: %s (backup_dir=%r) is in the same fit. It loads weights "
+                "and sets the first epoch at the start, against what "
+                "PreemptionCallback restores. Remove it: PreemptionCallback does its "
+                "work.",
+                class_name(callback),
+                callback.backup_dir,
+            )
+
+
+def _is_fixed(value: Any, callback: Any) -> bool:
+    """Whether training cannot change a value, so that the value needs no save.
+
+    Layers, models and metrics are callable, but have variables.
+    """
+    if callable(value):
+        model = getattr(callback, "model", None)
+        return value is model or not hasattr(type(value), "variables")
+    return isinstance(value, types.ModuleType)
+
+
+def _is_inside(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith(os.path.join(outer, ""))

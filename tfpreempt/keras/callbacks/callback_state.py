@@ -1,0 +1,187 @@
+"""The state of the other callbacks of a fit: captured at a commit, restored after it.
+
+Both happen at the same point of the program: before a train step, at the beginning of a
+validation, or after a training. Both run on the main thread, while no hook of a
+callback runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.encoding import decode, encode, readable
+from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
+from tfpreempt.keras.fit_record import EncodedValue
+
+log = logging.getLogger(__name__)
+
+
+def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> EncodedValue:
+    """Returns the state of the callbacks in memory; equal on every worker.
+
+    Args:
+        callbacks: callbacks of the fit, without our callback.
+        leaves_out: whether to log and skip a callback that fails, because a commit is
+            worth more than the state of a callback.
+
+    Raises:
+        SaveError: `get_state()` of a callback returns a value that cannot be saved.
+        Exception: an error raised by `get_state()` itself.
+    """
+    arrays: list[bytes] = []
+    header: dict[str, Any] = {}
+    for name, callback in _by_name(callbacks).items():
+        before, entry = len(arrays), {}
+        try:
+            if found := builtin_callbacks.capture(callback):
+                path = f"The callback {name} cannot be saved: its state"
+                entry["keras"] = encode(found, path, arrays, takes_tensors=True)
+            if builtin_callbacks.has_hooks(callback):
+                path = f"The callback {name} cannot be saved: get_state()"
+                entry["own"] = encode(callback.get_state(), path, arrays)
+        except Exception as error:
+            if not leaves_out:
+                raise
+            del arrays[before:]
+            log.error(
+                "tfpreempt: the state of %s is left out of this commit, and would "
+                "begin anew after a restart from it: %s",
+                name,
+                error,
+            )
+        else:
+            header |= {name: entry} if entry else {}
+    return EncodedValue(header=header, arrays=tuple(arrays))
+
+
+def restore(
+    callbacks: Sequence[Any], states: EncodedValue, *, extends: bool = False
+) -> None:
+    """Restores the state of the callbacks.
+
+    Callbacks are matched by class, and by their order within a class. A callback
+    missing on either side is named in a warning.
+
+    Args:
+        callbacks: callbacks of the fit, after their hooks of the resumed position.
+        states: result of `capture`.
+        extends: whether the state is from the end of a fit, and more epochs follow.
+
+    Raises:
+        CheckpointCorruptedError: the states were not made by `capture`.
+    """
+    for callback, entry in _matched(
+        callbacks,
+        states.header,
+        lambda each: (
+            builtin_callbacks.kind(each) in builtin_callbacks.KEPT
+            or builtin_callbacks.has_hooks(each)
+        ),
+    ):
+        with readable(callback):
+            if "keras" in entry:
+                remembered = decode(entry["keras"], states.arrays)
+                builtin_callbacks.restore(callback, remembered, extends=extends)
+            own = "own" in entry
+            given = decode(entry["own"], states.arrays) if own else None
+        if own and builtin_callbacks.has_hooks(callback):
+            callback.set_state(given)
+
+
+def capture_files(callbacks: Sequence[Any]) -> EncodedValue:
+    """Returns the files of this worker's callbacks: the text of each CSVLogger.
+
+    The function may also be called before training begins. For a fit that trains
+    nothing, such a call preserves the text: `on_train_begin` of a CSVLogger truncates
+    the file, and `restore_files` writes the text back.
+
+    Args:
+        callbacks: callbacks of the fit.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    arrays: list[bytes] = []
+    header = {
+        name: encode(
+            callback_files.capture(callback),
+            f"The callback {name}",
+            arrays,
+            takes_bytes=True,
+        )
+        for name, callback in _by_name(callbacks).items()
+        if builtin_callbacks.kind(callback) == callback_files.KIND
+    }
+    return EncodedValue(header=header, arrays=tuple(arrays))
+
+
+def restore_files(
+    callbacks: Sequence[Any], states: EncodedValue, *, extends: bool = False
+) -> None:
+    """Writes the files of the callbacks back.
+
+    Args:
+        callbacks: callbacks of the fit, after their `on_train_begin`.
+        states: result of `capture_files`.
+        extends: whether the state is from the end of a fit, and more epochs follow.
+
+    Raises:
+        CheckpointCorruptedError: the states were not made by `capture_files`.
+        OSError: a file cannot be written.
+    """
+    for callback, entry in _matched(
+        callbacks,
+        states.header,
+        lambda each: builtin_callbacks.kind(each) == callback_files.KIND,
+    ):
+        with readable(callback):
+            found = decode(entry, states.arrays)
+            callback_files.restore(callback, found, extends=extends)
+
+
+def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Returns callbacks by class name; the second of a class has the suffix "#2"."""
+    found: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        name = builtin_callbacks.class_name(callback)
+        counts[name] = counts.get(name, 0) + 1
+        found[name if counts[name] == 1 else f"{name}#{counts[name]}"] = callback
+    return found
+
+
+def _matched(
+    callbacks: Sequence[Any], header: Any, is_kept: Callable[[Any], bool]
+) -> Iterator[tuple[Any, Any]]:
+    """Yields callbacks with their saved states; logs a warning for unmatched callbacks.
+
+    Args:
+        callbacks: callbacks of the fit.
+        header: saved states by name.
+        is_kept: whether a commit saves the state of a callback.
+    """
+    now = _by_name(callbacks)
+    if not isinstance(header, dict):
+        raise errors.CheckpointCorruptedError(
+            f"What was saved for the callbacks of a fit is a {type(header).__name__}; "
+            "expected an entry for each by its name"
+        )
+    for name, callback in now.items():
+        if name in header:
+            yield callback, header[name]
+        elif is_kept(callback):
+            log.warning(
+                "tfpreempt: the checkpoint has no state for the callback %s, so it "
+                "begins anew",
+                name,
+            )
+    for name in header:
+        if name not in now and not name.endswith(".ProgbarLogger"):
+            log.warning(
+                "tfpreempt: the checkpoint has the state of a callback %s, which this "
+                "fit does not have; it is left out",
+                name,
+            )

@@ -1,0 +1,115 @@
+"""Finds the `model.fit` that runs, on the stack of the main thread.
+
+Keras gives a callback the model and nothing of the loop around it: neither the data,
+nor the batch to begin with, nor the other callbacks. All three are local variables of
+`fit`, so they are looked up there, once, at the start of training
+(docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from tfpreempt import errors
+from tfpreempt.core import private_api
+from tfpreempt.keras.fit.keras3 import Keras3Fit
+from tfpreempt.keras.fit.tf_keras import TfKerasFit
+from tfpreempt.keras.fit_protocol import Fit
+
+LOOPS = ("epoch_iterator", "data_handler")
+"""The local variable of `fit` that holds its data: in Keras 3, in tf_keras."""
+
+
+def find(model: Any) -> Fit:
+    """The fit that calls the callback right now.
+
+    Args:
+        model: the callback's model.
+
+    Raises:
+        UsageError: there is none.
+        UnsupportedVersionError: this version's fit is built in another way.
+    """
+    if getattr(model, "autotune_steps_per_execution", False):
+        raise errors.ConfigurationError(
+            'the model was compiled with steps_per_execution="auto", which changes '
+            "while an epoch runs, so that nobody knows where it stands. Compile with a "
+            "number."
+        )
+    line = "tf_keras" if is_of_tf_keras(model) else "keras"
+    private_api.check_available("pipelines", "iterators", f"{line}_fit")
+    private_api.name_if_unseen(line)
+    frame = next(_calls(model, "fit", LOOPS), None)
+    if frame is None:
+        raise errors.UsageError(
+            "PreemptionCallback works inside model.fit, and no fit of Keras 3 or "
+            f"tf_keras is running for {type(model).__name__!r} (its own fit must call "
+            "super().fit). In a loop of your own use "
+            "tfpreempt.PreemptionCheckpointHandler."
+        )
+    return (Keras3Fit if LOOPS[0] in frame.f_locals else TfKerasFit)(model, frame)
+
+
+def is_running(fit: Fit) -> bool:
+    """Whether this very fit is on the main thread's stack; any thread.
+
+    Another one of the same model may be, after this one has died. It is known by its
+    frame, and no frame is asked for its local variables here. That renews CPython's
+    copy of them, and where another thread asked so for those of a fit that ran,
+    workers ended by SIGSEGV; which step of it does the harm is not known.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame is not fit.frame:
+        frame = frame.f_back
+    return frame is not None
+
+
+def is_validation(model: Any) -> bool:
+    """Whether `evaluate` was called by a fit of the model itself, not by a callback."""
+    name = "use_cached_eval_dataset"
+    frame = next(_calls(model, "evaluate", (name,)), None)
+    return frame is not None and bool(frame.f_locals[name])
+
+
+def epoch_logs(model: Any) -> dict[str, Any]:
+    """The logs of the epoch whose validation begins."""
+    return dict(next(_calls(model, "fit", LOOPS)).f_locals["epoch_logs"])
+
+
+def callbacks_of(model: Any) -> list[Any]:
+    """The callbacks of the fit that is being set up; empty outside of one."""
+    frame = next(_calls(model, "fit", LOOPS), None)
+    given = None if frame is None else frame.f_locals["callbacks"]
+    given = getattr(given, "callbacks", given)  # a CallbackList
+    return tf.nest.flatten(given) if isinstance(given, list | tuple | dict) else []
+
+
+def is_of_tf_keras(model: Any) -> bool:
+    """Whether the model is one of tf_keras; otherwise it is one of Keras 3."""
+    return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
+
+
+def _calls(model: Any, method: str, having: Sequence[str]) -> Iterator[FrameType]:
+    """The calls of a method of the model that run in this thread.
+
+    Args:
+        model: the model.
+        method: its name.
+        having: names of local variables; Keras' own method has one of them.
+
+    Yields:
+        The innermost first.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == method:
+            names = frame.f_locals
+            if names.get("self") is model and any(name in names for name in having):
+                yield frame
+        frame = frame.f_back

@@ -1,0 +1,678 @@
+"""Plain Python values of a model that change in training: counts, phases, settings.
+
+They are attributes of the model, its layers, optimizers, losses and metrics, and of the
+program's own objects in them. Attributes of library classes count if they are settings:
+attributes with the name of a constructor's argument, such as `Dropout.rate`,
+`SGD.momentum`, `L2.l2` and `Layer.trainable`. Only values that have changed since the
+fit began are saved: a value that a user edits in the program between two starts is not
+overwritten. Values that change while a step is traced are left out, because the next
+start traces the step again.
+
+A traced train or test function uses the values of the moment when it was traced,
+whatever a callback sets later. So the values of that moment are saved too. After a
+restart they are set while the function is traced, and then replaced by the newest
+values.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import logging
+import random
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.encoding import readable
+from tfpreempt.core import object_graph
+from tfpreempt.keras.fit_record import EncodedValue
+
+log = logging.getLogger(__name__)
+
+_CONTAINERS = (dict, list, tuple, collections.deque)
+_PLAIN = (
+    *(bool, int, float, str, type(None), np.generic, np.ndarray),
+    *(random.Random, np.random.Generator, np.random.RandomState),
+)
+_FIXED = frozenset({bool, int, float, str, type(None)})
+_HOLDING = ("variables", "reset_state", "call", "get_config")
+"""Methods by which layers, metrics, losses, optimizers and regularizers are known."""
+_KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
+_SMALL = 1 << 12  # bytes; values with more are not kept for a trace
+_LARGE = 1 << 24  # bytes; what has more is taken for data
+_KEPT = "_tfpreempt_attributes"
+"""Name on a model of the `Attributes` of the model's last fit in this process."""
+_KINDS = {"train": "traced", "test": "tested"}
+"""Kinds of the entries with the values of a trace, by Keras' function."""
+_UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedAttribute:
+    """One value.
+
+    Attributes:
+        place: where it lies.
+        name: the path of the object that holds the value, and the key of the value in
+            that object, as saved.
+        is_setting: whether the value is a library's setting.
+        encoded: the value, encoded; of a value that cannot be made again, the problem
+            and how the value looks, so that digests tell the values apart.
+        problem: why it cannot be made again; None if it can.
+    """
+
+    place: object_graph.ObjectPath
+    name: tuple[str, Any]
+    is_setting: bool
+    encoded: EncodedValue
+    problem: str | None
+
+    def value(self) -> Any:
+        """Returns the value, made again; the object itself where it cannot be made.
+
+        Raises:
+            CheckpointCorruptedError: `EncodedValue.of` did not make what is encoded.
+        """
+        return self.encoded.value() if self.problem is None else self.place.value
+
+    def taken_again(self) -> TrackedAttribute:
+        """Returns the value with the contents that the same object has now."""
+        owner, key = self.name
+        return _taken(self.place, owner, key if self.is_setting else None)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the value is kept from the moment when a step was traced."""
+        return self.problem is None and sum(map(len, self.encoded.arrays)) <= _SMALL
+
+
+_KINDS_WHY = (
+    "the function is traced for each kind of data (structure, dtypes and shapes of a "
+    "batch), settings have changed since its first trace, and only the settings of the "
+    "first trace are restored. Call evaluate() in callbacks with data of the kind of "
+    "validation_data, or call make_test_function(force=True) after a change of settings"
+)
+
+
+def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedValue]]:
+    """Returns what `Attributes.capture` gave: values by kind and name.
+
+    Kinds are "newest"; "traced" or "tested", values when the train or the test function
+    was traced; "first", settings when the fit made its first step; and "lost", changes
+    that cannot be saved, with the reason in place of the value.
+    """
+    found: dict[str, Any] = collections.defaultdict(dict)
+    arrays = iter(saved.arrays)
+    with readable("a fit"):
+        for owner, key, head, n, *kind in saved.header:
+            encoded = EncodedValue(header=head, arrays=(*itertools.islice(arrays, n),))
+            found[str(kind[0]) if kind else "newest"][owner, key] = encoded
+    return found
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Trace:
+    """The trace of one of Keras' functions.
+
+    Attributes:
+        function: the function that was traced in this process; None without one.
+        values: the small values that the function was traced with, by key, or is to be
+            traced with after a restart; empty before the first trace.
+        is_due: whether the next call of the function traces with `values`.
+        outdated: the values of the restart that the trace of this process lacks.
+        kinds: the element specs that the function was called with in this process;
+            TensorFlow traces the function for each of them.
+    """
+
+    function: Any = None
+    values: dict[Any, TrackedAttribute] = dataclasses.field(default_factory=dict)
+    is_due: bool = False
+    outdated: list[TrackedAttribute] = dataclasses.field(default_factory=list)
+    kinds: list[Any] = dataclasses.field(default_factory=list)
+
+
+_ended: weakref.WeakValueDictionary[int, Attributes] = weakref.WeakValueDictionary()
+"""The values of fits that ended, oldest first, as long as their models exist."""
+
+
+class Attributes:
+    """The values of one model, from the beginning of its fit. Main thread.
+
+    A later fit of the same model continues from the first one. Values that a fit has
+    changed, and nothing else since, count as changed in the next fit, because a restart
+    skips the first fit and its callbacks. This includes values of layers that the model
+    shares with the models of earlier fits. A function that was traced stays traced.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        traces: by Keras' function, "train" or "test".
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.traces = {name: Trace() for name in _KINDS}
+        self._roots = {"model": model}
+        self._traced: set[Any] = set()  # keys of values that change with each trace
+        self._lost: dict[str, str] = {}  # reason by change
+        self._has_stepped = False  # in this process or before a restart
+        self._settings: dict[Any, TrackedAttribute] = {}  # when they were seen first
+        self._owners: dict[int, Any] = {}  # whose id() is in a key
+        self._reached: object_graph.Reached | None = None  # by the newest walk
+        self._looked: Mapping[Any, TrackedAttribute] = {}  # by the newest look
+        self._changing: list[Any] = []  # keys of values that may change in place
+        self._at_first: dict[
+            Any, TrackedAttribute
+        ] = {}  # those that the first step had
+        self._at_start: dict[Any, bytes] = {}
+        now = self._look()
+        self._at_start = {key: each.encoded.digest for key, each in now.items()}
+        self._at_end: dict[Any, bytes] = {}
+        self._optimizer = getattr(model, "optimizer", None)
+        self._functions: dict[str, Any] = {}  # of the model at the end
+        at_begin = dict(self._at_start)
+        for before in list(_ended.values()):
+            self._continue_from(before, at_begin)
+        if (last := getattr(model, _KEPT, None)) is not None:
+            self._continue(model, last)
+        evaluated = getattr(model, "test_function", None)
+        is_other = evaluated is not self.traces["test"].function
+        if evaluated is not None and is_other and _is_traced(evaluated):
+            values = {key: each for key, each in now.items() if each.is_small}
+            self.traces["test"] = Trace(function=evaluated, values=values)
+
+    def _continue_from(self, before: Attributes, now: Mapping[Any, bytes]) -> None:
+        """Counts values as changed that an earlier fit has changed.
+
+        Args:
+            before: of the earlier fit.
+            now: digests of the values at the begin of this fit.
+        """
+        is_same_model = before._roots["model"] is self._roots["model"]
+        for key, digest in now.items():
+            is_of_both = is_same_model or isinstance(key, tuple)  # else it is a path
+            is_kept = before._at_end.get(key) == digest and key in before._at_start
+            if is_of_both and is_kept:
+                self._at_start[key] = before._at_start[key]
+                if key in before._settings:
+                    self._settings[key] = dataclasses.replace(
+                        before._settings[key], name=self._settings[key].name
+                    )
+
+    def _continue(self, model: Any, before: Attributes) -> None:
+        """Continues the traces of the last fit of the model in this process."""
+        self._traced = before._traced
+        if self._optimizer is before._optimizer:
+            self._has_stepped, self._at_first = before._has_stepped, before._at_first
+            for name, function in _functions(model).items():
+                if function is before._functions[name]:
+                    self.traces[name] = before.traces[name]
+
+    def end(self) -> None:
+        """Keeps the values of the end of the fit for the model's next fit."""
+        model = self._roots["model"]
+        now = self._look()
+        self._at_end = {key: each.encoded.digest for key, each in now.items()}
+        self._reached, self._looked = None, {}  # the model outlives what a fit holds
+        self._functions = _functions(model)
+        vars(model)[_KEPT] = self
+        _ended[id(self)] = self
+
+    def capture(self) -> EncodedValue:
+        """The values that have changed; those that cannot be saved are named, once."""
+        rows: list[tuple[str, Any, EncodedValue, str]] = []  # owner, key, value, kind
+        values_of_traces = [
+            (_KINDS[name], trace.values) for name, trace in self.traces.items()
+        ]
+        for key, value in self._look().items():
+            digest = value.encoded.digest
+            then: dict[str, EncodedValue] = {}
+            for kind, traced in values_of_traces:
+                was = traced.get(key)
+                if was is not None and was.encoded.digest != digest:
+                    then[kind] = was.encoded
+            is_as_started = digest == self._at_start.get(key)
+            if key in self._traced or (is_as_started and not then):
+                continue
+            if value.problem is not None:
+                self.lose(f"the change of {value.place.path}", value.problem + _KEEP)
+                continue
+            values = {"newest": value.encoded, **then}
+            rows += [(*value.name, each, kind) for kind, each in values.items()]
+        for name, trace in self.traces.items():
+            has_changed = any(kind == _KINDS[name] for *_, kind in rows)
+            if has_changed and len(trace.kinds) > 1:
+                self.lose(
+                    f"the settings of all traces of the {name} function", _KINDS_WHY
+                )
+        if self.traces["test"].values:  # says that the test function was traced
+            rows.append(
+                ("model", "test_function", EncodedValue(header=""), _KINDS["test"])
+            )
+        rows += [
+            (*each.name, each.encoded, "first") for each in self._at_first.values()
+        ]
+        rows += [
+            (what, "", EncodedValue(header=why), "lost")
+            for what, why in self._lost.items()
+        ]
+        header = [
+            [owner, key, each.header, len(each.arrays)]
+            + ([kind] if kind != "newest" else [])
+            for owner, key, each, kind in rows
+        ]
+        arrays = (array for _, _, each, _ in rows for array in each.arrays)
+        return EncodedValue(header=header, arrays=tuple(arrays))
+
+    def restore(self, saved: EncodedValue) -> None:
+        """Sets what `capture` gave."""
+        values = _read(saved)
+        self._has_stepped = True
+        newest = dict(values["newest"])
+        known = {
+            key: dataclasses.replace(each, encoded=newest.pop(each.name), problem=None)
+            for key, each in self._look().items()
+            if each.name in newest
+        }
+        self._put(known)
+        owners = {
+            place.path: place.value for place in object_graph.walk(self._roots, _enters)
+        }
+        for (path, name), encoded in newest.items():  # they are not there yet
+            self._set(owners.get(path), name, encoded, path)
+        now = self._look()
+        for name, trace in self.traces.items():
+            then, built, trace.values = values[_KINDS[name]], trace.values, {}
+            if name == "test" and not then:
+                # The commit is older than the trace: that of this start is too early.
+                trace.outdated = list(built.values())
+                continue
+            for key, value in now.items():
+                if key in self._traced and key in built:
+                    trace.values[key] = built[key]  # another trace changes it again
+                elif value.is_small:
+                    encoded = then.get(value.name, value.encoded)
+                    trace.values[key] = dataclasses.replace(value, encoded=encoded)
+            pairs = ((built[key], v) for key, v in trace.values.items() if key in built)
+            trace.outdated = [
+                new for was, new in pairs if was.encoded.digest != new.encoded.digest
+            ]
+            trace.is_due = bool(trace.outdated) or not built
+        for (what, _), reason in values["lost"].items():
+            if what not in self._lost:
+                why = self._lost[what] = str(reason.header)
+                log.warning(
+                    "tfpreempt: %s was not restored by this restart: %s.", what, why
+                )
+
+    def traced_by(
+        self,
+        step: Callable[..., Any],
+        *args: Any,
+        name: str = "train",
+        is_kept: bool = True,
+    ) -> Any:
+        """Calls a step that is traced by it; what it changes is made by its trace.
+
+        Args:
+            step: what to call.
+            args: for it.
+            name: of Keras' function that is traced.
+            is_kept: whether the steps to come use this trace; if not, what it does is
+                taken back, because the next trace does it once more.
+        """
+        newest: dict[Any, TrackedAttribute] = {}
+        trace = self.traces[name]
+        if is_kept and trace.is_due:
+            newest = self._put(trace.values)
+        before = self._look()
+        try:
+            return step(*args)
+        finally:
+            for key, value in self._look().items():
+                was = before.get(key, self._settings.get(key))
+                if was is not None and was.encoded.digest == value.encoded.digest:
+                    continue
+                if is_kept:
+                    self._traced.add(key)
+                elif was is not None and was.problem is None:
+                    # Not a tuple's item: it is another tuple.
+                    with contextlib.suppress(*_UNPLACED):
+                        _put(value.place.owner, value.place.key, was.encoded.value())
+            if is_kept and not trace.values:
+                trace.values = {k: each for k, each in before.items() if each.is_small}
+                if name == "train" and not self._has_stepped:
+                    self._has_stepped = True
+                    self._at_first = {
+                        # A restart looks for the owner before the model is built.
+                        key: dataclasses.replace(each, name=self._settings[key].name)
+                        for key, each in trace.values.items()
+                        if each.is_setting
+                        and each.encoded.digest != self._at_start[key]
+                    }
+            if is_kept:
+                trace.is_due = False
+                self._put(newest)
+
+    @contextlib.contextmanager
+    def as_first(self, saved: EncodedValue) -> Iterator[None]:
+        """Sets the settings of the fit's first step: by them variables are made.
+
+        Args:
+            saved: what `capture` gave.
+        """
+        first = _read(saved)["first"]
+        for key, value in self._look().items():
+            if value.is_setting and value.name in first:
+                self._at_first[key] = dataclasses.replace(
+                    value, encoded=first[value.name], problem=None
+                )
+        settings = self._settings | self._at_first
+        newest = self._put({k: v for k, v in settings.items() if v.is_small})
+        try:
+            yield
+        finally:
+            self._put(newest)
+
+    def name_due_trace(self) -> None:
+        """Names settings of the test function that no trace of this fit restores."""
+        trace = self.traces["test"]
+        newest = self._look()
+        pairs = [(newest.get(key), was) for key, was in trace.values.items()]
+        if trace.is_due and any(
+            now and now.encoded.digest != was.encoded.digest for now, was in pairs
+        ):
+            log.warning(
+                "tfpreempt: the settings with which the test function was traced were "
+                "not restored by this restart: this fit is complete and validates no "
+                "more, so evaluate() and the first validation of a later fit use the "
+                "newest settings. Call make_test_function(force=True) after this fit, "
+                "so that an uninterrupted run uses these, too."
+            )
+
+    def forget_trace(self, name: str) -> None:
+        """Lets the next trace of a function use the values of that moment."""
+        self.traces[name] = Trace()
+
+    def must_trace_again(self, name: str, *, only_for_settings: bool) -> bool:
+        """Whether a function whose trace is outdated must be traced again.
+
+        Args:
+            name: the name of Keras' function, which has outdated values.
+            only_for_settings: whether values of the program's own do not count. They
+                may differ between workers, and all workers must trace equally often. A
+                warning names them.
+        """
+        outdated = self.traces[name].outdated
+        if not only_for_settings or any(value.is_setting for value in outdated):
+            return True
+        for value in outdated:
+            log.warning(
+                "tfpreempt: the %s function of the interrupted run was traced while "
+                "%r of %s was %r. The trace of this restart has another value, because "
+                "with several workers only settings of Keras are restored in a trace. "
+                "Training continues with that other value. Keep the value in a "
+                "tf.Variable.",
+                name,
+                value.name[1],
+                value.name[0],
+                value.encoded.value(),
+            )
+        return False
+
+    def lose(self, what: str, why: str) -> None:
+        """Names a change that a restart does not restore, once.
+
+        Args:
+            what: the change.
+            why: the reason, and what to do.
+        """
+        if what not in self._lost:
+            self._lost[what] = why
+            log.warning(
+                "tfpreempt: %s will not be restored after a restart: %s.", what, why
+            )
+
+    def _put(
+        self, wanted: Mapping[Any, TrackedAttribute]
+    ) -> dict[Any, TrackedAttribute]:
+        """Sets values by key, and no others; returns those that were replaced."""
+        replaced = {}
+        for key, value in self._look().items() if wanted else ():  # models come first
+            (path, name), owner = value.name, value.place.owner
+            if key in wanted and wanted[key].encoded.digest != value.encoded.digest:
+                replaced[key] = value
+                self._set(owner, name, wanted[key], path)
+            elif value.is_setting and (
+                getattr(owner, value.place.key) is not value.place.value
+            ):  # to set `trainable` of a model sets that of its layers
+                setattr(owner, name, value.place.value)
+        return replaced
+
+    def _set(
+        self, owner: Any, name: Any, then: TrackedAttribute | EncodedValue, path: str
+    ) -> None:
+        try:
+            _put(owner, name, then.value())
+        except (*_UNPLACED, errors.CheckpointCorruptedError) as error:
+            why = f"there is no place for it: {error!r}"
+            self.lose(f"the change of {name!r} of {path}", why + _KEEP)
+
+    def _look(self) -> Mapping[Any, TrackedAttribute]:
+        """Returns the values of now by keys that stay equal when a model is built."""
+        if self._reached is not None and self._reached.is_unchanged():
+            changing = {key: self._looked[key].taken_again() for key in self._changing}
+            self._looked = {**self._looked, **changing}
+        else:
+            reached = object_graph.Reached()
+            self._looked = looked = self._look_through(reached)
+            self._changing = [
+                key
+                for key, each in looked.items()
+                if object_graph.is_data(each.place.value)
+                or any(map(_may_change, _leaves(each.place.value)))
+            ]
+            self._reached = reached
+        return self._looked
+
+    def _look_through(
+        self, reached: object_graph.Reached
+    ) -> dict[Any, TrackedAttribute]:
+        """Looks into all objects that the model holds; `reached` gets the objects."""
+        looked: dict[Any, TrackedAttribute] = {}
+        paths: dict[int, str] = {}
+        dealt_with: set[int] = set()  # containers, whole or not a user's
+        for place in object_graph.walk(self._roots, _enters, reached=reached):
+            owner, value = place.owner, place.value
+            paths.setdefault(id(value), place.path)
+            kind: type = type(owner)
+            is_attribute = owner is not None and not object_graph.is_container(owner)
+            if is_attribute:
+                is_users = _is_users(kind, place.key)
+            else:
+                is_users = owner is not None and isinstance(place.key, str | int)
+            is_users = is_users and id(owner) not in dealt_with
+            setting = None
+            # A layer may make a tensor of a setting when it is built.
+            if is_attribute and not is_users and not isinstance(value, tf.Tensor):
+                setting = _setting(kind, place.key)
+            is_container = object_graph.is_container(value)
+            if not is_users and setting is None:
+                if is_container:
+                    dealt_with.add(id(value))
+                continue
+            is_whole = object_graph.is_data(value) or all(
+                isinstance(leaf, _PLAIN) for leaf in _leaves(value)
+            )
+            if is_container and (is_whole or not is_users):
+                dealt_with.add(id(value))
+            if not (is_whole or (setting is not None and not is_container)):
+                continue
+            self._owners[id(owner)] = owner
+            path = paths[id(owner)]
+            if setting is None:
+                key = (
+                    place.path
+                    if object_graph.is_container(owner)
+                    else (id(owner), place.key)
+                )
+                looked[key] = _taken(place, path, None)
+                continue
+            # The layer may be made later than the fit begins.
+            key = id(owner), place.key
+            found = self._settings.get(key)
+            is_seen = found is not None and found.place.value is value
+            if found is None or not is_seen or _may_change(value):
+                found = _taken(place, path, setting)
+            if key not in self._settings:
+                self._settings[key] = found
+                self._at_start[key] = found.encoded.digest
+            if found.place.path != place.path or found.name != (path, setting):
+                found = dataclasses.replace(found, place=place, name=(path, setting))
+            looked[key] = found
+        return looked
+
+
+def _is_traced(function: Any) -> bool:
+    """Whether a function of Keras was traced; True where this is not known."""
+    cells = getattr(function, "__closure__", None) or ()
+    parts = [function, *(cell.cell_contents for cell in cells)]
+    name = "experimental_get_tracing_count"
+    counts = [getattr(each, name)() for each in parts if hasattr(each, name)]
+    return any(counts) or not counts
+
+
+def _functions(model: Any) -> dict[str, Any]:
+    return {name: getattr(model, f"{name}_function", None) for name in _KINDS}
+
+
+@functools.cache
+def _enters(kind: type) -> bool:
+    return any(hasattr(kind, n) for n in _HOLDING) or object_graph.is_user_code(kind)
+
+
+@functools.cache
+def _is_users(kind: type, key: str) -> bool:
+    """Whether an attribute is not one that Keras or TensorFlow sets themselves."""
+    is_hidden = not object_graph.is_user_code(kind) and key.startswith("_")
+    return not is_hidden and not object_graph.is_set_by_library(kind, key)
+
+
+@functools.cache
+def _setting(kind: type, key: str) -> str | None:
+    """The name by which a library's setting is set; None for other attributes."""
+    if not hasattr(kind, "get_config"):
+        return None
+    names, public = _arguments(kind), key.removeprefix("_")
+    if key in names:
+        return key
+    has_setter = getattr(getattr(kind, public, None), "fset", None) is not None
+    return public if public in names and has_setter else None
+
+
+@functools.cache
+def _arguments(kind: type) -> frozenset[str]:
+    """Arguments of the constructors of a class and its bases that are a library's."""
+    kinds = (each for each in kind.__mro__ if not object_graph.is_user_code(each))
+    makers = (vars(each).get("__init__") for each in kinds)
+    functions = filter(inspect.isfunction, map(inspect.unwrap, filter(None, makers)))
+    names = (inspect.signature(each).parameters for each in functions)
+    return frozenset[str]().union(*names)
+
+
+def _may_change(value: Any) -> bool:
+    """Whether a value may have other contents later and still be the same object."""
+    if isinstance(value, tuple | frozenset):
+        return any(map(_may_change, value))
+    is_scalar = isinstance(value, np.generic) and not isinstance(value, np.void)
+    is_fixed = is_scalar or type(value) in _FIXED
+    return isinstance(value, object_graph.GROWING) or (
+        isinstance(value, _PLAIN) and not is_fixed
+    )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in a container, and in those within; another value itself."""
+    if object_graph.is_container(value) or isinstance(value, set | frozenset):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _taken(
+    place: object_graph.ObjectPath, owner: str, setting: str | None
+) -> TrackedAttribute:
+    encoded, problem = EncodedValue(header=""), None
+    leaves = list(_leaves(place.value))
+    arrays = (leaf for leaf in leaves if isinstance(leaf, np.ndarray))
+    if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in leaves):
+        encoded = EncodedValue(header=id(place.value))
+        problem = f"a {type(place.value).__name__} is no plain value"
+    elif (
+        object_graph.is_data(place.value)
+        or sum(each.nbytes for each in arrays) > _LARGE
+    ):
+        size = f"{object_graph.MANY} items or {_LARGE >> 20} MiB"
+        problem = f"more than {size} are taken for data"
+    else:
+        try:
+            encoded = EncodedValue.of(_bare(place.value), "it")
+        except errors.SaveError as error:
+            encoded = EncodedValue(header=repr(_state_of(place.value)))
+            problem = str(error)
+    if problem is not None:
+        encoded = EncodedValue(header=[problem, encoded.header])
+    return TrackedAttribute(
+        place=place,
+        name=(owner, setting or place.key),
+        is_setting=setting is not None,
+        encoded=encoded,
+        problem=problem,
+    )
+
+
+def _bare(value: Any) -> Any:
+    """A container without what TensorFlow or Keras have wrapped around it.
+
+    Raises:
+        SaveError: it is of a kind that would come back as another, such as Counter.
+    """
+    if object_graph.is_container(value):
+        kind = type(getattr(value, "__wrapped__", value))
+        is_wrapper = kind.__module__.partition(".")[0] in object_graph.FRAMEWORKS
+        if kind not in _CONTAINERS and not is_wrapper:
+            raise errors.SaveError(f"a {kind.__name__} would come back as another kind")
+    if isinstance(value, dict):
+        return {key: _bare(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_bare, value))
+    if isinstance(value, list | collections.deque):
+        return list(map(_bare, value))
+    return value
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    getter = getattr(value, "getstate", None) or getattr(value, "get_state", None)
+    return value if getter is None else getter()
+
+
+def _put(owner: Any, key: Any, value: Any) -> None:
+    if object_graph.is_container(owner):
+        owner[key] = value
+        return
+    now = getattr(owner, key, None)
+    if isinstance(now, collections.deque):
+        value = collections.deque(value, now.maxlen)
+    setattr(owner, key, value)

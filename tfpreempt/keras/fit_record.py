@@ -1,0 +1,134 @@
+"""Named values in a commit besides the Checkpoint of a fit, saved as a State."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.state.encoding import (
+    decode,
+    encode,
+    read_parts,
+    readable,
+    write_parts,
+)
+from tfpreempt.checkpoint.state.state import State
+
+
+# Without slots, because of the cached `digest`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedValue:
+    """A value of plain Python and NumPy types, in encoded form.
+
+    Later changes of the original value do not change the encoded form. Bytes are not
+    copied during encoding: the bytes of a pipeline can be as large as the memory.
+
+    Attributes:
+        header: JSON description of the value.
+        arrays: bytes of the arrays in the value, and bytes objects in the value;
+            described by the header.
+    """
+
+    header: Any
+    arrays: tuple[bytes, ...] = ()
+
+    @staticmethod
+    def of(value: Any, path: str = "the value") -> EncodedValue:
+        """Encodes a value, type for type.
+
+        Args:
+            value: value of the types that `checkpoint.encoding` supports.
+            path: name of the value in an error.
+
+        Raises:
+            SaveError: a part of the value has a type that cannot be saved.
+        """
+        arrays: list[bytes] = []
+        header = encode(value, path, arrays, takes_bytes=True)
+        return EncodedValue(header=header, arrays=tuple(arrays))
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Returns bytes that are equal for two values equal bit for bit."""
+        text = repr(self.header).encode()
+        if not self.arrays:
+            return text
+        found = hashlib.sha256(text)
+        for array in self.arrays:
+            found.update(array)
+        return found.digest()
+
+    def value(self) -> Any:
+        """Returns the encoded value; lists, dicts and arrays are new objects.
+
+        Raises:
+            CheckpointCorruptedError: the header and arrays were not made by `of`.
+        """
+        with readable("a fit"):
+            return decode(self.header, self.arrays)
+
+
+class FitRecord(State):
+    """Saves the values returned by `take`; keeps the values loaded from a checkpoint.
+
+    Args:
+        name: name of the State.
+        take: function that returns the values by name; called on the main thread when a
+            save is staged.
+        per_worker: whether each worker saves its own values; see `State`.
+
+    Attributes:
+        loaded: values of the restored checkpoint; None if no checkpoint was restored.
+    """
+
+    _is_reserved = True
+
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[], Mapping[str, EncodedValue]],
+        *,
+        per_worker: bool = False,
+    ) -> None:
+        self.loaded: dict[str, EncodedValue] | None = None
+        self._take = take
+        super().__init__(name, per_worker)
+
+    def save(self, fileobj: IO[bytes]) -> None:
+        taken = self._take()
+        heads = {name: [one.header, len(one.arrays)] for name, one in taken.items()}
+        arrays = itertools.chain.from_iterable(one.arrays for one in taken.values())
+        write_parts(fileobj, {"record": heads}, list(arrays))
+
+    def load(self, fileobj: IO[bytes]) -> None:
+        self.loaded = self.read(fileobj)
+
+    @staticmethod
+    def read(fileobj: IO[bytes]) -> dict[str, EncodedValue]:
+        """Returns the values in a file written by `save`.
+
+        Raises:
+            CheckpointCorruptedError: the file is corrupt.
+            CheckpointMismatchError: the file was written by an earlier version.
+        """
+        header, parts = read_parts(fileobj)
+        if not isinstance(header, dict) or "record" not in header:
+            raise errors.CheckpointMismatchError(
+                "The checkpoint is of an earlier tfpreempt, which kept the state of a "
+                "fit in another form. Finish that run with the version that began it, "
+                "or begin anew in another checkpoint directory; the weights can be "
+                "restored with tf.train.Checkpoint."
+            )
+        left = iter(parts)
+        with readable("a fit"):
+            return {
+                name: EncodedValue(
+                    header=head, arrays=tuple(itertools.islice(left, count))
+                )
+                for name, (head, count) in header["record"].items()
+            }

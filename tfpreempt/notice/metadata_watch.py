@@ -1,0 +1,270 @@
+"""Many sources over one thread that polls one service for every source."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, TypedDict
+
+from tfpreempt import errors
+from tfpreempt.core.arguments import check_seconds
+from tfpreempt.core.clock import Clock, SystemClock
+from tfpreempt.notice.metadata_session import MetadataSession, checked_base_url
+from tfpreempt.notice.polling import FailureLog, PollingLoop, Wait, retry_seconds
+from tfpreempt.notice.source import NoticeSource, NoticeSourceBase
+from tfpreempt.notice.watcher import NoticeSourceConfig
+
+# A separate generator: a failure must not draw from the program's generator, whose
+# state is restored after a restart.
+_jitter = random.Random()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ActiveNotice:
+    """A notice as reported by a service, while the notice is up.
+
+    Attributes:
+        detail: description for people.
+        goes_at: time of the machine's termination, in seconds since the Unix epoch;
+            None if the service does not report the time.
+        since: time since when the notice has been up; None if not reported.
+    """
+
+    detail: str
+    shutdown_at: float | None = None
+    since: float | None = None
+
+
+_Levels = dict[str, ActiveNotice | None]
+
+Report = Callable[[str, ActiveNotice | None], None]
+"""Takes a topic and its level: what is told while the notice is up, None while not."""
+
+
+def quick_retry_seconds(failures: int) -> float:
+    """Returns the pause after consecutive failures (1 is the first failure).
+
+    The first pause is short, because servers are sometimes away for less than a second.
+    Later pauses stay short, because a Spot preemption during an outage allows only 30
+    s. The pauses are randomized, because every worker sees the same server fail.
+    """
+    return retry_seconds(failures, 0.1, 2.0) * _jitter.uniform(0.5, 1.0)
+
+
+class Poller:
+    """Polls one service for every topic of a watch, from one thread.
+
+    Args:
+        watch: the watch with the address and the topics.
+    """
+
+    def __init__(self, watch: MetadataWatch) -> None:
+        self._session = MetadataSession(watch.url)
+        self._clock = watch.clock
+        self._interval = watch.interval
+        self._failures = {
+            topic: FailureLog(f"{watch.name}:{topic}") for topic in watch.topics
+        }
+
+    def poll(self, report: Report) -> float:
+        """Polls once, and reports each topic whose state is known now.
+
+        A topic that is not reported keeps its state.
+
+        Args:
+            report: function called with a topic and its notice, or None without a
+                notice.
+
+        Returns:
+            The seconds until the next poll.
+
+        Raises:
+            NoticeError: the poll failed.
+        """
+        raise NotImplementedError
+
+    def failure(self, topic: str) -> str:
+        """Returns why the last successful `poll()` did not learn this topic; or "".
+
+        Called by the polling thread, or once that thread has polled.
+        """
+        return self._failures[topic].text
+
+    def close(self) -> None:
+        """Ends a waiting `poll()` at once. Any thread."""
+        self._session.close()
+
+
+class WatchOptions(TypedDict, total=False):
+    """Keyword arguments of every watch.
+
+    Attributes:
+        url: host, host:port or http://host:port of the service; by default from the
+            environment, see the cloud's `metadata_url()`.
+        clock: source of times.
+        wait: function that waits between requests; tests pass the wait of a fake clock.
+    """
+
+    url: str | None
+    clock: Clock
+    wait: Wait
+
+
+class MetadataWatch:
+    """Sources of several topics that share one thread.
+
+    The thread runs from the first start of a source to the last close. A source started
+    while the thread runs immediately reports a notice that is up. After every source is
+    closed, new sources may be made and started.
+
+    A subclass defines the name of its service, the known topics, and the address.
+
+    Args:
+        topics: the topics to watch; a single string counts as one topic.
+        interval: seconds between two polls.
+        url: address of the service, see `WatchOptions`.
+        clock: time source, see `WatchOptions`.
+        wait: waiting function, see `WatchOptions`.
+
+    Raises:
+        ConfigurationError: there are no topics, a topic is unknown, the address is
+            invalid, or the interval is not positive.
+    """
+
+    name: ClassVar[str]
+    """The service, as threads and messages name the service."""
+    _known: ClassVar[Iterable[str]]
+    """All topics of the service."""
+    _argument: ClassVar[str] = "topics"
+    """The name of the argument that has the topics."""
+
+    def __init__(
+        self,
+        topics: Iterable[str],
+        interval: float,
+        *,
+        url: str | None = None,
+        clock: Clock | None = None,
+        wait: Wait = threading.Event.wait,
+    ) -> None:
+        kind = type(self).__name__
+        chosen = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics))
+        if not chosen or not {*chosen} <= {*self._known}:
+            raise errors.ConfigurationError(
+                f"{self._argument}={chosen!r} for {kind}: expected some of "
+                f"{sorted(self._known)}"
+            )
+        self.topics = chosen
+        if url is None:
+            self.url = self._find_url(os.environ)
+        else:
+            self.url = checked_base_url(url, "url")
+        self.interval = check_seconds(f"the interval of {kind}", interval)
+        self.clock = SystemClock() if clock is None else clock
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._members: tuple[_TopicSource, ...] = ()
+        self._loop: PollingLoop | None = None
+        self._levels: _Levels = {}  # belongs to the current polling thread
+
+    @staticmethod
+    def _find_url(environment: Mapping[str, str]) -> str:
+        """Returns the service's address from the environment, if no `url` is given."""
+        raise NotImplementedError
+
+    def poller(self) -> Poller:
+        """Returns a new poller; every polling thread has its own."""
+        raise NotImplementedError
+
+    def source(self, topic: str) -> NoticeSource:
+        """Returns a new source of a topic.
+
+        Raises:
+            ConfigurationError: the watch does not have the topic.
+        """
+        if topic not in self.topics:
+            raise errors.ConfigurationError(
+                f"topic {topic!r}: expected one of {sorted(self.topics)}, the topics "
+                f"that this watch of {self.name} was made with"
+            )
+        return _TopicSource(self, topic)
+
+    def watched_sources(
+        self, graces: Mapping[str, float | None]
+    ) -> tuple[NoticeSourceConfig, ...]:
+        """Returns a new source for each topic.
+
+        Args:
+            graces: grace period in seconds of each topic; None if unknown.
+        """
+        return tuple(
+            NoticeSourceConfig(self.source(name), graces[name]) for name in graces
+        )
+
+    def told(self, topic: str) -> ActiveNotice | None:
+        """Returns the notice that is up for a topic, or None."""
+        return self._levels.get(topic)
+
+    def join(self, member: _TopicSource) -> None:
+        """Registers a started source. The first source starts the thread."""
+        with self._lock:
+            self._members = (*self._members, member)
+            if self._loop is None:
+                poller = self.poller()
+                report = functools.partial(self._report, self._levels)
+                self._loop = PollingLoop(
+                    self.name,
+                    lambda: poller.poll(report),
+                    retry=quick_retry_seconds,
+                    wait=self._wait,
+                    cut_off=poller.close,
+                )
+                self._loop.start()
+            told = self.told(member.topic)
+        if told is not None:
+            member.send(told.detail)
+
+    def leave(self, member: _TopicSource) -> None:
+        """Removes a closed source. The last source ends the thread."""
+        with self._lock:
+            self._members = tuple(each for each in self._members if each is not member)
+            if self._members or self._loop is None:
+                return
+            ended, self._loop, self._levels = self._loop, None, {}
+        ended.close()
+
+    def _report(self, levels: _Levels, topic: str, told: ActiveNotice | None) -> None:
+        with self._lock:
+            if self._levels is not levels:
+                return  # the thread's watch was closed
+            is_news = levels.get(topic) is None
+            levels[topic] = told
+            members = [each for each in self._members if each.topic == topic]
+        if told is not None and is_news:
+            for each in members:
+                each.send(told.detail)
+
+
+class _TopicSource(NoticeSourceBase):
+    """Source of one topic."""
+
+    def __init__(self, watch: MetadataWatch, topic: str) -> None:
+        super().__init__(f"{watch.name}:{topic}")
+        self._watch = watch
+        self.topic = topic
+
+    def seconds_left(self) -> float | None:
+        told = self._watch.told(self.topic)
+        if told is None or told.shutdown_at is None:
+            return None
+        return told.shutdown_at - self._watch.clock.wall()
+
+    def _begin(self) -> None:
+        self._watch.join(self)
+
+    def _end(self) -> None:
+        self._watch.leave(self)

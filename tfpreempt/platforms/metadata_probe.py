@@ -1,0 +1,170 @@
+"""Contacts the metadata servers of every cloud at once, with one deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from tfpreempt.core.threads import ManagedThread
+from tfpreempt.notice import aws, azure, gce
+from tfpreempt.notice.gce import ABSENT, pick
+from tfpreempt.notice.metadata_session import MetadataSession, printable
+from tfpreempt.storage.paths import without_secrets
+
+LIMIT_SECONDS = 0.25
+_GPU_MACHINES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DetectedMachine:
+    """Findings about the machine, from a metadata server or from the machine's files.
+
+    Attributes:
+        cloud: "gce", "aws" or "azure"; None if no source names a cloud.
+        evidence: reasons for the finding, for people.
+        kinds: known kinds of the machine, from "tpu", "spot" and "gpu".
+        is_identified: whether the machine's files name its maker, whether a cloud or
+            not.
+    """
+
+    cloud: str | None = None
+    evidence: tuple[str, ...] = ()
+    kinds: frozenset[str] = frozenset()
+    is_identified: bool = False
+
+
+Probe = Callable[[Mapping[str, str], float], DetectedMachine | None]
+"""Asks one cloud's server: environment and a time limit; None: it is not that cloud."""
+
+
+def probe_gce(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
+    """Requests the instance's entries from GCE's metadata server."""
+    base = gce.metadata_url(environment)
+    answer = MetadataSession(base).request(
+        f"{gce.ROOT}{gce.DIRECTORY}?recursive=true&alt=json",
+        headers={"Metadata-Flavor": "Google"},
+        seconds=limit,
+        body_bytes=gce.DIRECTORY_BYTES,
+    )
+    if answer.status != 200 or answer.headers.get("metadata-flavor") != "Google":
+        return None
+    instance = answer.json()
+    if pick(instance, "id") is ABSENT:
+        return None
+    kinds: dict[str, str] = {}
+    for name in ("accelerator-type", "agent-worker-number"):
+        if pick(instance, f"attributes/{name}") is not ABSENT:
+            kinds["tpu"] = f"the instance has the attribute {name}"
+    if str(pick(instance, "scheduling/preemptible")).upper() == "TRUE":
+        kinds["spot"] = "the instance's scheduling is preemptible"
+    machine = str(pick(instance, "machine-type")).rpartition("/")[2]
+    if family := next(filter(machine.startswith, _GPU_MACHINES), ""):
+        kinds["gpu"] = f"machine types {family}* have GPUs"
+    evidence = (f"{base} answers as GCE's metadata server", *kinds.values())
+    return DetectedMachine(cloud="gce", evidence=evidence, kinds=frozenset(kinds))
+
+
+def probe_aws(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
+    """Requests a token from EC2's metadata service."""
+    base = aws.metadata_url(environment)
+    answer = MetadataSession(base).request(
+        aws.TOKEN_TARGET, method="PUT", headers={aws.TTL_HEADER: "60"}, seconds=limit
+    )
+    if answer.status != 200 or aws.TTL_HEADER.lower() not in answer.headers:
+        return None
+    return DetectedMachine(cloud="aws", evidence=(f"{base} gives tokens of EC2",))
+
+
+def probe_azure(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:
+    """Requests the machine's name from Azure's metadata service."""
+    base = azure.metadata_url(environment)
+    answer = MetadataSession(base).request(
+        azure.NAME_TARGET, headers=azure.HEADERS, seconds=limit
+    )
+    name = answer.text()
+    if answer.status != 200 or not azure.is_vm_name(name):
+        return None
+    return DetectedMachine(cloud="azure", evidence=(f"{base} calls this VM {name!r}",))
+
+
+def is_excluded(cloud: str, environment: Mapping[str, str]) -> bool:
+    """Whether the environment forbids requests to this cloud's metadata server."""
+    checks = {"gce": gce.is_excluded, "aws": aws.is_excluded}
+    return cloud in checks and checks[cloud](environment)
+
+
+ADDRESS_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "gce": gce.HOST_VARIABLES,
+    "aws": (aws.ENDPOINT_VARIABLE,),
+    "azure": (azure.HOST_VARIABLE,),
+}
+"""Variables that hold the address of a cloud's metadata server."""
+
+
+def named_addresses(
+    clouds: Iterable[str], environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Returns the variables that name metadata servers, with their values, for people.
+
+    Args:
+        clouds: clouds whose variables are returned.
+        environment: environment variables.
+    """
+    return tuple(
+        f"{name}={printable(without_secrets(environment[name]))!r}"
+        for cloud in clouds
+        for name in ADDRESS_VARIABLES[cloud]
+        if environment.get(name)
+    )
+
+
+PROBES: Mapping[str, Probe] = {
+    "gce": probe_gce,
+    "aws": probe_aws,
+    "azure": probe_azure,
+}
+
+
+def probe_all(
+    probes: Mapping[str, Probe],
+    environment: Mapping[str, str],
+    limit_seconds: float = LIMIT_SECONDS,
+) -> DetectedMachine | None:
+    """Returns the finding of the first cloud that identifies itself in time, or None.
+
+    A hanging probe continues in a daemon thread, and its result is ignored.
+
+    Args:
+        probes: functions that contact the servers, by cloud.
+        environment: environment variables with addresses of servers and excluded
+            clouds.
+        limit_seconds: time limit for the servers together.
+    """
+    deadline = time.monotonic() + limit_seconds
+    answers: queue.SimpleQueue[DetectedMachine | None] = queue.SimpleQueue()
+
+    def ask(probe: Probe) -> None:
+        finding = None
+        with contextlib.suppress(Exception):  # another kind of server, or no server
+            finding = probe(environment, limit_seconds)
+        answers.put(finding)
+
+    asked = {
+        name: probe
+        for name, probe in probes.items()
+        if not is_excluded(name, environment)
+    }
+    for name, probe in asked.items():
+        ManagedThread(f"tfpreempt-probe-{name}", functools.partial(ask, probe)).start()
+    for _ in asked:
+        try:
+            finding = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        if finding is not None:
+            return finding
+    return None

@@ -1,0 +1,217 @@
+"""Commits of named States without a handler, and without TensorFlow."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import catalog
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.head import Head
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror.store_selection import Places
+from tfpreempt.checkpoint.restore.checkpoint_directory import (
+    Directory,
+    check_nothing_came,
+)
+from tfpreempt.checkpoint.restore.save import Save
+from tfpreempt.checkpoint.restore.state_loader import StateLoader
+from tfpreempt.checkpoint.state.state import REGISTRY, State, sync_states
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.handler import current_session
+from tfpreempt.states.standalone_mirror import StandaloneMirror
+from tfpreempt.states.values import StepCounter
+from tfpreempt.storage import os_errors, paths
+from tfpreempt.storage.files import Files, LocalFiles
+
+_log = logging.getLogger(__name__)
+
+
+class StandaloneStates:
+    """Saves and loads the named States in a directory; main thread only.
+
+    Every worker calls `sync()`, and the chief writes the commit. No worker waits for
+    another worker, so a commit contains no values that differ between workers.
+
+    Args:
+        places: the checkpoint directory, created by the first save if missing; and the
+            mirror of the commits.
+        cluster: the workers of the run.
+    """
+
+    def __init__(self, places: Places, cluster: Cluster) -> None:
+        self._named = places.directory
+        self._directory = directory = paths.absolute(self._named)
+        self._cluster = cluster
+        self._loader = StateLoader(directory, cluster)
+        self._lease = Lease()  # acquired on the chief only
+        self._copies: StandaloneMirror | None = None
+        self._max_to_keep = places.max_to_keep
+        if places.store is not None:
+            self._copies = StandaloneMirror(
+                places.store,
+                directory,
+                cluster,
+                self._loader.newest,
+                self._files(),
+                places.scratch,
+            )
+        self._opened: Directory | None = None  # set by the first save
+        self._has_directory = False  # set by the first save of the registered States
+        self._has_held = False  # from the first save of any kind on
+        self._is_warned = False
+
+    def load(self, state: State) -> bool:
+        """Loads a State from the newest intact commit; False if no saved value exists.
+
+        Args:
+            state: State to load.
+
+        Raises:
+            CheckpointError: the State cannot be loaded; see `load_state`.
+        """
+        if self._copies is not None:
+            self._copies.begin(self._take)
+        if not self._lease.head.is_known:
+            self._lease.head.follow(self._commits(), self._lease)
+        elif not (self._cluster.is_chief or self._has_directory):
+            self._warn_if_chief_committed()
+        return self._loader.load(state)
+
+    def save(self) -> str:
+        """Commits the States; every worker calls the method at the same program point.
+
+        Returns:
+            The commit's directory on the chief, the checkpoint directory on other
+            workers.
+
+        Raises:
+            SaveError: the commit failed; earlier commits are intact.
+            DirectoryLockedError: another program uses the directory.
+            ConfigurationError: the directory is unusable; or there are several workers,
+                and a State saved per worker.
+            UsageError: no State is registered.
+        """
+        states = REGISTRY.in_order()
+        if not states:
+            raise errors.UsageError(
+                "save_all_states() was called and there is no registered State. A "
+                "State lives as long as somebody holds it: keep a reference to it."
+            )
+        own = [state for state in states if state.per_worker]
+        if own and self._cluster.num_workers > 1:
+            raise errors.ConfigurationError(
+                f"{own[0]!r} is saved by each of the {self._cluster.num_workers} "
+                "workers, which come together by a handler only. Make one: "
+                f"PreemptionCheckpointHandler(resolver, None, {self._directory!r}); "
+                "or use States with per_worker=False."
+            )
+        if not self._has_directory:
+            # Later saves must find the same directory.
+            os_errors.check_directory(self._named)
+            self._has_directory = True
+        if not self._cluster.is_chief:
+            sync_states(states)
+            return self._directory
+
+        def hold() -> None:
+            self.hold()
+            if self._opened is None:
+                check_nothing_came(self._directory)
+
+        mirror = None
+        if self._copies is None:
+            hold()
+        else:
+            self._copies.begin(hold)
+            mirror = self._copies.mirror
+        opened = self._opened
+        if opened is None:
+            self._opened = opened = Directory(
+                path=self._directory,
+                cluster=self._cluster,
+                files=self._files(),
+                max_to_keep=self._max_to_keep,
+                lease=self._lease,
+            )
+            opened.start()
+        # After a handler, which closes the mirror, there is a new mirror.
+        opened.mirror = mirror
+        save = Save(opened, self._step(states), f"states-{uuid.uuid4().hex[:12]}")
+        save.capture()
+        save.write()
+        commit = save.publish("save", range(self._cluster.num_workers))
+        assert commit is not None  # None is possible with a save_fn only
+        return commit.path
+
+    def hold(self) -> Files:
+        """Takes the directory's lease on the chief, until the process ends.
+
+        Other workers take no lease and check nothing: a commit that appeared after they
+        loaded their States was made by their own chief.
+
+        Returns:
+            The file operations in the directory; they fail once the lease is lost.
+
+        Raises:
+            DirectoryLockedError: another program uses the directory, or has committed
+                in the directory since this program loaded its States.
+            SaveError: a disk error.
+        """
+        self._take()
+        if self._cluster.is_chief and not self._has_held:
+            self._check_nothing_came()
+            self._has_held = True
+        return self._files()
+
+    def _take(self) -> None:
+        if self._cluster.is_chief:
+            self._lease.acquire(self._directory)
+
+    def _check_nothing_came(self) -> None:
+        """Refuses the directory if another program has committed since the first load.
+
+        Loading takes no lease, so another program can commit between load and save.
+        """
+        if current_session.current():
+            self._lease.head = Head()  # the handler checks for foreign commits
+        if not self._lease.head.has_moved(self._commits()):
+            return
+        self._lease.release()
+        raise errors.DirectoryLockedError(
+            f"another program has committed in {self._directory!r} since this one "
+            "loaded its States from there; to save them now would undo its steps. "
+            "Start this program again when that one has ended, or give it a directory "
+            "of its own."
+        )
+
+    def _warn_if_chief_committed(self) -> None:
+        """Warns once of a commit between two loads, on a worker that never saved."""
+        if not self._is_warned and self._lease.head.has_moved(self._commits()):
+            self._is_warned = True
+            _log.warning(
+                "tfpreempt: a newer commit appeared in %s while worker %d loaded its "
+                "States, so the States may come from two steps. Let all workers meet "
+                "between the last load_state() and the first save_all_states()",
+                self._directory,
+                self._cluster.worker,
+            )
+
+    def _commits(self) -> list[Entry]:
+        with os_errors.translated("read the last commit", self._directory):
+            found = catalog.scan(self._directory)
+        return [each for each in found if each.is_committed]
+
+    def _files(self) -> Files:
+        return FencedFiles(LocalFiles(self._directory), self._lease)
+
+    def _step(self, states: Sequence[State]) -> int:
+        counters = [state for state in states if isinstance(state, StepCounter)]
+        if len(counters) == 1:
+            return counters[0].value
+        with os_errors.translated("read the last commit", self._directory):
+            found = catalog.scan(self._directory)
+        return 1 + next((e.step or 0 for e in found if e.is_committed), 0)

@@ -1,0 +1,190 @@
+"""The mirror of a program without a handler: finds, downloads and uploads commits.
+
+The steps are the steps of a handler at its start and at its end, by
+`checkpoint/mirror`, except for the agreement: each worker looks for a newer commit on
+its own, by the same rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+from tfpreempt import errors
+from tfpreempt.checkpoint.directory import layout
+from tfpreempt.checkpoint.directory.catalog import Entry
+from tfpreempt.checkpoint.directory.file_locks import acquire
+from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
+from tfpreempt.checkpoint.lease.lease import Lease
+from tfpreempt.checkpoint.mirror import import_commit
+from tfpreempt.checkpoint.mirror.mirror import Mirror
+from tfpreempt.checkpoint.mirror.shard_transfer import clear_others
+from tfpreempt.checkpoint.mirror.store_selection import REMOTE_VARIABLE, Scratch
+from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.events import Fault
+from tfpreempt.handler.exit import on_interpreter_end
+from tfpreempt.storage import os_errors
+from tfpreempt.storage.files import Files, LocalFiles
+from tfpreempt.storage.object_store import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+_FETCH_SECONDS = 3600.0  # time limit for another worker's fetch of a commit
+_END_SECONDS = 60.0  # timeout of the last upload at the end of the program
+MAX_TO_KEEP = 2  # number of commits in the directory and in the store
+
+
+@dataclasses.dataclass(eq=False)
+class StandaloneMirror:
+    """The mirror on one worker; main thread only.
+
+    Args:
+        store: object store of the mirror.
+        directory: the checkpoint directory, which exists.
+        cluster: the workers of the run.
+        newest: returns the newest intact commit in the directory.
+        files: file operations in the directory; on the chief, by its lease of the
+            directory.
+        scratch: the scratch directory of a URL, if the directory is a scratch
+            directory.
+        seconds: timeout of the last upload at the end of the program. For a URL the
+            wait lasts while the upload makes progress.
+
+    Attributes:
+        mirror: mirror of the directory; the chief opens the mirror in `begin`.
+    """
+
+    store: ObjectStore
+    directory: str
+    cluster: Cluster
+    newest: Callable[[], Entry | None]
+    files: Files
+    scratch: Scratch | None = None
+    seconds: float = _END_SECONDS
+    _has_looked: bool = False
+    _process: int = 0  # process ID; a forked child does not wait at its end
+
+    def __post_init__(self) -> None:
+        lease = Lease() if self.cluster.is_chief else None
+        self.mirror = self._make_mirror(lease)
+
+    def begin(self, hold: Callable[[], None] = lambda: None) -> None:
+        """Fetches the newest commit of the mirror, once, before any load or save.
+
+        On the chief, uploads begin, first of the commits that the last run did not
+        upload. A handler takes over the uploads while open; after the handler, uploads
+        begin again.
+
+        Args:
+            hold: on the chief, takes the lease of the directory. No other worker looks
+                for commits meanwhile: a worker that finds the lease taken can assume
+                that the chief has settled the scratch directory.
+
+        Raises:
+            CheckpointCorruptedError: no commit in the store is intact, and there is no
+                local commit.
+            CheckpointError: the store cannot be read, and there is no local commit.
+            SaveError: a disk error.
+        """
+        with contextlib.nullcontext() if self._has_looked else self._locked():
+            hold()
+            if not self._has_looked:
+                self._bring()
+                self._has_looked = True
+        if self.cluster.is_chief and not self.mirror.is_open:
+            taken = self.mirror.highest_sequence
+            self.mirror = self._make_mirror(self.mirror.lease, taken)
+            self.mirror.begin(self.directory, self.newest(), self._record)
+            none = uuid.uuid4().hex  # matches no run: no shards are in use here
+            self.mirror.enqueue(functools.partial(clear_others, self.store, none))
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                on_interpreter_end(self._end)
+
+    def _make_mirror(self, lease: Lease | None, taken: int = 0) -> Mirror:
+        return Mirror(
+            self.store,
+            max_to_keep=MAX_TO_KEEP,
+            taken=taken,
+            lease=lease,
+            scratch=self.scratch,
+        )
+
+    def _bring(self) -> None:
+        instead = f"unset {REMOTE_VARIABLE}"
+        if self.scratch is not None:
+            instead = "name another checkpoint directory"
+        copies = None
+        with self._settling() as files:
+            if files is not None:
+                copies = import_commit.settle(self.mirror, files, instead=instead)
+        local = self.newest()
+        lost: list[str] = []
+        import_commit.look_for_newer(
+            self.mirror,
+            local,
+            lambda found: import_commit.newest_first(
+                self.files, found, local, self.directory, lost.append, lost.append
+            ),
+            instead=instead,
+            copies=copies,
+        )
+        if lost and self.newest() is None:
+            found = "; ".join(text.rstrip(".") for text in lost)
+            raise errors.CheckpointCorruptedError(
+                f"no copy in {self.store.uri} is whole ({found}). Put the objects "
+                f"back; or, to begin anew, move them away or {instead}"
+            )
+        for problem in lost:
+            _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
+
+    @contextlib.contextmanager
+    def _settling(self) -> Iterator[Files | None]:
+        """Yields the file operations to settle with; None if the worker must only read.
+
+        A worker on a machine without the chief takes the lease for the duration of the
+        settling. If the lease is taken, the chief commits in the directory.
+        """
+        if self.cluster.is_chief or self.scratch is None:
+            yield self.files
+            return
+        lease = Lease()
+        if not lease.acquire_if_free(self.directory):
+            yield None
+            return
+        try:
+            yield FencedFiles(LocalFiles(self.directory), lease)
+        finally:
+            lease.release()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Holds a file lock, so that only one worker of a shared directory fetches.
+
+        The other workers wait, and find the fetched commit in the directory.
+        """
+        path = os.path.join(self.directory, layout.FETCH_LOCK)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with os_errors.translated("lock a file", self.directory):
+            descriptor = acquire(path, fcntl.LOCK_EX, _FETCH_SECONDS, flags)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _record(self, fault: Fault) -> None:
+        """Does nothing: the mirror logs errors, and the program has no journal."""
+
+    def _end(self) -> None:
+        """Waits for the upload of the last commit when the program ends."""
+        if self._process != os.getpid() or not self.mirror.is_open:
+            return
+        if not self.mirror.wait(None if self.scratch else self.seconds):
+            self.mirror.finish(0.0)  # logs the missing commits
+        self.mirror.close()

@@ -1,0 +1,223 @@
+"""ObjectStore in a bucket: the common parts of gs:// and s3://."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple, Protocol
+
+from tfpreempt import errors
+from tfpreempt.core.threads import CallTimeoutError
+from tfpreempt.storage import checksum, chunks
+from tfpreempt.storage.chunks import SeekableReader, SequentialWriter
+from tfpreempt.storage.object_store import (
+    ObjectNotFoundError,
+    ObjectStat,
+    check_name,
+)
+from tfpreempt.storage.request_deadline import Deadline
+
+CONTENT_TYPE = "application/octet-stream"
+# Attached to a created object. After a lost answer the request is sent again, and is
+# then refused because the first request succeeded. So each writer checks whether the
+# existing object has the writer's token.
+TOKEN = "tfpreempt-writer"
+
+
+class Advice(NamedTuple):
+    """Advice on errors of some classes.
+
+    Attributes:
+        kinds: exception classes of the client.
+        text: action for the user; "{bucket}" and "{tried}" (seconds) are filled in.
+        is_permanent: whether only a person can correct the cause.
+    """
+
+    kinds: tuple[type[Exception], ...]
+    text: str
+    is_permanent: bool = False
+
+
+class MissingError(Exception):
+    """There is no object of the key; translated before the caller sees the error."""
+
+
+class Download(Protocol):
+    """Some bytes of an object during a download.
+
+    Attributes:
+        crc32c: checksum of the whole object, set with the first piece; None if unknown.
+    """
+
+    crc32c: int | None
+
+    def pieces(self, deadline: Deadline) -> Iterator[bytes]:
+        """Yields the bytes, once; raises MissingError, or an error of the client."""
+        ...
+
+
+class BucketStore(abc.ABC):
+    """Objects below a prefix of a bucket. Any thread.
+
+    Args:
+        bucket: name of the bucket.
+        prefix: common prefix of the names, without a "/" at the end; "" for no prefix.
+
+    Attributes:
+        scheme: scheme of the URI.
+        advice: advice on every error of the client; the first matching entry counts.
+        cause: function that returns the original error of an error wrapped by the
+            client; `advice` covers the original errors too.
+    """
+
+    scheme: ClassVar[str]
+    advice: ClassVar[tuple[Advice, ...]]
+    cause: ClassVar[staticmethod[[Exception], Exception]]
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        self._name = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self.uri = f"{self.scheme}://{bucket}/{prefix}".rstrip("/")
+
+    def put_if_absent(
+        self, name: str, source: SeekableReader, *, timeout: float | None = None
+    ) -> bool:
+        key, deadline = self._key(name), Deadline(timeout)
+        size, guarded = chunks.size_of(source), _SourceFile(source)
+        try:
+            with self._translate_errors(f"upload {name!r}", errors.SaveError):
+                return deadline.run(lambda: self._put(key, guarded, size, deadline))
+        except _SourceError as error:
+            raise error.failure from None
+
+    def replace(self, name: str, data: bytes, *, timeout: float | None = None) -> None:
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._translate_errors(f"write {name!r}", errors.SaveError):
+            deadline.run(lambda: self._replace(key, data, deadline))
+
+    def get(
+        self,
+        name: str,
+        target: SequentialWriter,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        key, deadline, doing = self._key(name), Deadline(timeout), f"read {name!r}"
+        end = None if length is None else offset + length
+        with self._translate_errors(doing, errors.CheckpointError):
+            download = self._download(key, offset, end)
+        arriving = download.pieces(deadline)
+        copied = crc = 0
+        while True:
+            try:
+                with self._translate_errors(doing, errors.CheckpointError):
+                    piece = next(arriving, None)
+            except MissingError as error:
+                raise ObjectNotFoundError(
+                    f"There is no object {name!r} in {self.uri}."
+                ) from error
+            if piece is None:
+                break
+            target.write(piece)
+            copied, crc = copied + len(piece), checksum.extended(crc, piece)
+        is_all = not offset and (length is None or copied < length)
+        announced = download.crc32c if is_all else None
+        if announced not in (None, crc):
+            raise errors.CheckpointCorruptedError(
+                f"{self.uri}/{name} arrived with crc32c {crc:08x}; it was noted with "
+                f"{announced:08x}. Read it again; if that is always so, it is damaged."
+            )
+        return copied
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        deadline = Deadline(None)
+        with self._translate_errors("list objects", errors.CheckpointError):
+            for key in self._keys(self._prefix + prefix, deadline):
+                yield key[len(self._prefix) :]
+
+    def folders(self, *, timeout: float | None = None) -> Iterator[str]:
+        deadline = Deadline(timeout)
+        with self._translate_errors("list objects", errors.CheckpointError):
+            for key in self._folders(deadline):
+                yield key[len(self._prefix) :].rstrip("/")
+
+    def stat(self, name: str, *, timeout: float | None = None) -> ObjectStat | None:
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._translate_errors(f"look at {name!r}", errors.CheckpointError):
+            return deadline.run(lambda: self._stat(key, deadline))
+
+    def delete(self, name: str, *, timeout: float | None = None) -> None:
+        key, deadline = self._key(name), Deadline(timeout)
+        with self._translate_errors(f"delete {name!r}", errors.SaveError):
+            deadline.run(lambda: self._delete(key, deadline))
+
+    def _key(self, name: str) -> str:
+        return self._prefix + check_name(name)
+
+    @contextlib.contextmanager
+    def _translate_errors(
+        self, doing: str, kind: type[errors.CheckpointError]
+    ) -> Iterator[None]:
+        """Translates the client's errors in the body into an error of class `kind`."""
+        began = time.monotonic()
+        try:
+            yield
+        except tuple(each for row in self.advice for each in row.kinds) as error:
+            tried, cause = time.monotonic() - began, self.cause(error)
+            row = next(row for row in self.advice if isinstance(cause, row.kinds))
+            said = str(cause).strip().rstrip(".")[:300]
+            if not isinstance(cause, CallTimeoutError):
+                said = f"{type(cause).__name__}: {said}"
+            todo = row.text.format(bucket=self._name, tried=tried)
+            raised = kind(f"Could not {doing} in {self.uri}: {said}. {todo}")
+            raised.is_permanent = row.is_permanent
+            raise raised from error
+
+    @abc.abstractmethod
+    def _put(
+        self, key: str, source: SeekableReader, size: int, deadline: Deadline
+    ) -> bool: ...
+
+    @abc.abstractmethod
+    def _replace(self, key: str, data: bytes, deadline: Deadline) -> None: ...
+
+    @abc.abstractmethod
+    def _download(self, key: str, start: int, end: int | None) -> Download: ...
+
+    @abc.abstractmethod
+    def _keys(self, prefix: str, deadline: Deadline) -> Iterator[str]: ...
+
+    @abc.abstractmethod
+    def _folders(self, deadline: Deadline) -> Iterator[str]: ...
+
+    @abc.abstractmethod
+    def _stat(self, key: str, deadline: Deadline) -> ObjectStat | None: ...
+
+    @abc.abstractmethod
+    def _delete(self, key: str, deadline: Deadline) -> None: ...
+
+
+class _SourceError(Exception):
+    """Reading the source of an upload failed; the service is not at fault."""
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(repr(failure))
+        self.failure = failure
+
+
+class _SourceFile:
+    """A file whose errors are neither wrapped nor retried by a client."""
+
+    def __init__(self, file: SeekableReader) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except Exception as error:
+            raise _SourceError(error) from error

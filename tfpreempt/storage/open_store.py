@@ -1,0 +1,185 @@
+"""Opens the ObjectStore at a path or URI given by the user."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+from typing import Any
+
+from tfpreempt import errors
+from tfpreempt.core.lazy_import import to_install
+from tfpreempt.core.scratch import is_url
+from tfpreempt.storage import paths
+from tfpreempt.storage.fsspec_store import FsspecStore, as_fsspec
+from tfpreempt.storage.local import LocalStore
+from tfpreempt.storage.object_store import ObjectStore
+from tfpreempt.storage.prefixed import PrefixedStore
+
+SCHEMES = ("file", "gs", "s3")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+def local_path(place: str) -> str | None:
+    """Returns the absolute path of a local path or file:// URI; None for other URIs.
+
+    Raises:
+        ConfigurationError: a file:// URI has another host or a query; a URI has lost a
+            "/", as by pathlib; or a URI is malformed.
+    """
+    paths.check_no_user_info(place)
+    match = _SCHEME.match(place)
+    if match and match[2] == "/" and not os.path.exists(place):
+        raise errors.ConfigurationError(
+            f"{paths.without_secrets(place)!r} is neither a path nor a URI; expected "
+            f"two slashes, as in '{match[1]}://...'. pathlib.Path makes one of them: "
+            "pass a str."
+        )
+    if not is_url(place):
+        return os.path.abspath(place)
+    try:
+        parts = urllib.parse.urlsplit(place)
+    except ValueError as error:
+        raise errors.ConfigurationError(
+            f"{place!r} is no URI: {error}; expected one of {_schemes()}."
+        ) from error
+    if parts.scheme != "file":
+        return None
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise errors.ConfigurationError(
+            f"{place!r} names the host {parts.netloc!r}; expected file:///path of this "
+            "machine, with three slashes."
+        )
+    if parts.query or parts.fragment:
+        raise errors.ConfigurationError(
+            f"{paths.without_secrets(place)!r} has a '?' or '#'; expected "
+            "file:///path. Write %3F for a question mark and %23 for a hash in a name."
+        )
+    return os.path.abspath(urllib.parse.unquote(parts.path))
+
+
+def check_apart(mirror: str, checkpoint_dir: str) -> None:
+    """Refuses a local mirror that shares files with the checkpoint directory.
+
+    Args:
+        mirror: a path or a URI.
+        checkpoint_dir: a path or a URI.
+
+    Raises:
+        ConfigurationError: both are the same directory, or one contains the other.
+    """
+    places = [local_path(mirror), local_path(checkpoint_dir)]
+    real = [os.path.realpath(place) for place in places if place is not None]
+    if len(real) == 2 and os.path.commonpath(real) in real:
+        raise errors.ConfigurationError(
+            f"Commits in {checkpoint_dir!r} cannot be copied to {mirror!r}: they are "
+            "one directory, or one lies in the other, and the copies would be taken "
+            "for something to clear away. Name a place outside of it, best on another "
+            "disk."
+        )
+
+
+def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectStore:
+    """Opens the store at a place. Makes no request.
+
+    Args:
+        place: a local path, file://, gs://bucket/prefix or s3://bucket/prefix; with a
+            `filesystem`, a path in the file system.
+        filesystem: a store of tfpreempt, or a file system of pyarrow or fsspec.
+
+    Raises:
+        ConfigurationError: the place is invalid; the message names valid places.
+    """
+    place = os.fspath(place)
+    if not isinstance(place, str) or not place:
+        raise errors.ConfigurationError(
+            f"Got the place {place!r}; expected a path or a URI of one of {_schemes()}."
+        )
+    paths.check_no_user_info(place)
+    if filesystem is not None:
+        return _in_filesystem(place, filesystem)
+    path = local_path(place)
+    if path is not None:
+        return LocalStore(path)
+    scheme, bucket, prefix = split(place)
+    if scheme == "gs":
+        from tfpreempt.storage.gcs import GcsStore  # the import takes a second
+
+        return GcsStore(bucket, prefix)
+    try:
+        from tfpreempt.storage.s3 import S3Store
+    except ImportError as error:
+        raise errors.ConfigurationError(
+            f"{place!r} needs obstore, which is not installed: {to_install('s3')} "
+            f"({error})."
+        ) from error
+    return S3Store(bucket, prefix)
+
+
+def split(uri: str) -> tuple[str, str, str]:
+    """Returns scheme, bucket and prefix of a gs:// or s3:// URI.
+
+    Raises:
+        ConfigurationError: the URI has another scheme, or is malformed.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme not in ("gs", "s3"):
+        raise errors.ConfigurationError(
+            f"{paths.without_secrets(uri)!r} cannot be opened; expected a local path, "
+            f"or a URI of one of {_schemes()}. For other places pass filesystem=, an "
+            "fsspec or pyarrow file system, and the path in it."
+        )
+    if "?" in rest or "#" in rest:
+        raise errors.ConfigurationError(
+            f"{paths.without_secrets(uri)!r} has a '?' or '#'; expected "
+            f"{scheme}://bucket/prefix without options. Endpoint and credentials come "
+            "from the environment."
+        )
+    bucket, _, prefix = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise errors.ConfigurationError(
+            f"{uri!r} names the bucket {bucket!r}; expected {scheme}://bucket/prefix "
+            "with a bucket's name of 3 to 222 lower-case letters, digits, '-', '_' and "
+            "'.', which begins and ends with a letter or digit."
+        )
+    return scheme, bucket, _checked(prefix, uri)
+
+
+def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
+    if is_url(place):
+        raise errors.ConfigurationError(
+            f"Got the URI {paths.without_secrets(place)!r} together with "
+            f"filesystem={filesystem!r}; expected one of the two. Pass the path in "
+            "that file system, or leave it out."
+        )
+    if isinstance(filesystem, ObjectStore):
+        prefix = _checked(place, place)
+        return PrefixedStore(filesystem, prefix) if prefix else filesystem
+    if (theirs := as_fsspec(filesystem)) is not None:
+        _checked(place, place)
+        return FsspecStore(theirs, place)
+    raise errors.ConfigurationError(
+        f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
+        "system object of pyarrow or fsspec."
+    )
+
+
+def _checked(prefix: str, place: str) -> str:
+    """Returns the prefix without the "/" at its ends.
+
+    Raises:
+        ConfigurationError: the prefix is unsafe as a path.
+    """
+    trimmed = prefix.strip("/")
+    reason = paths.why_unsafe(trimmed) if trimmed else None
+    if reason:
+        raise errors.ConfigurationError(
+            f"The path {trimmed!r} in {place!r} {reason}; expected parts with one '/' "
+            "between them."
+        )
+    return trimmed
+
+
+def _schemes() -> str:
+    return ", ".join(f"{scheme}://" for scheme in SCHEMES)

@@ -1,0 +1,140 @@
+"""Translates errors of the operating system into advice for the user."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+from tfpreempt import errors
+from tfpreempt.core.scratch import is_url
+from tfpreempt.storage import file_reading, paths
+from tfpreempt.storage.files import LocalFiles, make_lasting_dirs, sync_names
+
+ADVICE = {
+    errno.ENOSPC: "the disk is full: free space, or lower max_to_keep",
+    errno.EDQUOT: "the quota is used up: free space, or lower max_to_keep",
+    errno.EROFS: "the file system is mounted read-only: choose another directory",
+    errno.EACCES: "permission denied: make it writable for this user",
+    errno.EPERM: "not permitted: make it writable for this user",
+    errno.ENOTDIR: "a part of the path is a file: choose another directory",
+    errno.ELOOP: "remove the link: inside of this directory links are not followed",
+    errno.EIO: "the device reports an I/O error: use another disk",
+    errno.ESTALE: "the network file system lost the file: check the mount",
+    errno.EREMOTEIO: "the storage service refuses: check its name, the network and the "
+    "credentials",
+    errno.ETIMEDOUT: "the storage service does not answer: check the network",
+    errno.EMFILE: "too many open files: raise `ulimit -n`",
+    errno.ENFILE: "too many open files on this machine: raise fs.file-max",
+}
+_DAMAGED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def advice_on(said: str) -> str | None:
+    """Returns advice on the system's words in a TensorFlow error, or None.
+
+    TensorFlow's error codes are coarser: RESOURCE_EXHAUSTED is a full disk, a quota,
+    too many open files, or memory.
+    """
+    found = [number for number in ADVICE if os.strerror(number) in said]
+    longest = max(found, key=lambda number: len(os.strerror(number)), default=None)
+    return None if longest is None else ADVICE[longest]
+
+
+@contextlib.contextmanager
+def translated(doing: str, directory: str) -> Iterator[None]:
+    """Turns an OSError of the body into a SaveError.
+
+    Args:
+        doing: action of the body for the message, such as "commit step 5".
+        directory: the checkpoint directory, for the message.
+
+    Raises:
+        SaveError: in place of any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = ADVICE.get(error.errno or 0, "check the directory and the disk")
+        raise errors.SaveError(
+            f"Could not {doing} in {directory!r}: {error}; {advice}. "
+            "No older checkpoint was touched."
+        ) from error
+
+
+def check_directory(directory: object, *, name: str | None = None) -> str:
+    """Makes the checkpoint directory if needed, and checks that it is writable.
+
+    Args:
+        directory: the user's checkpoint directory.
+        name: prefix of TensorFlow's files in the directory; None if there are none.
+
+    Returns:
+        The absolute path of the directory.
+
+    Raises:
+        ConfigurationError: the directory is missing, no valid text, a URL, a file, or
+            not writable; begins with ~; or TensorFlow would not find a checkpoint
+            there.
+    """
+    if directory is None or directory == "":
+        raise errors.ConfigurationError(
+            "A tf.train.Checkpoint needs a directory to be saved in; got "
+            f"checkpoint_dir={directory!r}. Pass checkpoint_dir=, or a "
+            "tf.train.CheckpointManager in place of the checkpoint."
+        )
+    if not isinstance(directory, str | os.PathLike):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir must be a path (str or os.PathLike); got {directory!r}."
+        )
+    text = os.fsdecode(os.fspath(directory))
+    paths.check_no_user_info(text)
+    if is_url(text):
+        raise errors.ConfigurationError(
+            f"{paths.without_secrets(text)!r} is a URL; expected a directory of this "
+            "machine, because what is written here is copied nowhere."
+        )
+    paths.check_text(os.path.abspath(text))
+    if name is not None:
+        paths.check_restorable(os.path.join(os.path.abspath(text), name))
+    if text.startswith("~"):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={text!r} would be a directory of that name in "
+            f"{os.getcwd()!r}: only a shell takes ~ for the home directory. Pass "
+            "os.path.expanduser() of it, or './~' if it is meant so."
+        )
+    if "://" in text or _DAMAGED_URL.match(text):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={text!r} is neither a local path nor a URL. pathlib and "
+            "os.path.abspath make 'gs:/bucket' of 'gs://bucket': pass a URL as the str "
+            "that it was."
+        )
+    path = os.path.abspath(text)
+    files = LocalFiles(path)
+    try:
+        is_file = file_reading.is_file(path)
+        if not is_file:
+            if not file_reading.is_dir(path):
+                make_lasting_dirs(files, path)
+            # An error of a directory above is ignored: the user cannot correct the
+            # error here, and saves may work.
+            with contextlib.suppress(OSError):
+                sync_names(files, path)
+    except OSError as error:
+        advice = ADVICE.get(error.errno or 0, "choose another directory")
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={path!r} cannot be made: {error}; {advice}."
+        ) from error
+    if is_file:
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={path!r} is a file; expected a directory. Remove the "
+            "file or choose another directory."
+        )
+    if not os.access(path, os.W_OK | os.X_OK | os.R_OK):
+        raise errors.ConfigurationError(
+            f"checkpoint_dir={path!r} is not writable for this user (uid "
+            f"{os.getuid()}). Change its permissions or choose another directory."
+        )
+    return path
