@@ -1,7 +1,7 @@
 """Defines `Fit`, a running `model.fit` of either Keras line.
 
 Every difference between Keras 3 and tf_keras is behind `Fit`. `fit/keras3.py` and
-`fit/tf_keras.py` implement the protocol, and `fit/lookup.py` finds the running fit.
+`fit/tf_keras.py` implement the protocol. `fit/frame_lookup.py` finds the running fit.
 """
 
 from __future__ import annotations
@@ -231,8 +231,7 @@ class Fit(Protocol):
         """Removes the changes made on the model by `start_at`; also after a failure."""
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        """Returns TensorFlow's function inside a train function, if a trace is
-        possible.
+        """Returns TensorFlow's function inside a train function, if it can be traced.
 
         Args:
             train_function: train function made by Keras or by the program.

@@ -42,7 +42,7 @@ class EncodedValue:
         """Encodes a value, type for type.
 
         Args:
-            value: value of the types that `checkpoint.encoding` supports.
+            value: value of the types that `checkpoint.state.encoding` supports.
             path: name of the value in an error.
 
         Raises:

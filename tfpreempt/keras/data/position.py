@@ -73,7 +73,8 @@ class Position:
         more: additional values of the way.
         is_shared: whether the position counts global batches, and is the same on every
             worker.
-        order: fingerprints of the order of the data; see `checkpoint.data_order`.
+        order: fingerprints of the order of the data; see
+            `checkpoint.tensors.data_order`.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """The end of an epoch's training, while the validation and `on_epoch_end` follow.
 
-Both may change any variable, and a restart repeats both. So a save that is made in
-between, because of a notice or an error, has the state of the end of the training.
+Both may change any variable, and a restart repeats both. So a save in between, because
+of a notice or an error, contains the state at the end of the training.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tfpreempt.keras.fit.fit_state import Moment
 from tfpreempt.keras.fit.frame_lookup import is_running
 from tfpreempt.keras.fit_protocol import Fit, after_each, instead_once, uncover
 
-_ASKS = "_should_eval"  # Keras' method that is called before a validation
+_ASKS = "_should_eval"  # Keras' method called before a validation
 
 
 class EpochEnd:
-    """The moment at which an epoch has trained its last step. Main thread.
+    """The state of a fit after the last training step of an epoch. Main thread.
 
     Args:
         fit: the fit.
-        session: of this process.
-        run: the fit's.
-        take: holds the present moment of the fit.
+        session: the session of this process.
+        run: the run of the fit.
+        take: function that captures the current moment of the fit.
 
     Attributes:
-        moment: the moment that saves take; None: saves take the present.
+        moment: the held moment, used by saves; None: saves use the current state.
     """
 
     def __init__(
@@ -42,41 +42,46 @@ class EpochEnd:
         self._session = session
         self._run = run
         self._take = take
-        self._guards = contextlib.ExitStack()  # of a validation
+        # Wrappers of the functions that a validation calls.
+        self._guards = contextlib.ExitStack()
         after_each(fit.model, _ASKS, self._guard_validation)
 
     def close(self) -> None:
-        """Takes back what is put in place of Keras' functions."""
+        """Removes the replacements of Keras' functions."""
         self.moment = None
         self._guards.close()
         uncover(self._fit.model, _ASKS)
 
     def hold(self) -> Moment:
-        """Returns the end of the epoch's training; the first call holds that moment."""
+        """Returns the end of the epoch's training, captured by the first call."""
         if self.moment is None:
             self.moment = self._take()
         return self.moment
 
     def hold_files(self, callbacks: Sequence[Any]) -> bool:
-        """Holds the text of log files before a hook writes to them; False on error."""
+        """Captures the text of log files before a hook may write to the files.
+
+        Returns:
+            Whether the files were captured; False after an error.
+        """
         moment = self.hold()
-        with contextlib.suppress(OSError):  # each save reports it
+        with contextlib.suppress(OSError):  # every save reports the error
             files = callback_state.capture_files(callbacks)
             self.moment = dataclasses.replace(moment, files=files)
         return self.moment is not moment
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Assigns the values from the end of the epoch's training inside."""
+        """Assigns the values from the end of the epoch's training inside the block."""
         with self.hold().variables.assigned():
             yield
 
     @contextlib.contextmanager
     def committed_on_error(self) -> Iterator[None]:
-        """Commits the end of the epoch's training where an error ends the fit inside.
+        """Commits the end of the epoch's training if an error ends the fit inside.
 
-        With several workers the commit needs the parts of all workers, so it is made
-        only where all of them fail in this way.
+        With several workers the commit needs the parts of the other workers. So the
+        commit is made only if every worker fails in the same way.
         """
         try:
             yield
@@ -90,10 +95,17 @@ class EpochEnd:
             raise
 
     def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:
-        """Keras is about to make the validation data, if need be, and to validate."""
+        """Wraps the next validation in `committed_on_error`, before Keras validates.
+
+        The wrapped functions include the function that makes the validation data, if
+        Keras has not made the data yet.
+
+        Args:
+            is_due: whether a validation follows.
+        """
         self._guards.close()
         for owner, name in self._fit.validation_calls() if is_due else ():
-            # A context manager of contextlib is a decorator, too.
+            # A context manager made by contextlib is also a decorator.
             guarded = self.committed_on_error()(getattr(owner, name))
             self._guards.callback(instead_once(owner, name, guarded))
         return is_due

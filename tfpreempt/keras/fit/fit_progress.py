@@ -1,4 +1,4 @@
-"""How far a fit is, as a frozen value, and whether a checkpoint fits a fit."""
+"""The progress of a fit as a frozen value, and checks of a checkpoint against a fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.state.encoding import readable
 from tfpreempt.keras.fit_record import EncodedValue
 
-if TYPE_CHECKING:  # the interface imports TensorFlow, and this is values only
+if TYPE_CHECKING:  # the interface imports TensorFlow; this module has values only
     from tfpreempt.keras.fit_protocol import Fit
 
 Stage = Literal["train", "validation", "complete"]
@@ -23,26 +23,27 @@ Stage = Literal["train", "validation", "complete"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A place in the loop of `model.fit`.
+    """A position in the loop of `model.fit`.
 
     Attributes:
-        fit: which fit with this directory in the program, from 1; 0: no step is trained
-            in any.
-        phase: before a train step; in the validation after an epoch; at the end.
-        epoch: the epoch that runs, or the number of epochs at the end.
-        batch: batches of it that are trained; in "validation" the first batch of its
-            last train step.
-        is_untrained: whether the program has not trained a single step yet; then there
-            may be no variables, and starting anew is going on.
+        fit: number of the fit with this directory in the program, from 1; 0 before the
+            first trained step.
+        phase: "train" before a train step; "validation" in the validation after an
+            epoch; "complete" at the end.
+        epoch: number of the current epoch; at the end the number of epochs.
+        batch: number of trained batches of the epoch; in "validation" the first batch
+            of the epoch's last train step.
+        is_untrained: whether the program has not trained a step yet. Then there may be
+            no variables, and starting from scratch is a correct resume.
         stopped: whether training was stopped before its last epoch.
-        loop: what the loop has learned of its data; JSON.
-        logs: what the last train step returned; in "validation" those of the epoch.
-        histories: of the fits before this one; each has `epoch`, `history` and
+        loop: facts about the data collected by the loop; JSON.
+        logs: result of the last train step; in "validation" the logs of the epoch.
+        histories: histories of the fits before this fit, with `epoch`, `history` and
             `made_of`.
-        made_of: facts about the run that must not change over restarts: those of
+        made_of: facts about the run that must not change over restarts: the result of
             `made_of`; and "varies", whether the values differed between starts.
-        metrics: variables that the model's metrics have; a validation may have made
-            some of them.
+        metrics: number of variables of the model's metrics; a validation may have made
+            some of the variables.
     """
 
     fit: int = 0
@@ -59,13 +60,13 @@ class Progress:
 
 
 def read(saved: EncodedValue) -> Progress:
-    """The place that a commit tells of.
+    """Returns the progress in a commit.
 
     Args:
         saved: a `Progress` as a dict.
 
     Raises:
-        CheckpointCorruptedError: it is none, or another version's.
+        CheckpointCorruptedError: the value is not a `Progress` of this version.
     """
     value = saved.value()
     with readable("a fit"):
@@ -94,7 +95,7 @@ def made_of(
     Args:
         fit: the fit.
         is_built: whether the optimizer has made its variables.
-        compares_values: whether values of the training arrays are among the facts.
+        compares_values: whether to include values of the training arrays.
     """
     slots = getattr(fit.optimizer, "variables", ())
     slots = slots() if callable(slots) else slots
@@ -121,13 +122,14 @@ _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4
 
 
 def _some_values(fit: Fit) -> str | None:
-    """Returns a few values from all over the training arrays; None for other data.
+    """Returns 32 values spread over each training array; None for other data.
 
-    Ten folds of one data set differ in a tenth of their rows, so there are 32 values.
+    Of x and of y the first 4 arrays count. Two of ten folds of a data set differ in a
+    tenth of their rows only, so 32 values are compared.
     """
     found = []
     given = fit.arguments["x"], fit.arguments["y"]
-    for each in given:  # arrays of numbers, and the first in lists and dicts of them
+    for each in given:  # numeric arrays, and the first arrays in lists and dicts
         parts = each.values() if isinstance(each, dict) else each
         parts = parts if isinstance(each, dict | list | tuple) else [each]
         for part in itertools.islice(parts, _SHOWN_ARRAYS):
@@ -139,27 +141,27 @@ def _some_values(fit: Fit) -> str | None:
 
 
 def _are_close(values: Any, others: Any) -> bool:
-    """Whether values of two starts are equal, but for their last digits."""
+    """Whether values of two starts are equal except for their last digits."""
     try:
         pair = np.array([each.split() for each in (values, others)], dtype=float)
     except (AttributeError, ValueError):
-        return False  # not as many, or of a damaged checkpoint
+        return False  # another number of values, or a corrupt checkpoint
     return np.allclose(pair[0], pair[1], rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
 def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -> bool:
-    """Whether a fit may be the saved one; an unknown fact counts as equal.
+    """Whether a fit may be the saved fit; an unknown fact counts as equal.
 
     Args:
-        saved: what the saved fit is made of.
-        now: what the fit of this start is made of.
-        exactly: whether its epochs and the values of its data count too, which a user
-            may change between two starts.
+        saved: facts about the saved fit.
+        now: facts about the fit of this start.
+        exactly: whether to compare also the epochs and the values of the data, which a
+            user may change between two starts.
     """
     facts = ["keras", "data", "samples", "steps", "model", "shapes"]
     facts += ["initial_epoch", "epochs"] if exactly else []
     if now["weights"] < saved.get("weights", 0):
-        facts.remove("shapes")  # it makes more of them in its first step
+        facts.remove("shapes")  # the first step makes further weights
     pairs = [(saved.get(fact), now[fact]) for fact in facts]
     values = saved.get("values"), now["values"]
     is_compared = exactly and None not in values and not saved.get("varies")
@@ -188,18 +190,17 @@ _FIXES = {
 
 
 def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
-    """Compares a run with the one that a checkpoint is of, before anything is loaded.
+    """Compares a run with the run of a checkpoint, before a restore.
 
     Args:
-        saved: of the checkpoint.
-        now: what this run is made of; None for what it does not know. Of the slots only
-            missing ones count: those that are new are named one by one when the
-            checkpoint is restored.
-        directory: for the message.
+        saved: progress in the checkpoint.
+        now: facts about this run; unknown facts are None. For slots, only a lower
+            number is an error: the restore names new slots one by one.
+        directory: checkpoint directory, for the message.
 
     Raises:
-        CheckpointMismatchError: names what has changed, or a step that trains several
-            batches would not begin where one began.
+        CheckpointMismatchError: a fact has changed, and the message names the fact; or
+            no step with several batches begins at the saved batch.
     """
     for what, (name, fix) in _FIXES.items():
         before, here = saved.made_of.get(what), now.get(what)
@@ -227,20 +228,20 @@ def check_values(
     directory: str,
     refused: Sequence[str] = (),
 ) -> str | None:
-    """Compares samples of the training data with those of the checkpoint.
+    """Compares samples of the training data with the samples in the checkpoint.
 
     A complete fit on other arrays may be another fit of the program, such as a fold of
-    a cross-validation, which has the same arrays in each start. Or the arrays are drawn
-    without a seed, and differ in each start.
+    a cross-validation, with the same arrays in every start. Or the arrays are drawn
+    without a seed, and differ in every start.
 
     Args:
-        saved: of the checkpoint.
-        now: what this run is made of.
-        directory: for the message.
+        saved: progress in the checkpoint.
+        now: facts about this run.
+        directory: checkpoint directory, for the message.
         refused: samples of the arrays with which earlier starts were refused.
 
     Returns:
-        A warning, if the fit has other data than before.
+        A warning if the fit has other data than before; else None.
 
     Raises:
         CheckpointMismatchError: the checkpoint is the end of a fit on other data.

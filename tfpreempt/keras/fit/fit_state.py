@@ -1,17 +1,18 @@
-"""What a commit holds of a running fit besides the Checkpoint: taken, and put back.
+"""The contents of a commit of a running fit besides the Checkpoint.
 
-Everything is taken and put back at the same points of the program, so that what Keras
-and other callbacks did on the way there is undone:
+Capture and restore happen at the same points of the program, so a restore undoes any
+changes by Keras and other callbacks on the way to the point:
 
 - before a train step (`TrainFunctionWrapper`), where a commit usually happens;
-- at the beginning of a validation, which a restart repeats from there, because notices
-  must be served while it runs;
+- at the beginning of a validation, which a restart repeats, because notices must be
+  handled while the validation runs;
 - at the end, after every other callback's `on_train_end`.
 
-Weights and the optimizer are in the tf.train.Checkpoint; metrics and seed generators
+Weights and the optimizer are in the tf.train.Checkpoint. Metrics and seed generators
 are in each worker's part of the commit, as for every loop (`per_replica.py` of
 checkpoint/). Their kinds are compared here, before any variable is assigned. A
-validation may change any variable, and is repeated: `Moment` holds their values.
+validation may change any variable, and is repeated: `Moment` holds the values of the
+variables.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ Taken = dict[str, EncodedValue]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerVariable:
-    """A variable that is each worker's own: a metric's, or a seed generator's.
+    """A variable with a value per worker: a variable of a metric or a seed generator.
 
     Attributes:
-        name: its name.
-        kind: dtype and shape; equal on all workers.
-        variable: which may be distributed.
-        parts: its values on this worker's replicas.
+        name: name of the variable.
+        kind: dtype and shape; equal on every worker.
+        variable: the variable, possibly distributed.
+        parts: the component variables on this worker's replicas.
     """
 
     name: str
@@ -65,13 +66,14 @@ class WorkerVariable:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A moment of a fit, held for a save that is made later.
+    """A moment of a fit, held for a later save.
 
     Attributes:
-        shared: see `FitState.take_shared`.
-        own: see `FitState.take_own`.
-        variables: the values of all variables on this worker.
-        files: texts of log files, once a callback may write to them; None before.
+        shared: values from `FitState.take_shared`.
+        own: values from `FitState.take_own`.
+        variables: the values of the variables on this worker.
+        files: texts of log files, captured before a callback may write to the files;
+            None before the capture.
     """
 
     shared: Taken
@@ -81,11 +83,13 @@ class Moment:
 
 
 class WorkerRecord(FitRecord):
-    """What is each worker's own; or what it goes on with of another number of workers.
+    """The values of a single worker, adapted to a changed number of workers.
 
     Attributes:
-        part: index and number of workers, if those that saved were more or fewer.
-        randoms: random generators of all that saved, then.
+        part: index and number of workers, if the commit has another number of workers;
+            else None.
+        randoms: random generators of the workers in the commit; set together with
+            `part`.
     """
 
     part: tuple[int, int] | None = None
@@ -94,9 +98,12 @@ class WorkerRecord(FitRecord):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """A new worker has what the chief had, but no files. The place in the data is
-        the chief's if it is that in global batches, else there is none. Random
-        generators are dealt (see `GlobalRngState`).
+        """Adapts the values of the commit to a changed number of workers.
+
+        A new worker gets the values of the chief, but no files. The position in the
+        data is the chief's position if that position counts global batches; otherwise
+        there is no position. Random generators are distributed over the workers (see
+        `GlobalRngState`).
         """
         each_own = [None if file is None else self.read(file) for file in files]
         saved = [own for own in each_own if own is not None]
@@ -116,23 +123,24 @@ class WorkerRecord(FitRecord):
 
 
 class FitState:
-    """See above. Main thread.
+    """Captures and restores the state of a running fit. Main thread.
 
     Args:
         fit: the fit.
-        callbacks: the other ones.
-        data: its data.
-        take_shared: what a save writes for all workers.
-        take_own: what it writes for this one.
+        callbacks: the callbacks of the fit without ours.
+        data: training data of the fit.
+        take_shared: returns the values that a save writes for the whole run.
+        take_own: returns the values that a save writes for this worker.
 
     Attributes:
-        attributes: what the model keeps in Python.
-        checkpoint: what a save writes besides, and stock TensorFlow restores: weights
-            and optimizer.
-        shared: what all workers have in common; the chief's is saved.
-        own: what is this worker's; nothing is loaded where the commit has no part of
-            it.
-        has_own_arrays: whether the training arrays of this worker are those of the run.
+        attributes: plain Python values of the model.
+        checkpoint: Checkpoint of weights and optimizer, which stock TensorFlow can
+            restore.
+        shared: values common to the workers; saved by the chief.
+        own: values of this worker; nothing is loaded if the commit has no part of this
+            worker.
+        has_own_arrays: whether this worker's training arrays are the arrays of the
+            whole run.
         varies: whether the training arrays differed between starts.
     """
 
@@ -160,15 +168,15 @@ class FitState:
         )
 
     def close(self) -> None:
-        """Nothing is saved any more."""
+        """Unregisters the States, so that later saves exclude this fit."""
         self.shared.unregister()
         self.own.unregister()
 
     def made_of(self, *, is_built: bool) -> dict[str, Any]:
-        """Returns `Progress.made_of` as it is now.
+        """Returns the current value of `Progress.made_of`.
 
-        A program may change its arrays in place while it trains, so that a restart from
-        this state needs the changed values.
+        A program may change its arrays in place during training, so a restart from this
+        state needs the changed values.
 
         Args:
             is_built: whether the optimizer has made its variables.
@@ -181,7 +189,11 @@ class FitState:
     # --- what a save takes -----------------------------------------------------------
 
     def take_shared(self, reached: Progress) -> Taken:
-        """What all workers have in common; after `attach`, which a save calls first."""
+        """Returns the values common to the workers; a save calls `attach` first.
+
+        Args:
+            reached: progress of the fit.
+        """
         self._fit.settle()
         now = of_worker(self._fit.model, attached(self.checkpoint))
         return {
@@ -191,9 +203,9 @@ class FitState:
         }
 
     def take_own(self) -> Taken:
-        """What is this worker's, besides its files and its place in the data.
+        """Returns the values of this worker, without its files and its data position.
 
-        After `attach`, which a save calls first.
+        A save calls `attach` first.
         """
         random = io.BytesIO()
         self._random.save(random)
@@ -205,7 +217,11 @@ class FitState:
         }
 
     def hold(self, reached: Progress) -> Moment:
-        """Holds this moment for a save that is made later."""
+        """Holds the current moment for a later save.
+
+        Args:
+            reached: progress of the fit.
+        """
         self._fit.settle()
         untracked = attach(self.checkpoint)
         return Moment(
@@ -219,14 +235,14 @@ class FitState:
     def build(
         self, iterator: Any, train_function: Any, *, restores: bool, trains: bool = True
     ) -> None:
-        """Makes all variables, by the trace of the train function if that is possible.
+        """Makes the variables, by the trace of the train function if possible.
 
         So a restart traces the train function once, as a new run does.
 
         Args:
-            iterator: of the training data; is not read.
-            train_function: Keras' own.
-            restores: whether the variables are those of the commit.
+            iterator: iterator over the training data; not read.
+            train_function: Keras' own train function.
+            restores: whether the variables will be restored from the commit.
             trains: whether steps follow in this fit.
         """
         traceable = self._fit.traceable(train_function, trains=trains)
@@ -245,15 +261,16 @@ class FitState:
     # --- the restart -----------------------------------------------------------------
 
     def restore(self, run: Run, progress: Progress, *, extends: bool = False) -> None:
-        """The Checkpoint, this worker's own, and what the other callbacks remember.
+        """Restores the Checkpoint, this worker's values, and the callbacks' state.
 
         Args:
-            run: restores the Checkpoint.
-            progress: how far the fit was.
-            extends: epochs are added to a fit that was complete.
+            run: run of the fit, which restores the Checkpoint.
+            progress: progress in the commit.
+            extends: whether epochs are added to a complete fit.
 
         Raises:
-            CheckpointMismatchError: another model's; nothing was assigned.
+            CheckpointMismatchError: the commit is of another model; no variable was
+                assigned.
         """
         shared, own = self.shared.loaded, self.own.loaded
         assert shared is not None
@@ -263,11 +280,12 @@ class FitState:
         now = of_worker(self._fit.model, attach(self.checkpoint))
         metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
         if metrics < progress.metrics or len(now) < len(saved):
-            # The others were made by a validation.
-            # A variable is made by all workers at once: all see what they share.
+            # A validation made the missing variables. Workers make a variable at the
+            # same time, so every worker reaches this call.
             self._fit.build_test(self._data.any_iterator())
             now = of_worker(self._fit.model, attach(self.checkpoint))
-        replicas = None  # any number resumes from a position in global batches
+        # With a position in global batches, any number of replicas can resume.
+        replicas = None
         if own is not None:
             position = Position.parse(own["position"].value())
             if position is None or not position.is_shared:
@@ -282,7 +300,7 @@ class FitState:
             callback_state.restore_files(self._callbacks, own["files"], extends=extends)
 
     def restore_random(self) -> None:
-        """The random generators of this process."""
+        """Restores the random generators of this process."""
         if self.own.loaded is None:
             return
         if self.own.part is not None:
@@ -299,15 +317,15 @@ class FitState:
 
 
 def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:
-    """Metrics and seed generators, in a fixed order.
+    """Returns the metrics and seed generators of this worker, in a fixed order.
 
     Args:
-        model: all of its metrics are made.
+        model: the model, with every metric made.
         untracked: the objects that the fit's Checkpoint does not track.
     """
     metrics = [
-        # Not by getattr with a default: a variable that is synchronized when it is
-        # read reduces itself over all workers to look for an attribute it lacks.
+        # Not by getattr with a default: a variable that is synchronized on read looks
+        # for a missing attribute by a reduction over the workers.
         (variable.path if "path" in dir(type(variable)) else variable.name, variable)
         for metric in model.metrics
         for variable in metric.variables
@@ -332,16 +350,18 @@ def check(
     now: Sequence[WorkerVariable],
     replicas: Sequence[int] | None,
 ) -> None:
-    """Compares variables with those of a checkpoint.
+    """Compares variables with the variables in a checkpoint.
 
     Args:
-        saved: name and kind; a name may change until all variables are made.
-        now: those of the model.
-        replicas: how many of this worker had a value of each; None: not known.
+        saved: names and kinds in the checkpoint; a name may change until every variable
+            is made.
+        now: variables of the model.
+        replicas: number of replicas of this worker with a value, for each variable;
+            None if unknown.
 
     Raises:
-        CheckpointMismatchError: it is of others, or this worker trained on more
-            devices, or fewer.
+        CheckpointMismatchError: the checkpoint has other variables, or this worker
+            trained on another number of devices.
     """
     if [kind for _, kind in saved] != [own.kind for own in now]:
         here = ", ".join(f"{own.name} {own.kind}" for own in now)

@@ -1,8 +1,8 @@
-"""Finds the `model.fit` that runs, on the stack of the main thread.
+"""Finds the running `model.fit` on the stack of the main thread.
 
-Keras gives a callback the model and nothing of the loop around it: neither the data,
-nor the batch to begin with, nor the other callbacks. All three are local variables of
-`fit`, so they are looked up there, once, at the start of training
+Keras gives a callback the model and nothing of the loop around the model: no data, no
+first batch, no other callbacks. All three are local variables of `fit`, so the
+variables are read from the stack frame of `fit`, once, at the start of training
 (docs/decisions/0007).
 """
 
@@ -27,14 +27,15 @@ LOOPS = ("epoch_iterator", "data_handler")
 
 
 def find(model: Any) -> Fit:
-    """The fit that calls the callback right now.
+    """Returns the fit that is calling the callback.
 
     Args:
         model: the callback's model.
 
     Raises:
-        UsageError: there is none.
-        UnsupportedVersionError: this version's fit is built in another way.
+        ConfigurationError: the model was compiled with steps_per_execution="auto".
+        UsageError: no fit of the model is running.
+        UnsupportedVersionError: the fit of this version has another structure.
     """
     if getattr(model, "autotune_steps_per_execution", False):
         raise errors.ConfigurationError(
@@ -57,12 +58,13 @@ def find(model: Any) -> Fit:
 
 
 def is_running(fit: Fit) -> bool:
-    """Whether this very fit is on the main thread's stack; any thread.
+    """Whether this same call of `fit` is on the main thread's stack; any thread.
 
-    Another one of the same model may be, after this one has died. It is known by its
-    frame, and no frame is asked for its local variables here. That renews CPython's
-    copy of them, and where another thread asked so for those of a fit that ran,
-    workers ended by SIGSEGV; which step of it does the harm is not known.
+    After an error has ended the fit, another fit of the same model may run, so the
+    function compares stack frames. The function never reads the local variables of a
+    frame. Such a read renews CPython's copy of the variables. When another thread read
+    the variables of a running fit, workers ended by SIGSEGV; the failing step of the
+    read is unknown.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame is not fit.frame:
@@ -71,40 +73,40 @@ def is_running(fit: Fit) -> bool:
 
 
 def is_validation(model: Any) -> bool:
-    """Whether `evaluate` was called by a fit of the model itself, not by a callback."""
+    """Whether a fit of the model itself called `evaluate`, rather than a callback."""
     name = "use_cached_eval_dataset"
     frame = next(_calls(model, "evaluate", (name,)), None)
     return frame is not None and bool(frame.f_locals[name])
 
 
 def epoch_logs(model: Any) -> dict[str, Any]:
-    """The logs of the epoch whose validation begins."""
+    """Returns the logs of the epoch whose validation begins."""
     return dict(next(_calls(model, "fit", LOOPS)).f_locals["epoch_logs"])
 
 
 def callbacks_of(model: Any) -> list[Any]:
-    """The callbacks of the fit that is being set up; empty outside of one."""
+    """Returns the callbacks of the fit that is being set up; empty outside of a fit."""
     frame = next(_calls(model, "fit", LOOPS), None)
     given = None if frame is None else frame.f_locals["callbacks"]
-    given = getattr(given, "callbacks", given)  # a CallbackList
+    given = getattr(given, "callbacks", given)  # a CallbackList has the list
     return tf.nest.flatten(given) if isinstance(given, list | tuple | dict) else []
 
 
 def is_of_tf_keras(model: Any) -> bool:
-    """Whether the model is one of tf_keras; otherwise it is one of Keras 3."""
+    """Whether the model is a tf_keras model; otherwise a Keras 3 model."""
     return any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
 
 
 def _calls(model: Any, method: str, having: Sequence[str]) -> Iterator[FrameType]:
-    """The calls of a method of the model that run in this thread.
+    """Yields the running calls of a method of the model in this thread.
 
     Args:
         model: the model.
-        method: its name.
-        having: names of local variables; Keras' own method has one of them.
+        method: name of the method.
+        having: names of local variables; Keras' own method has at least one of them.
 
     Yields:
-        The innermost first.
+        The stack frames, innermost first.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -1,10 +1,13 @@
-"""Values that variables had at an earlier moment, for a save that is made later.
+"""Earlier values of variables, held for a later save.
 
-To hold a value costs no copy. A read returns the variable's own buffer, and TensorFlow
-writes a changed value into another buffer while the first one is in use
-(`PrepareToUpdateVariable`). So only variables that change take memory twice. After a
-sparse update, such as that of an embedding, TensorFlow writes into the buffer although
-it is in use; `DisableCopyOnRead` turns that off, as in each of TensorFlow's own saves.
+Holding a value costs no copy. A read returns the variable's own buffer, and TensorFlow
+writes a changed value into another buffer while the first buffer is in use
+(`PrepareToUpdateVariable`). So only changed variables take memory twice.
+
+After a sparse update, such as of an embedding, TensorFlow writes into the buffer even
+if in use, and a read copies the variable. For large variables (`is_large`),
+`DisableCopyOnRead` turns this mode off, as in each of TensorFlow's own saves. For other
+variables the copy takes less time.
 """
 
 from __future__ import annotations
@@ -21,17 +24,19 @@ from tfpreempt.checkpoint.tensors.variables import Attached, local_parts, reache
 
 
 class HeldValues:
-    """The values that a fit's variables have now on this worker. Main thread.
+    """The current values of a fit's variables on this worker. Main thread.
 
     Args:
-        checkpoint: of the fit. Its own counters of saves are not held.
-        untracked: result of `attach`, just called. Its metrics and seed generators are
-            held too.
+        checkpoint: Checkpoint of the fit. The Checkpoint's own save counters are not
+            held.
+        untracked: result of `attach`, called just before. The metrics and seed
+            generators in the result are held too.
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
         found, edges = reached(checkpoint, untracked)
-        children = {0, *(number for _, number in edges[0])}  # with the counters
+        # The children of the Checkpoint include its save counters.
+        children = {0, *(number for _, number in edges[0])}
         objects = [obj for n, obj in enumerate(found) if n not in children]
         objects += [variable for _, variable in untracked.own]
         parts = {id(part): part for obj in objects for part in local_parts(obj)}
@@ -40,7 +45,7 @@ class HeldValues:
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Gives the variables the held values inside, and takes them back after."""
+        """Assigns the held values inside the block, and the previous values after."""
         now = self._read()
         self._assign(self._values)
         try:

@@ -1,8 +1,8 @@
 """`model.fit` of Keras 3 with the TensorFlow backend.
 
-`fit` makes a `TFEpochIterator`, whose `_enumerate_iterator` yields
-the steps of one epoch and makes the data iterators on the way; `model._initial_epoch`
-is the first epoch, and `fit` never clears it.
+`fit` makes a `TFEpochIterator`, whose `_enumerate_iterator` yields the steps of an
+epoch and makes the data iterators. `model._initial_epoch` is the first epoch, and `fit`
+never clears the attribute.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TRACED = "multi_step_on_iterator"
 
 
 class Keras3Fit(Fit):
-    """See `interface.Fit`.
+    """Implements `fit_protocol.Fit` for Keras 3.
 
     Args:
         model: the model.
-        frame: of its fit.
+        frame: stack frame of the model's `fit`.
     """
 
     line = "keras"
@@ -63,10 +63,10 @@ class Keras3Fit(Fit):
         self._note: Callable[[int], None] = lambda index: None
         self._skip = 0
         self._steps_seen_before_epoch = 0
-        self._adapter_epoch: int | None = None  # before the epoch that runs
+        self._adapter_epoch: int | None = None  # value before the current epoch
 
     def _grain_loader(self, given: Any) -> Loader | None:
-        """Grain's, where its batches are made of plain arrays."""
+        """Returns the Grain loader of the data, if batches consist of plain arrays."""
         spec = tf.nest.flatten(self.adapter.get_tf_dataset().element_spec)
         if not all(isinstance(each, tf.TensorSpec) for each in spec):
             return None
@@ -88,7 +88,7 @@ class Keras3Fit(Fit):
     def array_way(self) -> str | None:
         if type(self.adapter).__name__ != "ArrayDataAdapter":
             return None
-        # "batch" shuffles within each batch by an op whose state cannot be saved.
+        # "batch" shuffles within a batch by an op whose state cannot be saved.
         is_random = self.adapter._shuffle == "batch" and is_seeded()
         return "replay" if is_random else "iterator"
 
@@ -114,7 +114,7 @@ class Keras3Fit(Fit):
         return super().shuffle_state() if epoch is None else int(epoch)
 
     def note_order(self, note: Callable[[int], None]) -> None:
-        self._note = note  # for readers
+        self._note = note  # used by readers
         self.adapter.py_dataset = _NotedSequence(self.adapter.py_dataset, note)
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
@@ -139,7 +139,7 @@ class Keras3Fit(Fit):
     def read_one_pass(self) -> Any:
         if (shared := self.adapter.enqueuer) is None:
             return None
-        self.adapter.enqueuer = None  # begins an order in each epoch, not in each pass
+        self.adapter.enqueuer = None  # draws an order per epoch, not per pass
         assert self.sequence is not None
         sequence, shuffles = self.sequence.data, self.sequence.shuffles
 
@@ -174,13 +174,13 @@ class Keras3Fit(Fit):
         if loop_state:
             self.loop._num_batches = loop_state["num_batches"]
             if (epochs := loop_state.get("adapter_epoch")) is not None:
-                self.adapter._epoch = epochs  # Keras counts from 0 in each fit
+                self.adapter._epoch = epochs  # Keras counts from 0 in every fit
             if self.keeps_iterator:
                 self.loop._current_iterator = iter(self.loop._distributed_dataset)
                 self.loop._steps_seen = loop_state["steps_seen"]
 
     def epoch_begins(self) -> None:
-        self.model._initial_epoch = None  # or it would hold for the next fit as well
+        self.model._initial_epoch = None  # would otherwise apply to the next fit, too
         self._steps_seen_before_epoch = 0
         self._adapter_epoch = getattr(self.adapter, "_epoch", None)
         if self.loop._current_iterator is not None and self.keeps_iterator:
@@ -189,11 +189,12 @@ class Keras3Fit(Fit):
             self.loop._enumerate_iterator = self._rest_of_epoch
 
     def _rest_of_epoch(self) -> Iterator[Any]:
-        """The steps of one epoch without those that were trained before."""
-        del self.loop._enumerate_iterator  # uncovers the class's own
+        """Yields the steps of an epoch without the steps trained before the restart."""
+        del self.loop._enumerate_iterator  # uncovers the method of the class
         steps = self.loop._enumerate_iterator()
         skipped, self._skip = self._skip, 0
-        # Keras' own generator keeps its books; to step over its yields is all it takes.
+        # Keras' own generator updates its counters, so skipping its first steps is
+        # enough.
         collections.deque(itertools.islice(steps, skipped), maxlen=0)
         yield from steps
 
@@ -211,8 +212,8 @@ class Keras3Fit(Fit):
         self.model._initial_epoch = None
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        # Under a strategy Keras itself has made the variables. A symbolic call of the
-        # model takes less time than a trace that is not used.
+        # Under a strategy, Keras itself has made the variables. A symbolic call of the
+        # model takes less time than an unused trace.
         if self.model._distribute_strategy is not None or not trains:
             return None
         names = getattr(getattr(train_function, "__code__", None), "co_freevars", ())
@@ -224,9 +225,10 @@ class Keras3Fit(Fit):
     def build(self, iterator: Any, train_function: Any) -> None:
         del train_function
         model, strategy = self.model, self.model.distribute_strategy
-        # A symbolic call of Keras' own layers makes what training makes, except for
-        # frozen layers: a symbolic call makes variables that no gradient reaches even
-        # after the layers are unfrozen. Under a strategy Keras itself builds so.
+        # A symbolic call of Keras' own layers makes the same variables as training,
+        # except for frozen layers: a symbolic call makes variables that no gradient
+        # reaches even after the layers are unfrozen. Under a strategy, Keras itself
+        # builds in this way.
         is_plain = all(
             type(layer).__module__.startswith("keras.") and layer.trainable
             for layer in model._flatten_layers()
@@ -242,13 +244,20 @@ class Keras3Fit(Fit):
             except Exception as error:  # noqa: BLE001 - models without a call of their own
                 log.info("tfpreempt: the train step is to be traced: %s", error)
                 if model.run_eagerly:
-                    return  # Python in the step needs values; what is missing is named
-        # What a step makes besides, only in training say, is known when it is traced.
+                    # Python in the step needs values; the restore names missing
+                    # variables.
+                    return
+        # A trace shows any further variables of a step, for example for training only.
         self.trace(model.train_step, iterator)
 
 
 def _noting(kind: Any, note: Callable[[int], None]) -> Any:
-    """A class of Keras' readers that notes each index in the order of the batches."""
+    """Returns a class of Keras' readers that records indices in order of the batches.
+
+    Args:
+        kind: class of Keras' readers.
+        note: function called with each index.
+    """
 
     class Noting(kind):  # type: ignore[misc]  # found at run time
         @property
@@ -267,7 +276,12 @@ def _noting(kind: Any, note: Callable[[int], None]) -> Any:
 
 
 class _NotedSequence:
-    """A PyDataset of which each index that is asked for is noted."""
+    """A PyDataset that records each requested index.
+
+    Args:
+        sequence: the PyDataset.
+        note: function called with each index.
+    """
 
     def __init__(self, sequence: Any, note: Callable[[int], None]) -> None:
         self._sequence = sequence

@@ -1,7 +1,7 @@
 """The phases of a fit under the callback, as a table. No I/O.
 
-A fit begins in one of six ways, which `plan.py` chooses. docs/keras-phases.md draws the
-table.
+A fit begins in one of six ways, chosen by `resume_plan.py`. docs/keras-phases.md draws
+the table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 
 
 class FitPhase(enum.Enum):
-    """Where a fit is. The first six are the ways to begin."""
+    """The phase of a fit. The first six phases are the ways to begin."""
 
     START = "train from what is in memory"
     RESUME = "go on inside an epoch"
@@ -39,7 +39,7 @@ The other callbacks have seen it, and are not called."""
 
 
 class FitEvent(enum.Enum):
-    """What Keras does next."""
+    """The next action of Keras."""
 
     STEP = "a train step"
     NO_MORE_DATA = "the first step finds no data"
@@ -76,7 +76,8 @@ TABLE: dict[FitPhase, dict[FitEvent, FitPhase]] = {
         FitEvent.TRAIN_END: FitPhase.TRAINED,
     },
     FitPhase.VALIDATION_DUE: {
-        FitEvent.STEP: FitPhase.VALIDATION_DUE,  # Keras looks whether the data go on
+        # Keras checks whether the data have ended.
+        FitEvent.STEP: FitPhase.VALIDATION_DUE,
         FitEvent.VALIDATION: FitPhase.VALIDATING,
         FitEvent.EPOCH_END: FitPhase.TRAINING,  # this start has no validation
     },
@@ -91,10 +92,15 @@ TABLE: dict[FitPhase, dict[FitEvent, FitPhase]] = {
 
 
 def after(phase: FitPhase, event: FitEvent) -> FitPhase:
-    """The phase that an event leads to.
+    """Returns the phase after an event.
+
+    Args:
+        phase: the phase before the event.
+        event: the event.
 
     Raises:
-        RuntimeError: the table has no row for it: Keras' loop is not what it was.
+        RuntimeError: the table has no row for the event: the loop of this Keras differs
+            from the tested versions.
     """
     try:
         return TABLE[phase][event]

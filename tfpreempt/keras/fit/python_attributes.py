@@ -1,17 +1,16 @@
 """Plain Python values of a model that change in training: counts, phases, settings.
 
-They are attributes of the model, its layers, optimizers, losses and metrics, and of the
-program's own objects in them. Attributes of library classes count if they are settings:
-attributes with the name of a constructor's argument, such as `Dropout.rate`,
-`SGD.momentum`, `L2.l2` and `Layer.trainable`. Only values that have changed since the
-fit began are saved: a value that a user edits in the program between two starts is not
-overwritten. Values that change while a step is traced are left out, because the next
-start traces the step again.
+The values are attributes of the model, its layers, optimizers, losses and metrics, and
+of the program's own objects in them. Attributes of library classes count if they are
+settings: attributes with the name of a constructor's argument, such as `Dropout.rate`,
+`SGD.momentum`, `L2.l2` and `Layer.trainable`. Only values changed since the beginning
+of the fit are saved, so a restore does not overwrite a value that a user edits in the
+program between two starts. Values that change while a step is traced are excluded,
+because the next start traces the step again.
 
-A traced train or test function uses the values of the moment when it was traced,
-whatever a callback sets later. So the values of that moment are saved too. After a
-restart they are set while the function is traced, and then replaced by the newest
-values.
+A traced train or test function uses the values from the moment of the trace, whatever a
+callback sets later. So the values of that moment are saved too. After a restart these
+values are set while the function is traced, and then replaced by the newest values.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ _FIXED = frozenset({bool, int, float, str, type(None)})
 _HOLDING = ("variables", "reset_state", "call", "get_config")
 """Methods by which layers, metrics, losses, optimizers and regularizers are known."""
 _KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
-_SMALL = 1 << 12  # bytes; values with more are not kept for a trace
-_LARGE = 1 << 24  # bytes; what has more is taken for data
+_SMALL = 1 << 12  # bytes; larger values are not kept for a trace
+_LARGE = 1 << 24  # bytes; larger values count as data
 _KEPT = "_tfpreempt_attributes"
 """Name on a model of the `Attributes` of the model's last fit in this process."""
 _KINDS = {"train": "traced", "test": "tested"}
@@ -58,16 +57,16 @@ _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedAttribute:
-    """One value.
+    """A plain Python value of a model.
 
     Attributes:
-        place: where it lies.
-        name: the path of the object that holds the value, and the key of the value in
-            that object, as saved.
+        place: location of the value.
+        name: path of the object that holds the value, and key of the value in that
+            object, as saved.
         is_setting: whether the value is a library's setting.
-        encoded: the value, encoded; of a value that cannot be made again, the problem
-            and how the value looks, so that digests tell the values apart.
-        problem: why it cannot be made again; None if it can.
+        encoded: the value, encoded; for a value that cannot be restored, the problem
+            and a description of the value, so that digests distinguish such values.
+        problem: reason why the value cannot be restored; None for other values.
     """
 
     place: object_graph.ObjectPath
@@ -77,21 +76,21 @@ class TrackedAttribute:
     problem: str | None
 
     def value(self) -> Any:
-        """Returns the value, made again; the object itself where it cannot be made.
+        """Returns the decoded value; the object itself if the value cannot be restored.
 
         Raises:
-            CheckpointCorruptedError: `EncodedValue.of` did not make what is encoded.
+            CheckpointCorruptedError: `encoded` was not made by `EncodedValue.of`.
         """
         return self.encoded.value() if self.problem is None else self.place.value
 
     def taken_again(self) -> TrackedAttribute:
-        """Returns the value with the contents that the same object has now."""
+        """Returns the value with the current contents of the same object."""
         owner, key = self.name
         return _taken(self.place, owner, key if self.is_setting else None)
 
     @property
     def is_small(self) -> bool:
-        """Whether the value is kept from the moment when a step was traced."""
+        """Whether the value is small enough to be kept for a trace."""
         return self.problem is None and sum(map(len, self.encoded.arrays)) <= _SMALL
 
 
@@ -104,11 +103,11 @@ _KINDS_WHY = (
 
 
 def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedValue]]:
-    """Returns what `Attributes.capture` gave: values by kind and name.
+    """Returns the values in a result of `Attributes.capture`, by kind and name.
 
-    Kinds are "newest"; "traced" or "tested", values when the train or the test function
-    was traced; "first", settings when the fit made its first step; and "lost", changes
-    that cannot be saved, with the reason in place of the value.
+    The kinds are "newest"; "traced" and "tested", the values when the train or the test
+    function was traced; "first", the settings at the fit's first step; and "lost",
+    changes that cannot be saved, with the reason instead of a value.
     """
     found: dict[str, Any] = collections.defaultdict(dict)
     arrays = iter(saved.arrays)
@@ -121,16 +120,17 @@ def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedV
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Trace:
-    """The trace of one of Keras' functions.
+    """The trace of a function of Keras.
 
     Attributes:
-        function: the function that was traced in this process; None without one.
-        values: the small values that the function was traced with, by key, or is to be
-            traced with after a restart; empty before the first trace.
+        function: the function traced in this process; None before the first trace.
+        values: small values by key with which the function was traced, or is to be
+            traced after a restart; empty before the first trace.
         is_due: whether the next call of the function traces with `values`.
-        outdated: the values of the restart that the trace of this process lacks.
-        kinds: the element specs that the function was called with in this process;
-            TensorFlow traces the function for each of them.
+        outdated: restored values that differ from the values in the trace of this
+            process.
+        kinds: element specs of the function's calls in this process; TensorFlow traces
+            the function for every spec.
     """
 
     function: Any = None
@@ -145,40 +145,43 @@ _ended: weakref.WeakValueDictionary[int, Attributes] = weakref.WeakValueDictiona
 
 
 class Attributes:
-    """The values of one model, from the beginning of its fit. Main thread.
+    """The Python values of a model, from the beginning of its fit. Main thread.
 
-    A later fit of the same model continues from the first one. Values that a fit has
-    changed, and nothing else since, count as changed in the next fit, because a restart
-    skips the first fit and its callbacks. This includes values of layers that the model
-    shares with the models of earlier fits. A function that was traced stays traced.
+    A later fit of the same model continues from the first fit. Values that a fit has
+    changed, and that did not change afterwards, count as changed in the next fit,
+    because a restart skips the first fit and its callbacks. This includes values of
+    layers that the model shares with the models of earlier fits. A traced function
+    stays traced.
 
     Args:
         model: the model.
 
     Attributes:
-        traces: by Keras' function, "train" or "test".
+        traces: traces by Keras' function, "train" or "test".
     """
 
     def __init__(self, model: Any) -> None:
         self.traces = {name: Trace() for name in _KINDS}
         self._roots = {"model": model}
-        self._traced: set[Any] = set()  # keys of values that change with each trace
-        self._lost: dict[str, str] = {}  # reason by change
-        self._has_stepped = False  # in this process or before a restart
-        self._settings: dict[Any, TrackedAttribute] = {}  # when they were seen first
-        self._owners: dict[int, Any] = {}  # whose id() is in a key
-        self._reached: object_graph.Reached | None = None  # by the newest walk
-        self._looked: Mapping[Any, TrackedAttribute] = {}  # by the newest look
+        self._traced: set[Any] = set()  # keys of values that change with every trace
+        self._lost: dict[str, str] = {}  # reasons by change
+        # Whether a step was trained, in this process or before a restart.
+        self._has_stepped = False
+        # Settings by key, as first seen.
+        self._settings: dict[Any, TrackedAttribute] = {}
+        self._owners: dict[int, Any] = {}  # owners by the id() in a key
+        self._reached: object_graph.Reached | None = None  # objects of the newest walk
+        # Values found by the newest call of `_look`.
+        self._looked: Mapping[Any, TrackedAttribute] = {}
         self._changing: list[Any] = []  # keys of values that may change in place
-        self._at_first: dict[
-            Any, TrackedAttribute
-        ] = {}  # those that the first step had
+        self._at_first: dict[Any, TrackedAttribute] = {}  # settings at the first step
         self._at_start: dict[Any, bytes] = {}
         now = self._look()
         self._at_start = {key: each.encoded.digest for key, each in now.items()}
         self._at_end: dict[Any, bytes] = {}
         self._optimizer = getattr(model, "optimizer", None)
-        self._functions: dict[str, Any] = {}  # of the model at the end
+        # Functions of the model at the end of the fit.
+        self._functions: dict[str, Any] = {}
         at_begin = dict(self._at_start)
         for before in list(_ended.values()):
             self._continue_from(before, at_begin)
@@ -194,12 +197,13 @@ class Attributes:
         """Counts values as changed that an earlier fit has changed.
 
         Args:
-            before: of the earlier fit.
-            now: digests of the values at the begin of this fit.
+            before: values of the earlier fit.
+            now: digests of the values at the beginning of this fit.
         """
         is_same_model = before._roots["model"] is self._roots["model"]
         for key, digest in now.items():
-            is_of_both = is_same_model or isinstance(key, tuple)  # else it is a path
+            # A key that is no tuple is a path.
+            is_of_both = is_same_model or isinstance(key, tuple)
             is_kept = before._at_end.get(key) == digest and key in before._at_start
             if is_of_both and is_kept:
                 self._at_start[key] = before._at_start[key]
@@ -218,17 +222,18 @@ class Attributes:
                     self.traces[name] = before.traces[name]
 
     def end(self) -> None:
-        """Keeps the values of the end of the fit for the model's next fit."""
+        """Stores the values at the end of the fit for the model's next fit."""
         model = self._roots["model"]
         now = self._look()
         self._at_end = {key: each.encoded.digest for key, each in now.items()}
-        self._reached, self._looked = None, {}  # the model outlives what a fit holds
+        # The model outlives the fit, so references to the fit's objects are dropped.
+        self._reached, self._looked = None, {}
         self._functions = _functions(model)
         vars(model)[_KEPT] = self
         _ended[id(self)] = self
 
     def capture(self) -> EncodedValue:
-        """The values that have changed; those that cannot be saved are named, once."""
+        """Returns the changed values; warns once of changes that cannot be saved."""
         rows: list[tuple[str, Any, EncodedValue, str]] = []  # owner, key, value, kind
         values_of_traces = [
             (_KINDS[name], trace.values) for name, trace in self.traces.items()
@@ -254,7 +259,7 @@ class Attributes:
                 self.lose(
                     f"the settings of all traces of the {name} function", _KINDS_WHY
                 )
-        if self.traces["test"].values:  # says that the test function was traced
+        if self.traces["test"].values:  # marks the test function as traced
             rows.append(
                 ("model", "test_function", EncodedValue(header=""), _KINDS["test"])
             )
@@ -274,7 +279,7 @@ class Attributes:
         return EncodedValue(header=header, arrays=tuple(arrays))
 
     def restore(self, saved: EncodedValue) -> None:
-        """Sets what `capture` gave."""
+        """Restores the values in a result of `capture`."""
         values = _read(saved)
         self._has_stepped = True
         newest = dict(values["newest"])
@@ -287,18 +292,20 @@ class Attributes:
         owners = {
             place.path: place.value for place in object_graph.walk(self._roots, _enters)
         }
-        for (path, name), encoded in newest.items():  # they are not there yet
+        for (path, name), encoded in newest.items():  # attributes that do not exist yet
             self._set(owners.get(path), name, encoded, path)
         now = self._look()
         for name, trace in self.traces.items():
             then, built, trace.values = values[_KINDS[name]], trace.values, {}
             if name == "test" and not then:
-                # The commit is older than the trace: that of this start is too early.
+                # The commit is older than the first trace of the test function, so the
+                # trace of this start is too early.
                 trace.outdated = list(built.values())
                 continue
             for key, value in now.items():
                 if key in self._traced and key in built:
-                    trace.values[key] = built[key]  # another trace changes it again
+                    # The next trace changes the value again.
+                    trace.values[key] = built[key]
                 elif value.is_small:
                     encoded = then.get(value.name, value.encoded)
                     trace.values[key] = dataclasses.replace(value, encoded=encoded)
@@ -321,14 +328,14 @@ class Attributes:
         name: str = "train",
         is_kept: bool = True,
     ) -> Any:
-        """Calls a step that is traced by it; what it changes is made by its trace.
+        """Calls a step that traces a function; changes by the trace are not saved.
 
         Args:
-            step: what to call.
-            args: for it.
-            name: of Keras' function that is traced.
-            is_kept: whether the steps to come use this trace; if not, what it does is
-                taken back, because the next trace does it once more.
+            step: function to call.
+            *args: arguments of the function.
+            name: name of the traced function of Keras.
+            is_kept: whether later steps use this trace; if not, changes made by the
+                trace are undone, because the next trace repeats the changes.
         """
         newest: dict[Any, TrackedAttribute] = {}
         trace = self.traces[name]
@@ -345,7 +352,7 @@ class Attributes:
                 if is_kept:
                     self._traced.add(key)
                 elif was is not None and was.problem is None:
-                    # Not a tuple's item: it is another tuple.
+                    # An item of a tuple cannot be set; a changed tuple is a new tuple.
                     with contextlib.suppress(*_UNPLACED):
                         _put(value.place.owner, value.place.key, was.encoded.value())
             if is_kept and not trace.values:
@@ -353,7 +360,7 @@ class Attributes:
                 if name == "train" and not self._has_stepped:
                     self._has_stepped = True
                     self._at_first = {
-                        # A restart looks for the owner before the model is built.
+                        # A restart finds the owner before the model is built.
                         key: dataclasses.replace(each, name=self._settings[key].name)
                         for key, each in trace.values.items()
                         if each.is_setting
@@ -365,10 +372,10 @@ class Attributes:
 
     @contextlib.contextmanager
     def as_first(self, saved: EncodedValue) -> Iterator[None]:
-        """Sets the settings of the fit's first step: by them variables are made.
+        """Sets the settings of the fit's first step, which determine the variables.
 
         Args:
-            saved: what `capture` gave.
+            saved: result of `capture`.
         """
         first = _read(saved)["first"]
         for key, value in self._look().items():
@@ -384,7 +391,7 @@ class Attributes:
             self._put(newest)
 
     def name_due_trace(self) -> None:
-        """Names settings of the test function that no trace of this fit restores."""
+        """Warns of test function settings that no trace of this fit restores."""
         trace = self.traces["test"]
         newest = self._look()
         pairs = [(newest.get(key), was) for key, was in trace.values.items()]
@@ -404,13 +411,13 @@ class Attributes:
         self.traces[name] = Trace()
 
     def must_trace_again(self, name: str, *, only_for_settings: bool) -> bool:
-        """Whether a function whose trace is outdated must be traced again.
+        """Whether a function with an outdated trace must be traced again.
 
         Args:
-            name: the name of Keras' function, which has outdated values.
-            only_for_settings: whether values of the program's own do not count. They
-                may differ between workers, and all workers must trace equally often. A
-                warning names them.
+            name: name of Keras' function, which has outdated values.
+            only_for_settings: whether to ignore the program's own values. These values
+                may differ between workers, and every worker must trace equally often. A
+                warning names ignored values.
         """
         outdated = self.traces[name].outdated
         if not only_for_settings or any(value.is_setting for value in outdated):
@@ -430,11 +437,11 @@ class Attributes:
         return False
 
     def lose(self, what: str, why: str) -> None:
-        """Names a change that a restart does not restore, once.
+        """Warns once of a change that a restart does not restore.
 
         Args:
-            what: the change.
-            why: the reason, and what to do.
+            what: description of the change.
+            why: the reason, and advice.
         """
         if what not in self._lost:
             self._lost[what] = why
@@ -445,7 +452,7 @@ class Attributes:
     def _put(
         self, wanted: Mapping[Any, TrackedAttribute]
     ) -> dict[Any, TrackedAttribute]:
-        """Sets values by key, and no others; returns those that were replaced."""
+        """Sets values by key, and no other values; returns the replaced values."""
         replaced = {}
         for key, value in self._look().items() if wanted else ():  # models come first
             (path, name), owner = value.name, value.place.owner
@@ -454,7 +461,7 @@ class Attributes:
                 self._set(owner, name, wanted[key], path)
             elif value.is_setting and (
                 getattr(owner, value.place.key) is not value.place.value
-            ):  # to set `trainable` of a model sets that of its layers
+            ):  # setting `trainable` of a model also sets its layers' attribute
                 setattr(owner, name, value.place.value)
         return replaced
 
@@ -468,7 +475,7 @@ class Attributes:
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
 
     def _look(self) -> Mapping[Any, TrackedAttribute]:
-        """Returns the values of now by keys that stay equal when a model is built."""
+        """Returns the current values by keys that stay equal when a model is built."""
         if self._reached is not None and self._reached.is_unchanged():
             changing = {key: self._looked[key].taken_again() for key in self._changing}
             self._looked = {**self._looked, **changing}
@@ -487,10 +494,14 @@ class Attributes:
     def _look_through(
         self, reached: object_graph.Reached
     ) -> dict[Any, TrackedAttribute]:
-        """Looks into all objects that the model holds; `reached` gets the objects."""
+        """Returns the values of every object in the model.
+
+        Args:
+            reached: receives the objects in the model.
+        """
         looked: dict[Any, TrackedAttribute] = {}
         paths: dict[int, str] = {}
-        dealt_with: set[int] = set()  # containers, whole or not a user's
+        dealt_with: set[int] = set()  # containers saved as a whole, or not of the user
         for place in object_graph.walk(self._roots, _enters, reached=reached):
             owner, value = place.owner, place.value
             paths.setdefault(id(value), place.path)
@@ -502,7 +513,7 @@ class Attributes:
                 is_users = owner is not None and isinstance(place.key, str | int)
             is_users = is_users and id(owner) not in dealt_with
             setting = None
-            # A layer may make a tensor of a setting when it is built.
+            # A layer may convert a setting to a tensor when the layer is built.
             if is_attribute and not is_users and not isinstance(value, tf.Tensor):
                 setting = _setting(kind, place.key)
             is_container = object_graph.is_container(value)
@@ -527,7 +538,7 @@ class Attributes:
                 )
                 looked[key] = _taken(place, path, None)
                 continue
-            # The layer may be made later than the fit begins.
+            # The layer may be made after the beginning of the fit.
             key = id(owner), place.key
             found = self._settings.get(key)
             is_seen = found is not None and found.place.value is value
@@ -543,7 +554,7 @@ class Attributes:
 
 
 def _is_traced(function: Any) -> bool:
-    """Whether a function of Keras was traced; True where this is not known."""
+    """Whether a function of Keras was traced; True if unknown."""
     cells = getattr(function, "__closure__", None) or ()
     parts = [function, *(cell.cell_contents for cell in cells)]
     name = "experimental_get_tracing_count"
@@ -562,14 +573,14 @@ def _enters(kind: type) -> bool:
 
 @functools.cache
 def _is_users(kind: type, key: str) -> bool:
-    """Whether an attribute is not one that Keras or TensorFlow sets themselves."""
+    """Whether an attribute is the user's, and not set by Keras or TensorFlow."""
     is_hidden = not object_graph.is_user_code(kind) and key.startswith("_")
     return not is_hidden and not object_graph.is_set_by_library(kind, key)
 
 
 @functools.cache
 def _setting(kind: type, key: str) -> str | None:
-    """The name by which a library's setting is set; None for other attributes."""
+    """Returns the name by which a library's setting is set; None for a non-setting."""
     if not hasattr(kind, "get_config"):
         return None
     names, public = _arguments(kind), key.removeprefix("_")
@@ -581,7 +592,10 @@ def _setting(kind: type, key: str) -> str | None:
 
 @functools.cache
 def _arguments(kind: type) -> frozenset[str]:
-    """Arguments of the constructors of a class and its bases that are a library's."""
+    """Returns the constructor arguments of a class's library bases.
+
+    The class itself is included if it is a library's class.
+    """
     kinds = (each for each in kind.__mro__ if not object_graph.is_user_code(each))
     makers = (vars(each).get("__init__") for each in kinds)
     functions = filter(inspect.isfunction, map(inspect.unwrap, filter(None, makers)))
@@ -590,7 +604,7 @@ def _arguments(kind: type) -> frozenset[str]:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether a value may have other contents later and still be the same object."""
+    """Whether the contents of a value may change in the same object."""
     if isinstance(value, tuple | frozenset):
         return any(map(_may_change, value))
     is_scalar = isinstance(value, np.generic) and not isinstance(value, np.void)
@@ -601,7 +615,7 @@ def _may_change(value: Any) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What is in a container, and in those within; another value itself."""
+    """Yields the items of nested containers; yields any other value itself."""
     if object_graph.is_container(value) or isinstance(value, set | frozenset):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _leaves(inner)
@@ -642,10 +656,11 @@ def _taken(
 
 
 def _bare(value: Any) -> Any:
-    """A container without what TensorFlow or Keras have wrapped around it.
+    """Returns a container without the wrappers of TensorFlow or Keras.
 
     Raises:
-        SaveError: it is of a kind that would come back as another, such as Counter.
+        SaveError: the container has a type that a restore would change, such as
+            Counter.
     """
     if object_graph.is_container(value):
         kind = type(getattr(value, "__wrapped__", value))

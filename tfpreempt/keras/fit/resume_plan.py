@@ -1,10 +1,10 @@
-"""How a fit begins, given the checkpoint and the fits before it.
+"""Plans how a fit begins, given the checkpoint and the earlier fits.
 
-A program that calls `fit` twice and is interrupted in the second is started from its
-top again. Its first call must then train nothing, and its second go on. So the fits of
-this process that came to their end are counted, for each checkpoint directory. A
-program may also leave out the fits that it knows to be finished: then the fit is found
-among those of the checkpoint by the facts that it is made of.
+A program that calls `fit` twice and is interrupted in the second fit restarts from its
+first line. The first call must then train nothing, and the second call must resume. So
+the completed fits of this process are counted, for each checkpoint directory. A program
+may also skip fits that are known to be complete: then the facts in `made_of` identify
+the fit among the fits of the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tfpreempt.keras.fit.phases import FitPhase
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a fit has to do.
+    """The plan of a fit.
 
     Attributes:
-        number: which fit of the program this is, from 1.
-        beginning: its first phase.
-        histories: of the fits before it.
-        note: for the log; empty if there is nothing to say.
+        number: number of the fit in the program, from 1.
+        beginning: first phase of the fit.
+        histories: histories of the fits before this fit.
+        note: message for the log; empty for no message.
     """
 
     number: int
@@ -41,17 +41,17 @@ class Plan:
 def make_plan(
     saved: Progress, before: list[Any], epochs: int, now: Mapping[str, Any]
 ) -> Plan:
-    """Decides.
+    """Returns the plan of a fit.
 
     Args:
-        saved: of the checkpoint.
-        before: histories of the fits that ended in this process.
-        epochs: what `fit` was asked for.
-        now: what the fit is made of.
+        saved: progress in the checkpoint.
+        before: histories of the fits completed in this process.
+        epochs: number of epochs passed to `fit`.
+        now: facts about the current fit, as of `made_of`.
 
     Raises:
-        CheckpointMismatchError: later fits of the program are in the checkpoint, and
-            this fit is none of those that it can be.
+        CheckpointMismatchError: the checkpoint contains later fits of the program, and
+            the current fit matches no fit with a possible number.
     """
     number, note = len(before) + 1, ""
     if number < saved.fit:
@@ -93,12 +93,12 @@ def make_plan(
 
 
 def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
-    """Returns the number of a fit where later fits are in the checkpoint.
+    """Returns the number of a fit if the checkpoint contains later fits.
 
     Args:
-        saved: of the checkpoint.
-        number: the fit's, if the program has left out none before it.
-        now: what the fit is made of.
+        saved: progress in the checkpoint.
+        number: number of the fit, if the program has skipped no fit before.
+        now: facts about the current fit, as of `made_of`.
     """
     each = [*(past.get("made_of", {}) for past in saved.histories), saved.made_of]
     found = [
@@ -121,11 +121,11 @@ def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
 
 @dataclasses.dataclass(slots=True)
 class Past:
-    """What this process knows of the earlier fits with one checkpoint directory.
+    """The earlier fits of this process with a checkpoint directory.
 
     Attributes:
-        histories: of the fits that ended, oldest first.
-        is_refused: whether this process was refused a fit because of its data.
+        histories: histories of the completed fits, oldest first.
+        is_refused: whether a fit of this process was refused because of its data.
     """
 
     histories: list[Any] = dataclasses.field(default_factory=list)
@@ -137,18 +137,18 @@ PASTS: dict[str, Past] = {}
 
 
 def past_of(directory: str) -> Past:
-    """Returns what this process knows of the fits with a checkpoint directory."""
+    """Returns the earlier fits of this process with a checkpoint directory."""
     return PASTS.setdefault(os.path.realpath(directory), Past())
 
 
 def add(past: Past, history: Any, made: Plan, made_of: Mapping[str, Any]) -> None:
-    """Notes that a fit came to its end.
+    """Records a completed fit.
 
     Args:
-        past: of the checkpoint directory.
+        past: earlier fits with the checkpoint directory.
         history: Keras' History callback.
-        made: the fit's plan.
-        made_of: the facts by which it is recognized.
+        made: plan of the fit.
+        made_of: facts that identify the fit.
     """
     values = {name: list(map(plain, each)) for name, each in history.history.items()}
     epochs = [int(epoch) for epoch in history.epoch]
@@ -157,9 +157,9 @@ def add(past: Past, history: Any, made: Plan, made_of: Mapping[str, Any]) -> Non
 
 
 def plain(value: Any) -> Any:
-    """A log value that can be kept: a number, array, text, or a dict or list of them.
+    """Converts a log value to a number, array, text, or a dict or list of such values.
 
-    What is none of these becomes None: a commit is worth more than a log.
+    A value of any other type becomes None: a commit is worth more than a log.
     """
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
@@ -170,7 +170,7 @@ def plain(value: Any) -> Any:
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
-            array = array.astype("float64")  # a bfloat16, say
+            array = array.astype("float64")  # for example bfloat16
     except (TypeError, ValueError):
         return None
     return array if array.ndim else array.item()

@@ -1,7 +1,7 @@
 """`model.fit` of tf_keras 2.x.
 
-`fit` makes a `DataHandler`, which begins an epoch at `_initial_step`,
-and asks the model by `_maybe_load_initial_counters_from_ckpt` where to begin.
+`fit` makes a `DataHandler`, which begins an epoch at `_initial_step`. `fit` calls the
+model's `_maybe_load_initial_counters_from_ckpt` to get the first epoch and step.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _ARRAYS = (
 
 
 class TfKerasFit(Fit):
-    """See `interface.Fit`.
+    """Implements `fit_protocol.Fit` for tf_keras.
 
     Args:
         model: the model.
-        frame: of its fit.
+        frame: stack frame of the model's `fit`.
     """
 
     line = "tf_keras"
@@ -51,7 +51,7 @@ class TfKerasFit(Fit):
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
         self.keeps_iterator = not self.adapter.should_recreate_iterator()
-        # If not, one is made and thrown away.
+        # Otherwise tf_keras makes an iterator and discards the iterator.
         self.first_iterator = 1 if self.keeps_iterator else 2
         self.sequence: SequenceData | None = None
         if (sequence := getattr(self.adapter, "_keras_sequence", None)) is not None:
@@ -65,7 +65,7 @@ class TfKerasFit(Fit):
         self._keep_generators()
 
     def _read_steps_per_execution(self) -> None:
-        """Reads the number of batches of a whole step, before an epoch's first step.
+        """Reads the number of batches of a full step, before an epoch's first step.
 
         tf_keras changes the variable to run a shorter last step of an epoch.
         """
@@ -88,22 +88,31 @@ class TfKerasFit(Fit):
     def array_way(self) -> str | None:
         if type(self.adapter).__name__ not in _ARRAYS:
             return None
-        # One iterator serves all epochs, and draws each one's order by an op whose
-        # state cannot be saved; with a seed it draws the same orders again.
+        # The same iterator serves every epoch, and draws the epoch's order by an op
+        # whose state cannot be saved. With a seed, a new iterator draws the same orders
+        # again.
         shuffle = getattr(self.adapter, "_shuffle", False)
         if not shuffle or not is_seeded():
             return "iterator"
         return "replay" if shuffle == "batch" else "index"
 
     def _own_loader(self, given: Any) -> Loader | None:
-        """An iterator that knows its place. One serves all epochs."""
+        """Returns the loader for an iterator with a position, which serves every epoch.
+
+        Args:
+            given: the training data passed to `fit`.
+
+        Returns:
+            The loader; None if the position of the iterator cannot be read.
+        """
         is_iterator = type(self.adapter).__name__ == "GeneratorDataAdapter"
         if not is_iterator or accessor_of(given) is None:
             return None
-        if iter(given) is not given:  # begins anew perhaps, and then once only: here
+        # `iter` may have restarted the data, but does so only here.
+        if iter(given) is not given:
             return None
         if self.arguments["workers"] > 1 or self.arguments["use_multiprocessing"]:
-            return None  # readers of tf_keras' are ahead of it, nobody knows how far
+            return None  # tf_keras' readers are ahead by an unknown number of batches
         return Loader(
             open=lambda: given,
             taken=self._peeked,
@@ -111,12 +120,12 @@ class TfKerasFit(Fit):
         )
 
     def _peeked(self) -> list[Any]:
-        """The batch that tf_keras took to see what batches are like."""
+        """Returns the batch that tf_keras took to learn the structure of batches."""
         dataset = self.adapter.get_dataset()
-        while type(dataset).__name__ == "_PrefetchDataset":  # would read on
+        while type(dataset).__name__ == "_PrefetchDataset":  # would read ahead
             (dataset,) = dataset._inputs()
         options = tf.data.Options()
-        options.autotune.enabled = False  # nor read ahead on its own account
+        options.autotune.enabled = False  # would read ahead, too
         options.experimental_optimization.inject_prefetch = False
         return [next(iter(dataset.with_options(options)))]
 
@@ -181,14 +190,14 @@ class TfKerasFit(Fit):
                 use_multiprocessing=has_processes,
                 shuffle=shuffles,
             )
-            self.adapter._enqueuer = readers  # which ends them
+            self.adapter._enqueuer = readers  # so that the adapter stops the readers
             readers.start(names["workers"], names["max_queue_size"])
             yield from map(self.adapter._standardize_batch, readers.get())
 
         return self.distribute(one_pass)
 
     def _distribute(self, dataset: Any) -> Any:
-        """As `DataHandler` goes on from the adapter's dataset."""
+        """Distributes the adapter's dataset in the same way as `DataHandler`."""
         if self.arguments["class_weight"]:
             weigh = private_api.tf_keras_data._make_class_weight_map_fn(
                 self.arguments["class_weight"]
@@ -200,8 +209,8 @@ class TfKerasFit(Fit):
     def _keep_generators(self) -> None:
         """Makes random layers draw from generators whose state can be saved.
 
-        By default dropout draws from ops that keep their state in kernels. Layers whose
-        step is traced already stay so; then the handler names them.
+        By default dropout draws from ops that have their state in kernels. Layers with
+        an already traced step are not changed; then the handler names the layers.
         """
         layers = [
             layer
@@ -233,7 +242,7 @@ class TfKerasFit(Fit):
             self.loop._insufficient_data = loop_state["insufficient_data"]
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        return False  # it refuses an epoch without a step
+        return False  # tf_keras refuses an epoch without a step
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
         name = "_validate_and_get_metrics_result"
@@ -250,7 +259,7 @@ class TfKerasFit(Fit):
         return train_function if is_traced else None
 
     def build(self, iterator: Any, train_function: Any) -> None:
-        try:  # run_eagerly
+        try:  # the train function is not traced with run_eagerly
             tf.function(train_function).get_concrete_function(iterator)
         except Exception as error:  # noqa: BLE001 - Python in the step needs values
             log.info("tfpreempt: the train step cannot be traced: %s", error)
@@ -260,11 +269,12 @@ class TfKerasFit(Fit):
 
 
 def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:
-    """tf_keras' threads or processes that read a Sequence, for one epoch.
+    """Returns tf_keras' threads or processes that read a Sequence, for one epoch.
 
-    Its own begin another pass a tenth of a second after the last batch was taken, with
-    another call of `on_epoch_end` and another order drawn, if nobody has stopped them
-    by then. So the order of the next epoch depends on how long the validation takes.
+    The original readers begin another pass a tenth of a second after the last batch was
+    taken, unless stopped by then. That pass calls `on_epoch_end` again and draws
+    another order. So the order of the next epoch would depend on the duration of the
+    validation.
     """
     from tf_keras.utils import OrderedEnqueuer
 
@@ -279,5 +289,5 @@ def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:
 
 
 def _generator(layer: Any) -> Any:
-    """tf_keras' RandomGenerator of a layer that has one."""
+    """Returns tf_keras' RandomGenerator of a layer; None if the layer has none."""
     return getattr(layer, "_random_generator", None)

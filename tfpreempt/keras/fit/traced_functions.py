@@ -48,7 +48,7 @@ class TracedFunctions:
             after_each(fit.model, method, self._made_again)
 
     def close(self) -> None:
-        """Gives the model its own functions back."""
+        """Restores the model's own functions."""
         model = self._fit.model
         for method in _MAKERS:
             uncover(model, method)
@@ -60,11 +60,12 @@ class TracedFunctions:
         """Calls Keras' own function. The first call traces the function.
 
         Args:
-            name: "train" or "test".
-            iterator: the argument of the function.
+            name: name of the function, "train" or "test".
+            iterator: argument of the function.
         """
         inner, trace = self._inner[name], self._attributes.traces[name]
-        # Keras 3's test_on_batch gives a plain generator, whose batch has no spec yet.
+        # Keras 3's test_on_batch passes a plain generator, before the spec of its batch
+        # is known.
         spec = getattr(iterator, "element_spec", None)
         if spec is not None and spec not in trace.kinds:
             trace.kinds.append(spec)
@@ -81,10 +82,10 @@ class TracedFunctions:
         To unfreeze layers in training, a callback calls make_train_function().
 
         Args:
-            name: "train" or "test".
+            name: name of the function, "train" or "test".
 
         Returns:
-            Whether there was a new function.
+            Whether Keras or a callback had made a new function.
         """
         made = getattr(self._fit.model, f"{name}_function")
         if made is None or made is self._ours[name]:
@@ -96,17 +97,18 @@ class TracedFunctions:
         return True
 
     def trace_again(self, *, only_for_settings: bool) -> None:
-        """Makes the functions again that were traced with other values than restored.
+        """Rebuilds the functions that were traced with values other than restored.
 
         Args:
-            only_for_settings: see `Attributes.must_trace_again`.
+            only_for_settings: whether to rebuild only for changed settings; see
+                `Attributes.must_trace_again`.
         """
         model = self._fit.model
         is_eager = model.run_eagerly or tf.config.functions_run_eagerly()
         for name in self._ours:
             maker = getattr(type(model), f"make_{name}_function")
             if is_eager or object_graph.is_user_module(maker.__module__):
-                self._attributes.forget_trace(name)  # Python may run in each step
+                self._attributes.forget_trace(name)  # Python may run in every step
             elif self._attributes.traces[name].outdated and (
                 self._attributes.must_trace_again(
                     name, only_for_settings=only_for_settings
@@ -116,7 +118,17 @@ class TracedFunctions:
                 self.take_over(name)
 
     def _made_again(self, method: str, result: Any, *args: Any, **options: Any) -> Any:
-        """Called after Keras or a callback has called a method of `_MAKERS`."""
+        """Handles a new function after a call of a method of `_MAKERS`.
+
+        Args:
+            method: name of the method, called by Keras or a callback.
+            result: result of the method.
+            *args: arguments of the method.
+            **options: keyword arguments of the method.
+
+        Returns:
+            The result for the caller of the method.
+        """
         if not is_running(self._fit):  # an error has ended the fit
             return result
         if method == "compile":

@@ -1,4 +1,4 @@
-"""What stands in for `model.train_function`: each call is one step of the run."""
+"""The replacement of `model.train_function`: each call is a step of the run."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ MEASURED = {0: 1, 1: 3}
 
 
 class TrainFunctionWrapper:
-    """The steps of one fit, and how far they have come.
+    """Runs the steps of a fit, and counts the batches.
 
-    While all is quiet a call compares and steps. Batches are kept as differences of the
-    steps that the run has made, so that a step counts nothing.
+    In the normal case a call only compares numbers and runs the step. Batches are
+    computed from the run's count of steps, so that a step needs no count of its own.
 
     Args:
-        fit: whose train function it is.
-        session: of this process.
-        run: whose steps they are.
-        slow: is called in place of a step where something is out of the ordinary.
+        fit: the fit with the train function.
+        session: the session of this process.
+        run: the run that counts the steps.
+        slow: called instead of a step that needs more than a call of the train
+            function.
 
     Attributes:
         inner: Keras' own train function.
-        iterator: of the newest step.
-        logs: what the newest step returned.
-        stop_at: the number of runs at which `slow` is called next.
-        epoch: the epoch that runs.
-        size: batches of a step; may change from epoch to epoch.
-        before_epoch: batches that were taken from the iterator before this epoch.
+        iterator: iterator of the newest step.
+        logs: result of the newest step.
+        stop_at: number of steps at which `slow` is called next.
+        epoch: number of the current epoch.
+        size: number of batches of a step; may change between epochs.
+        before_epoch: number of batches taken from the iterator before this epoch.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class TrainFunctionWrapper:
         self._gate = session.gate
         self._run = run
         self._slow = slow
-        self._limit: int | None = None  # batches; Keras cuts the last step short there
-        self._mark = (0, 0)  # runs, batches of the epoch by then
+        # Number of batches at which Keras cuts the last step.
+        self._limit: int | None = None
+        # Number of steps, trained batches of the epoch at that step.
+        self._mark = (0, 0)
         self.before_epoch = 0
 
     def __call__(self, iterator: Any) -> Any:
@@ -59,7 +62,15 @@ class TrainFunctionWrapper:
         return self._slow(iterator)
 
     def run(self, step: Callable[[Any], Any], iterator: Any) -> Any:
-        """One step; the boundary is before it."""
+        """Runs a step, after the boundary before the step.
+
+        Args:
+            step: function that trains, called with the iterator.
+            iterator: iterator over the training data.
+
+        Returns:
+            The logs returned by the function.
+        """
         gate, run = self._gate, self._run
         gate.started += 1
         if gate.flag or gate.busy or run.steps_made >= run.stop_at:
@@ -79,32 +90,33 @@ class TrainFunctionWrapper:
 
     @property
     def last(self) -> int:
-        """The first batch of the newest step in this epoch."""
+        """Returns the number of the first batch of the newest step in this epoch."""
         runs, batches = self._mark
         return batches + (self._run.steps_made - runs - 1) * self.size
 
     @property
     def batches(self) -> int:
-        """Batches of this epoch that are trained."""
+        """Returns the number of trained batches of this epoch."""
         runs, batches = self._mark
         batches += (self._run.steps_made - runs) * self.size
         return batches if self._limit is None else min(batches, self._limit)
 
     def epoch_begins(self, epoch: int) -> None:
-        """No batch of it is trained yet."""
+        """Sets the counters for an epoch without a trained batch."""
         fit = self._fit
         self.before_epoch += self.batches
         self.epoch, self.size = epoch, fit.steps_per_execution
         self._limit = fit.steps if fit.cuts_last_step else None
         self._mark = (self._run.steps_made, 0)
-        self.stop_at = 0  # the next step asks what is due
+        self.stop_at = 0  # the next step checks for due actions
 
     def stands_at(self, taken: int, batches: int | None = None) -> None:
-        """So many batches of the iterator are taken now.
+        """Sets the number of batches taken from the iterator.
 
         Args:
-            taken: see above.
-            batches: of the epoch that are trained; None: as many as there were.
+            taken: number of batches taken from the iterator.
+            batches: number of trained batches of the epoch; None does not change the
+                number.
         """
         if batches is not None:
             self._mark = (self._run.steps_made, batches)

@@ -1,4 +1,4 @@
-"""One fit under the callback, from `on_train_begin` to `on_train_end`."""
+"""A fit under the callback, from `on_train_begin` to `on_train_end`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ A signal's notice takes milliseconds, and longer on a machine that is overloaded
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options(CheckpointOptions):
-    """The checked arguments of `PreemptionCallback`, which describes them."""
+    """The checked arguments of `PreemptionCallback`; see there."""
 
     checkpoint_dir: str
     save_freq: str | int | datetime.timedelta | None
@@ -57,16 +57,18 @@ class Options(CheckpointOptions):
 
 
 class Training:
-    """The work of the callback in one fit. Main thread.
+    """The work of the callback in a fit. Main thread.
 
-    Keras' hooks are the events of `phases.TABLE`; what is to be done for one depends on
+    Keras' hooks are the events of `phases.TABLE`. The reaction to an event depends on
     the phase alone.
 
     Args:
-        options: the user's.
+        options: arguments of the callback.
         model: the model that is fitted.
-        callback: ours; is moved behind all others, so that it sees what they did.
-        files: what callbacks had in files before the fit; for a fit that is skipped.
+        callback: our callback, moved behind the other callbacks, so that our hooks run
+            after theirs.
+        files: contents of the callbacks' files before the fit, for a fit that is
+            skipped.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class Training:
         self._others = UserCallbacks(self.fit.callbacks, callback, self._directory)
         self._data = TrainingData(self.fit)
         self._is_stop_held = False
-        self._saved = Progress()  # of the commit
-        self._committed: int | None = None  # the epoch that the newest commit began
+        self._saved = Progress()  # progress in the commit
+        self._committed: int | None = None  # the epoch begun at the newest commit
         self._state = FitState(
             self.fit,
             self._others.callbacks,
@@ -93,10 +95,10 @@ class Training:
         )
         with contextlib.ExitStack() as undo:
             undo.callback(self._state.close)
-            # Joins the session, and loads the named States. The variables are restored
-            # with the first step: until then Keras makes them, and all callbacks begin
-            # an epoch and a batch, which may change variables again (a schedule sets
-            # the learning rate).
+            # Join the session, and load the named States. The variables are restored
+            # with the first step: until then Keras makes the variables, and callbacks
+            # begin an epoch and a batch, which may change variables again (a schedule
+            # sets the learning rate).
             strategy = self.fit.model.distribute_strategy
             resolver = getattr(strategy, "cluster_resolver", None)
             self.session = find_session(resolver, options.peer_timeout)
@@ -105,10 +107,11 @@ class Training:
                 self._state.checkpoint,
                 resolve_config(options.termination_config),
                 options,
-                amid="model.fit",  # its state is complete at the callback's hooks only
+                # The state of a fit is complete at the callback's hooks only.
+                amid="model.fit",
                 is_alive=functools.partial(is_running, self.fit),
             ) as self.run:
-                # With several workers, each may have arrays of its own.
+                # With several workers, the arrays may differ between workers.
                 self._state.has_own_arrays = self.session.cluster.num_workers == 1
                 if self.run.candidate and self.run.candidate.manifest is not None:
                     self.run.source.load_named_states(self.run.candidate)
@@ -117,7 +120,7 @@ class Training:
                 self.session.open(self.run, period)
             undo.callback(training_end.close_unfinished, self.session, self.run)
 
-            # Stands in for Keras' functions.
+            # Replace Keras' functions.
             self._steps = TrainFunctionWrapper(
                 self.fit, self.session, self.run, self._slow_step
             )
@@ -133,7 +136,7 @@ class Training:
             )
             undo.callback(self._epoch_end.close)
 
-            # Plans the fit.
+            # Plan the fit.
             self._begin(files)
             self._others.wrap(
                 on_train_batch_end=self._batch_ends, on_epoch_end=self._epoch_ends
@@ -143,10 +146,10 @@ class Training:
     # --- the beginning ---------------------------------------------------------------
 
     def _begin(self, files: EncodedValue | None) -> None:
-        """Compares the commit with this fit, and lets Keras begin where the plan says.
+        """Compares the commit with this fit, and lets Keras begin as planned.
 
         Args:
-            files: what callbacks had in files before the fit.
+            files: contents of the callbacks' files before the fit.
         """
         now = self._state.made_of(is_built=False)
 
@@ -189,10 +192,12 @@ class Training:
             is_trained = self._phase in (FitPhase.RESTORE, FitPhase.SKIP)
             if self._state.own.part is not None and not is_trained:
                 self._data.check_shares()
-            own = self._state.own.loaded  # None: the commit has no part of this worker
+            # None if the commit has no part of this worker.
+            own = self._state.own.loaded
             place = own["position"].value() if own is not None else None
             position = Position.parse(place)
-            # The last step of a validated epoch was trained, and is only not run again.
+            # The last step of a validated epoch counts as trained, although the step is
+            # not run again.
             is_validated = saved.phase == "validation"
             trained = saved.batch + (self._steps.size if is_validated else 0)
             self._data.prepare(position, trained)
@@ -204,14 +209,23 @@ class Training:
         # Keras' loop.
         if self._phase in (FitPhase.RESTORE, FitPhase.SKIP):
             self.fit.start_at(arguments["epochs"], 0, {})
-            # Keras looks at the variables at the end even where no step made them.
+            # Keras reads the variables at the end even if no step made the variables.
             iterator = self._data.any_iterator()
             self._state.build(iterator, self._steps.inner, restores=True, trains=False)
         elif self._phase is not FitPhase.START:
             self.fit.start_at(self._saved.epoch, self._saved.batch, self._saved.loop)
 
     def _check_values(self, now: Mapping[str, Any]) -> None:
-        """Compares the training arrays; see `progress.check_values`."""
+        """Compares the training arrays with the arrays of the commit.
+
+        See `fit_progress.check_values`.
+
+        Args:
+            now: facts about this fit.
+
+        Raises:
+            CheckpointMismatchError: the commit is of a complete fit on other data.
+        """
         saved, complete = self._saved, self._saved.made_of.get("values")
         # Another command line, such as --fold 2, may be another fit.
         command = "\0".join(sys.argv).encode(errors="surrogateescape")
@@ -240,14 +254,17 @@ class Training:
     # --- steps -----------------------------------------------------------------------
 
     def epoch_begins(self, epoch: int) -> None:
-        """`on_epoch_begin`, after all other callbacks."""
+        """Prepares an epoch, in `on_epoch_begin` after the other callbacks."""
         self.fit.epoch_begins()
         self._functions.take_over("train")
         self._steps.epoch_begins(epoch)
         self._data.tracker.epoch_begins()
 
     def _batch_ends(self, hook: Callable[..., None], batch: int, logs: Any) -> None:
-        """`on_train_batch_end` of all callbacks; Keras looks at the stop after it."""
+        """Calls `on_train_batch_end` of the callbacks, and handles a stop of training.
+
+        Keras reads `model.stop_training` after the hook.
+        """
         hook(batch, logs)
         if self.fit.model.stop_training or self._is_stop_held:
             self._hold_stop()
@@ -255,9 +272,9 @@ class Training:
     def _hold_stop(self) -> None:
         """Holds back `model.stop_training` while a notice is pending.
 
-        The notice's signal may be what the program stops for, and then the next start
-        must not. The step that would follow is where this process saves and exits; a
-        process that continues after it stops then.
+        The notice's signal may be the reason why the program stops, and then the next
+        start must not stop. At the next step this process saves and exits; if the
+        process continues after that step, the stop takes effect then.
         """
         model = self.fit.model
         if self._phase is not FitPhase.TRAINING:
@@ -277,11 +294,12 @@ class Training:
             )
 
     def _slow_step(self, iterator: Any) -> Any:
-        """A step where something is out of the ordinary."""
+        """Runs a step that needs more than a call of the train function."""
         steps = self._steps
         if not self._data.dataset.number(iterator):
-            return steps.inner(iterator)  # of a fit without us, or of train_on_batch
-        if self._phase in phases.REPEATING:  # Keras looks whether the data go on
+            # Step of a fit without our callback, or of train_on_batch.
+            return steps.inner(iterator)
+        if self._phase in phases.REPEATING:  # Keras checks whether the data have ended
             if self._phase is FitPhase.DATA_ENDED:
                 self.fit.forget_answer()
             self._phase = phases.after(self._phase, FitEvent.STEP)
@@ -299,22 +317,22 @@ class Training:
         return steps.run(self._functions.train, iterator)
 
     def _first_step(self, iterator: Any) -> Any:
-        """Makes everything as it was, and steps, if the step was not trained before."""
+        """Restores the state, and runs the first step unless already trained."""
         beginning, steps = self._phase, self._steps
         extends = beginning is FitPhase.EXTEND
         if beginning is FitPhase.START:
             self._data.begins(iterator)
             steps.stands_at(taken=0)
-        callback_state.capture(
-            self._others.callbacks
-        )  # raises now rather than in a save
+        # An error is raised now rather than in a save.
+        callback_state.capture(self._others.callbacks)
         if beginning is not FitPhase.START or self._plan.number > 1:
-            # Also a save before the first step must hold what the fits before left.
+            # A save before the first step must contain the variables of earlier fits,
+            # too.
             restores = beginning is not FitPhase.START
             self._state.build(iterator, steps.inner, restores=restores)
         if beginning is not FitPhase.START:
             taken = self._data.restore(iterator, extends=extends)
-            # The step that is not run again counts.
+            # Count the step that is not run again.
             is_validated = beginning is FitPhase.REVALIDATE
             trained = self._saved.batch + (steps.size if is_validated else 0)
             steps.stands_at(taken, trained)
@@ -322,7 +340,7 @@ class Training:
             if is_validated:
                 return self._repeat_last_step()
             self._restore(extends=extends)
-        if extends:  # hooks that were undone by the restore, such as a schedule's
+        if extends:  # repeat hooks undone by the restore, such as a schedule's
             self.fit.model.reset_metrics()
             self._others.wake("on_epoch_begin", steps.epoch)
             self._others.call("on_train_batch_begin", 0)
@@ -330,11 +348,11 @@ class Training:
         self._save_if_due()
         logs = {} if beginning is FitPhase.START else dict(self._saved.logs)
         if logs:
-            steps.logs = logs  # a save before the step has them, too
+            steps.logs = logs  # for a save before the step
         try:
             return steps.run(self._functions.train, iterator)
         except END_OF_DATA:
-            # The data may end right here, where Keras did not know their length.
+            # The data may end here if Keras did not know their length.
             if not logs or self.fit.ends_epoch_with(logs):
                 raise
             self._phase = phases.after(self._phase, FitEvent.NO_MORE_DATA)
@@ -343,14 +361,15 @@ class Training:
             return logs
 
     def _save_if_due(self) -> None:
-        """Commits as `save_freq` says, and finds out at which step to ask again.
+        """Commits if due by `save_freq`, and determines the step of the next check.
 
-        A timedelta is left to the session, because the workers must agree on a step.
+        The session handles a timedelta, because the workers must agree on a step.
         """
         steps, run, every = self._steps, self.run, self._options.save_freq
         left = NEVER
         if isinstance(every, int):
-            each = -(-every // steps.size)  # steps that train so many batches, or more
+            # Number of steps that train at least so many batches.
+            each = -(-every // steps.size)
             left = each - run.step % each
             is_due = left == each
         else:
@@ -364,14 +383,17 @@ class Training:
     # --- the restart -----------------------------------------------------------------
 
     def _restore(self, *, extends: bool = False) -> None:
-        """The state of the commit. A trace with other settings is made again."""
+        """Restores the commit; rebuilds functions traced with other settings."""
         self._state.restore(self.run, self._saved, extends=extends)
         is_one_of_many = self.session.cluster.num_workers > 1
         self._functions.trace_again(only_for_settings=is_one_of_many)
 
     def _repeat_last_step(self) -> Any:
-        """The epoch's last step was trained: Keras gets the logs of the epoch, and the
-        rest follows where it was captured, in `validation_begins`."""
+        """Returns the epoch's logs instead of running the epoch's last step again.
+
+        The step was trained before the restart. The remaining state is restored at the
+        point of the capture, in `validation_begins`.
+        """
         self._others.silence()
         self.fit.model.stop_training = self._saved.stopped
         self.fit.ends_epoch_as(self._saved.logs)
@@ -380,28 +402,27 @@ class Training:
         return self._steps.logs
 
     def _catch_up(self) -> None:
-        """What a restart leaves until Keras is past the step that was trained."""
+        """Restores the state deferred by a restart until after the trained step."""
         self.session.start_listening(self.run)
         self._restore()
         self._state.restore_random()
         if self._phase is FitPhase.DATA_ENDED:
-            # Keras met the end of its data by a step, in which what needs no data was
-            # done: the optimizer's iterations were counted up.
+            # Keras finds the end of its data by a step, and the parts of the step
+            # without data run: the optimizer's iterations were incremented.
             with contextlib.suppress(*END_OF_DATA):
                 self._functions.train(self._steps.iterator)
 
     # --- validation, and the end of an epoch -----------------------------------------
 
     def validation_begins(self) -> None:
-        """`on_test_begin` of the validation in this fit.
+        """Handles `on_test_begin` of the validation in this fit.
 
         Raises:
-            ConfigurationError: there was nothing to train with.
+            ConfigurationError: the training data are empty.
         """
         self._check_trained(self._steps.epoch)
-        if (
-            self._phase is FitPhase.VALIDATION_DUE
-        ):  # the commit is of one that had begun
+        # The commit was made during a validation.
+        if self._phase is FitPhase.VALIDATION_DUE:
             self._others.wake("on_test_begin")
             self._catch_up()
         elif self._phase is FitPhase.DATA_ENDED:
@@ -412,23 +433,23 @@ class Training:
         self.validation_step()
 
     def validation_step(self) -> None:
-        """`on_test_batch_begin`: the process may save and exit here."""
+        """Handles `on_test_batch_begin`: the process may save and exit here."""
         if self._phase is FitPhase.VALIDATING:
             self.session.ready(self.run, "a callback")
             self.session.boundary(self._epoch_end.assigned)
 
     def validation_ends(self) -> None:
-        """`on_test_end`."""
+        """Handles `on_test_end`."""
         if self._phase is FitPhase.VALIDATING:
             self._phase = phases.after(self._phase, FitEvent.VALIDATED)
 
     def _epoch_ends(self, hook: Callable[..., None], epoch: int, logs: Any) -> None:
-        """`on_epoch_end` of all callbacks; the process may save and exit before it.
+        """Calls `on_epoch_end` of the callbacks; the process may save and exit before.
 
-        A commit made here or after it, because of an error or of a stop under a notice,
-        holds the end of the epoch's training. So the next start repeats the validation
-        and this hook, in which a callback that stops training for a reason of its own
-        stops it again.
+        A commit made here or later, because of an error or of a stop under a notice,
+        contains the end of the epoch's training. So the next start repeats the
+        validation and the hook, and a callback that stops training for its own reason
+        stops training again.
 
         Raises:
             ConfigurationError: no batch was trained.
@@ -438,7 +459,7 @@ class Training:
             self._catch_up()
             self._others.wake()
         was_stopped = bool(self.fit.model.stop_training)
-        if was_stopped:  # perhaps by the program's own signal handler
+        if was_stopped:  # possibly by the program's own signal handler
             self.session.is_noticed(_STOPS_WITHIN)
         self.session.ready(self.run, "a callback")
         self.session.boundary(self._epoch_end.assigned)
@@ -454,12 +475,14 @@ class Training:
             elif not self._others.have_ended_at(epoch):
                 self._hold_stop()
         finally:
-            self._epoch_end.moment = None  # may hold as much memory as the model
+            # A moment may use as much memory as the model.
+            self._epoch_end.moment = None
 
     def epoch_ends(self, logs: Any) -> None:
-        """`on_epoch_end` of our callback, after all other callbacks."""
+        """Handles our callback's `on_epoch_end`, after the other callbacks."""
         self._phase = phases.after(self._phase, FitEvent.EPOCH_END)
-        self.run.saved_at = None  # a commit of the last step lacks its validation
+        # A commit of the last step lacks the step's validation.
+        self.run.saved_at = None
         if self.session.cluster.is_chief:
             kept = {
                 name: resume_plan.plain(each) for name, each in (logs or {}).items()
@@ -479,7 +502,10 @@ class Training:
     # --- the end ---------------------------------------------------------------------
 
     def end(self) -> None:
-        """`on_train_end`, after all other callbacks: commits that with all workers."""
+        """Handles `on_train_end` after the other callbacks: commits the end of the fit.
+
+        Every worker takes part in the commit.
+        """
         history = self.fit.model.history
         if self._phase is FitPhase.SKIP:
             past = self._plan.histories[self._plan.number - 1]
@@ -497,7 +523,7 @@ class Training:
             self.abandon()
             take_over()
             raise
-        # Not where it was broken off: the run is open, and saves the States yet.
+        # Not after an interruption: then the run is still open, and saves the States.
         self._release()
         made_of = self._state.made_of(is_built=True)
         resume_plan.add(
@@ -506,12 +532,12 @@ class Training:
         take_over()
 
     def abandon(self) -> None:
-        """The fit died of an error: what it was in the middle of is not saved."""
+        """Closes a fit that an error ended, without saving its unfinished work."""
         training_end.close_unfinished(self.session, self.run)
         self._release()
 
     def _release(self) -> None:
-        """Gives back what Keras had before."""
+        """Restores Keras' original functions and attributes."""
         self.fit.ends()
         self.fit.frame = None
         self._others.unwrap()
