@@ -22,7 +22,7 @@ SIGCONT is left out: SIGCONT ends no process, and a shell sends SIGCONT after Ct
 """
 
 Wait = Callable[[float | None], signal.Signals | None]
-"""Waits at most so many seconds (None: without limit); returns the signal received."""
+"""Waits for a signal, with a timeout in seconds or None; returns the signal or None."""
 
 
 @contextlib.contextmanager

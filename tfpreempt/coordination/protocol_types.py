@@ -125,14 +125,14 @@ PHASES = {
     MainThreadState.ENDED: "the exit",
     MainThreadState.DETACHED: "the exit",
 }
-"""What main is in the midst of, for people."""
+"""Description of the main thread's state, for messages."""
 
 AWAITED = {
     Key.COUNT: "the agreement on a step",
     Key.DONE: "the save (its part)",
     Key.BYE: "the exit",
 }
-"""In what a worker is waited for, whose key that is, for people."""
+"""Description of the phase in which a worker's key is awaited, for messages."""
 
 
 @value

@@ -27,13 +27,13 @@ Plan = dict[str, Any]
 T = TypeVar("T")
 
 ASKS_EVERY = 1.0
-"""Seconds between two questions of the chief for dead workers."""
+"""Seconds between two requests of the chief for the list of crashed workers."""
 
 HEARD_WITHIN = 5.0
-"""Seconds in which all hear from the chief who is missing: it waits for no longer."""
+"""Seconds by which workers wait longer than the chief, to read the missing workers."""
 
 MISSING = "missing"
-"""Under which the chief says that a worker has not come."""
+"""Key suffix of the chief's list of workers that have not started."""
 
 
 def agree(

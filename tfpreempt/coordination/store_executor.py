@@ -25,7 +25,7 @@ from tfpreempt.errors import CoordinationServiceUnavailableError, KeyExistsError
 log = logging.getLogger(__name__)
 
 FEWEST_WALKS = 8
-"""Threads that read many keys at once, at least; each walks through its share."""
+"""Smallest number of threads that read many keys; each thread reads a share."""
 
 OnValue = Callable[[str], None]
 

@@ -28,7 +28,7 @@ ADAPTERS: dict[str, dict[str, str]] = {
         "coordination": "tfpreempt.handler.tensorflow_adapter",
     },
 }
-"""For each framework, by the name of its package, the modules that answer for it."""
+"""Adapter modules of each framework, by the name of the framework's package."""
 
 
 def is_imported(framework: str) -> bool:

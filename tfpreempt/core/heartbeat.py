@@ -31,7 +31,7 @@ _LINK = f"/memfd:{_NAME} "  # prefix of the link to the file in /proc/PID/fd
 TOLD_EVERY = 0.5  # seconds
 
 STACKS_SIGNAL = signal.SIGRTMAX - 2
-"""Asks for the stacks. It ends a process that has given no sign of life yet."""
+"""Signal that requests the stacks. The signal kills a process without a heartbeat."""
 
 _RECORD = struct.Struct("=5q")
 

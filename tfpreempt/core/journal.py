@@ -34,7 +34,7 @@ MAX_LINE_BYTES = 1 << 20
 """Bytes of the longest line that is read as a record."""
 
 DIRECTORY_VARIABLE = "TFPREEMPT_JOURNAL_DIR"
-"""Names the journal's directory of a run whose checkpoint directory is a URL."""
+"""Environment variable: journal directory, if the checkpoint directory is a URL."""
 
 
 def journal_directory(checkpoint_dir: str | os.PathLike[str]) -> Path:

@@ -68,4 +68,4 @@ WANTED = (
     "NVIDIA GPUs, [tensorflow-tpu] with libtpu==0.0.14 for TPU VMs, [tensorflow-cpu] "
     "for the smaller wheel without GPUs."
 )
-"""What an error or the command line says, after the name of what needs it."""
+"""Message of an error or the command line, after the name of the feature."""

@@ -27,9 +27,9 @@ import numpy as np
 from tfpreempt import errors
 
 MANY = 10_000
-"""Items; a container of more of them, without an object among them, is data."""
+"""Number of items; a container with more items, and without an object, is data."""
 GROWING = (list, dict, set, collections.deque)
-"""Containers that may come to have more items, or fewer."""
+"""Containers whose number of items can change."""
 _LEAVES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 _CONTAINERS = (list, tuple, dict, collections.deque)
 _SETS = (set, frozenset)
@@ -63,7 +63,7 @@ class ObjectPath(NamedTuple):
 
 
 Contents = Callable[[list[Any]], Iterable[Collection[Any]]]
-"""Returns the parts of objects; an index is no part."""
+"""Returns the parts of objects; an index is not a part."""
 
 
 class Reached:

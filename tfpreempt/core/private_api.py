@@ -45,7 +45,7 @@ SEEN = {
     ),
     "tf_keras": ("2.16.0", "2.17.0", "2.18.0", "2.19.0", "2.20.1", "2.21.0"),
 }
-"""Versions with which the matrix, or the whole of the tests, passed."""
+"""Versions with which the compatibility matrix or all tests passed."""
 
 _TF, _KERAS, _OLD = "tensorflow.python.", "keras.src.", "tf_keras.src."
 
@@ -97,20 +97,20 @@ MODULES = {
     "tf_keras_data": _OLD + "engine.data_adapter",
     "tf_keras_training": _OLD + "engine.training",
 }
-"""How we call a module, and where it is."""
+"""Short names of modules, with the import paths."""
 
 RENAMED = {
     "TensorFlowTrainer": "Trainer",  # since Keras 3.16
     "_flush_futures": "_clear_futures",  # before Keras 3.12
 }
-"""Names that are others in some versions."""
+"""Names that differ in some versions."""
 
 OPTIONAL = {
     "CheckpointPosition.has_non_trivial_reshard_callback",  # after TensorFlow 2.16
     "PyDatasetAdapter._epoch",  # since Keras 3.16
     "TensorFlowTrainer._autoconvert_optionals",  # since Keras 3.12
 }
-"""Names that only some versions have; where one is missing nothing is to be done."""
+"""Names that exist only in some versions; a missing name needs no action."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_WORKERS = 1 << 10
-"""Of one supervisor, which are processes of one machine."""
+"""Largest number of workers of one supervisor, all on one machine."""
 
 _LARGEST = 1e15
-"""Larger numbers than that are no steps or bytes."""
+"""Largest valid number of steps or bytes."""
 
 _LONGEST = 1e10
-"""Seconds, three hundred years: nothing takes longer, and no machine is up as long."""
+"""Largest valid duration in seconds: 300 years."""
 
 _LATEST = 1e11
-"""Seconds since the epoch: with anything added that takes `_LONGEST`, a calendar still
-has a date for it."""
+"""Latest valid time in seconds since the epoch: after an added `_LONGEST`, `datetime`
+still has a date for the time."""
 
 
 def is_number(value: Any) -> bool:

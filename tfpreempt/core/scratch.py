@@ -12,7 +12,8 @@ import re
 import tempfile
 
 VARIABLE = "TFPREEMPT_SCRATCH_DIR"
-"""Names the directory for scratch directories; by default the system's temporary one.
+"""Environment variable: parent of scratch directories; default: the system's temporary
+directory.
 """
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

@@ -21,7 +21,7 @@ from tfpreempt import errors
 from tfpreempt.core import private_api
 
 _READ_AHEAD = 2
-"""Global batches that are read while a step runs, as many as TensorFlow reads."""
+"""Global batches read ahead while a step runs; the same number as in TensorFlow."""
 
 _CUTTABLE = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 _UNKNOWN = -1  # returned by TensorFlow for an unknown batch size

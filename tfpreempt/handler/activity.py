@@ -29,16 +29,16 @@ from tfpreempt.handler.status_file import WorkerActivity
 log = logging.getLogger(__name__)
 
 SHARE = 0.008
-"""What snapshots may take of the time of training.
+"""Largest fraction of training time that snapshots may cost.
 
-A hundredth is promised; the rest is for what measuring misses.
+The documented promise is 0.01; the difference is a reserve for unmeasured cost.
 """
 
 SHORTEST = 1.0
-"""Seconds between two snapshots, at least: to lose less is worth nothing."""
+"""Shortest interval between snapshots, in seconds: a lower loss has no value."""
 
 WARM_UP = 5.0
-"""Seconds after the first snapshot at which there is a second one, at the latest."""
+"""Latest time of the second snapshot, in seconds after the first snapshot."""
 
 _COSTS = 3  # snapshots whose median cost counts: the machine may be busy once
 _WINDOWS = 5  # spans without a snapshot, whose median is the step time
@@ -252,7 +252,7 @@ class SnapshotScheduler:
 
 
 _TRAINS = (MainThreadState.TRAINING, MainThreadState.DETACHED)
-"""A detached worker counts too: if it hangs in its exit, nothing else ends it."""
+"""A detached worker is included: no other timeout ends a hang in its exit."""
 
 _STANDS = (*STANDING, MainThreadState.LEAVING)
 

@@ -43,7 +43,7 @@ from tfpreempt.handler.snapshots import TRIES, Snapshots
 log = logging.getLogger(__name__)
 
 ASKS_AGAIN = 0.05
-"""Seconds until a save that is due is tried again while another one is written."""
+"""Seconds until a due save is retried while another save is being written."""
 
 _TICK_SECONDS = 0.05  # between two checks for a notice during a wait for a save
 _LONGEST_FOR_SNAPSHOT = 1.0  # longest wait for the previous snapshot, in seconds
@@ -52,13 +52,13 @@ _ALL = "all"  # chief's outcome: every worker has captured the snapshot
 _OVER = "over"  # chief's outcome: no more snapshots are taken
 
 Stage = Callable[[str], Save]
-"""Writes a run's part of the save of a name."""
+"""Writes a run's part of the save with the given name."""
 
 Stages = Mapping[Run, Stage]
-"""That of the runs to whose `stage` the program gives arguments."""
+"""The stage of each run whose save takes arguments from the program."""
 
 PLAIN: Stages = types.MappingProxyType({})
-"""The program gives none."""
+"""No save takes arguments from the program."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -179,7 +179,7 @@ def current() -> Session | None:
 
 
 SLOWEST = 10.0
-"""Seconds by which one source may tell of a notice before another does; they poll."""
+"""Seconds by which sources may differ in reporting a notice, because sources poll."""
 
 _protection: EarlyNoticeHandler | None = None
 _is_starting = False  # a handler or fit is being created; main thread writes

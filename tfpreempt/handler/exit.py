@@ -97,15 +97,15 @@ def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
 
 
 FLUSH_LIMIT = 1.0
-"""Seconds that a stream may take for what was printed."""
+"""Seconds allowed for a stream to be flushed."""
 
 RELEASE_LIMIT = 0.5
-"""Seconds that leases may take to be released, on storage that may hang."""
+"""Seconds allowed for the release of leases, on storage that may hang."""
 
 TAKES_APART = 1.0
-"""Seconds in which Python takes itself apart. With TensorFlow that is a quarter of a
-second of processor time, more where others want the processor. Nothing of ours can run
-by then, or end it."""
+"""Seconds for the finalization of Python. With TensorFlow the finalization takes 0.25 s
+of processor time, and longer on a busy machine. No code of tfpreempt can run then, or
+end the finalization."""
 
 
 def on_interpreter_end(call: Callable[[], None]) -> None:
@@ -310,13 +310,13 @@ def blocking_threads_and_children() -> list[str]:
 
 
 LINGER = 30.0
-"""Seconds from SystemExit to the program's end where no deadline was told."""
+"""Seconds from SystemExit to the program's end without a known deadline."""
 
 SHORTEST = 0.5
-"""Seconds for that in any case; and for the journal, on storage that may hang."""
+"""Minimum of `LINGER`; and of the time for the journal, on storage that may hang."""
 
 _LONGEST = 300
-"""Characters of an error in the journal; the program's log has all of it."""
+"""Characters of an error in the journal; the program's log has the full text."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -38,7 +38,7 @@ from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.storage import paths
 
 START_TIMEOUT = 300.0
-"""Seconds that the slowest worker may need to make its handler, its waits apart."""
+"""Seconds allowed for the slowest worker to create its handler, without waits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ from tfpreempt.storage.object_store import ObjectStore
 log = logging.getLogger(__name__)
 
 LEASE_TIMEOUT = LONGEST_GRACE + PACE.expiry + MARGIN
-"""More seconds for the others while the chief waits for the directory's lease."""
+"""Additional seconds for workers while the chief waits for the directory's lease."""
 
 FETCH_TIMEOUT = 3600.0  # additional seconds while a worker downloads a commit
 

@@ -49,12 +49,12 @@ from tfpreempt.notice.watcher import Watcher
 from tfpreempt.platforms.config import TerminationConfig
 
 HANDS_IN = 5.0
-"""Seconds at most for the end of the journal to be copied to the object store."""
+"""Longest time in seconds for the upload of the end of the journal."""
 
 log = logging.getLogger(__name__)
 
 NEVER = 1 << 62
-"""More steps than any training makes."""
+"""A step number larger than in any training."""
 
 
 @dataclasses.dataclass(eq=False)

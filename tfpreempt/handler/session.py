@@ -51,16 +51,16 @@ from tfpreempt.notice.killed_children import killed_children
 log = logging.getLogger(__name__)
 
 OPENS_WITHIN = 1.0
-"""Seconds from a notice until its round is open; it takes milliseconds."""
+"""Seconds allowed from a notice until its round is open; usually milliseconds."""
 
 HEARD_WITHIN = 0.05
-"""Seconds from a signal until its source has told of it; it takes milliseconds."""
+"""Seconds allowed from a signal until its source reports; usually milliseconds."""
 
 DIES_WITHIN = 0.05
-"""Seconds in which a signal to a group has ended those who do not handle it."""
+"""Seconds until a signal to a process group has ended processes without a handler."""
 
 _TRACED = 2
-"""Steps after which all is traced and compiled; two, as a GAN's, may take turns."""
+"""Steps after which tracing is over; 2, because step functions may alternate (GAN)."""
 
 Saving = Callable[[], contextlib.AbstractContextManager[None]]
 

@@ -20,10 +20,10 @@ from tfpreempt.notice.tensorflow_notice import NativeKeySource, read_again
 log = logging.getLogger(__name__)
 
 NATIVE_DELAY = 1.0
-"""Seconds: TensorFlow looks for its SIGTERM that often, so its key is that late."""
+"""Delay of TensorFlow's key in seconds: the interval at which it polls for SIGTERM."""
 
 FORGET_LIMIT = 5.0
-"""Seconds that the service may take to delete a key."""
+"""Seconds allowed for the service to delete a key."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 
 BECAUSE = "snapshot"
 KEPT = 2
-"""Generations: the newest that all workers have, and the one that is being written."""
+"""Generations: the newest snapshot of every worker, and the snapshot being written."""
 
 COPIES = KEPT + 1
-"""How often the state may be in memory: as these, and as what is to be written yet."""
+"""Copies of the state in memory: the generations, and the copy still to be written."""
 
 TRIES = 3
-"""Rounds without a snapshot after which none are taken any more."""
+"""Rounds without a snapshot after which no more snapshots are taken."""
 
 _RESERVE = 2  # snapshots leave as much free memory as they take
 _PATIENCE_SECONDS = 5.0  # longest wait for the last snapshot in `end`

@@ -28,7 +28,7 @@ from tfpreempt.core.threads import ManagedThread
 log = logging.getLogger(__name__)
 
 TOLD_EVERY = 5.0
-"""Seconds; a change of what it does, or a notice, is told within a second."""
+"""Seconds between reports; a new activity or a notice is reported within 1 s."""
 
 _LOOKS_EVERY = 1.0
 _JOIN_SECONDS = 1.0  # for a disk that hangs

@@ -25,7 +25,7 @@ from tfpreempt.errors import (
 )
 
 END_OF_DATA = (StopIteration, StopAsyncIteration, tf.errors.OutOfRangeError)
-"""Errors of a step whose data end: no failure, and equal on all workers."""
+"""Errors at the end of the data: no failure, and equal on every worker."""
 
 PEER_LOST = (
     tf.errors.UnavailableError,
@@ -33,7 +33,7 @@ PEER_LOST = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-"""Errors of a collective whose other worker has died."""
+"""Errors of a collective after the crash of another worker."""
 
 _POISONED = re.compile(
     "poisoned|incarnation|context_id|cancelled|aborted|unavailable|connect",

@@ -37,10 +37,10 @@ from tfpreempt.handler.single_client import NATIVE_DELAY, connection
 log = logging.getLogger(__name__)
 
 SILENT = 10.0
-"""Seconds without a heartbeat after which TensorFlow takes a worker for lost."""
+"""Seconds without a heartbeat after which TensorFlow treats a worker as lost."""
 
 _SERVED = "_tfpreempt_served"
-"""Attribute of an error whose notice was served, by run() inside a watch scope."""
+"""Attribute of an error whose notice was handled by run() inside a watch scope."""
 
 
 def is_end_of_data(error: BaseException) -> bool:

@@ -32,7 +32,7 @@ from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
 
 _running: list[Training] = []
-"""The fit that a callback of this process serves; the process belongs to one."""
+"""The fit served by a callback of this process; at most one entry."""
 
 
 def new_process() -> None:

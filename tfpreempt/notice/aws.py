@@ -97,7 +97,7 @@ TOPICS: Mapping[str, tuple[str, Read]] = {
     "rebalance": ("events/recommendations/rebalance", read_rebalance),
     "lifecycle": ("autoscaling/target-lifecycle-state", read_lifecycle),
 }
-"""Path below `ROOT`, and what its answer means; a status of 404 means nothing."""
+"""Path below `ROOT` and reader of the response, by topic. A 404 means no notice."""
 
 
 def is_excluded(environment: Mapping[str, str]) -> bool:

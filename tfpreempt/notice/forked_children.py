@@ -38,7 +38,7 @@ from typing import Any
 LOOKS_EVERY = 0.5
 
 ENDS_AFTER = 2.0
-"""Seconds in which a parent that is going ends its children itself."""
+"""Seconds within which an exiting parent ends the children itself."""
 
 _WAKE = signal.SIGURG  # only to interrupt the main thread; else ignored
 _STARTS_PROGRAMS = ("subprocess.Popen", "os.posix_spawn", "os.system", "os.exec")

@@ -57,10 +57,10 @@ POLL_SECONDS = 1.0
 
 
 ABSENT = object()
-"""What `pick()` returns for an entry that is not there."""
+"""Return value of `pick()` for a missing entry."""
 
 Read = Callable[[object, float], ActiveNotice | None]
-"""Takes the entry's value and the wall time; returns the notice if any."""
+"""Takes the entry's value and the wall time; returns the notice, or None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

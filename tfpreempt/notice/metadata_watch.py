@@ -42,7 +42,7 @@ class ActiveNotice:
 _Levels = dict[str, ActiveNotice | None]
 
 Report = Callable[[str, ActiveNotice | None], None]
-"""Takes a topic and its level: what is told while the notice is up, None while not."""
+"""Takes a topic and the active notice, or None while no notice is active."""
 
 
 def quick_retry_seconds(failures: int) -> float:
@@ -136,11 +136,11 @@ class MetadataWatch:
     """
 
     name: ClassVar[str]
-    """The service, as threads and messages name the service."""
+    """Name of the service in thread names and messages."""
     _known: ClassVar[Iterable[str]]
     """All topics of the service."""
     _argument: ClassVar[str] = "topics"
-    """The name of the argument that has the topics."""
+    """Name of the argument for the topics, for errors."""
 
     def __init__(
         self,

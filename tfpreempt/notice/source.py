@@ -12,8 +12,8 @@ from tfpreempt import errors
 _logger = logging.getLogger(__name__)
 
 OnNotice = Callable[[str], None]
-"""Called with a detail for people, from any thread of the source, never in a signal
-handler. It returns quickly and does not raise."""
+"""Called with a description of the notice, from any thread of the source, never in a
+signal handler. The function returns quickly and does not raise."""
 
 
 class NoticeSource(Protocol):

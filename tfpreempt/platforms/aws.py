@@ -11,7 +11,7 @@ from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_
 
 INTERRUPTION_SECONDS = 120.0
 SHUTDOWN_SECONDS = 30.0
-"""What SIGTERM leaves at most: it comes with the shutdown, at the end of the notice."""
+"""Longest time left after SIGTERM, which comes with the shutdown after the notice."""
 
 
 class AwsSpotTerminationConfig(TerminationConfig):

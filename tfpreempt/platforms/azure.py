@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 PREEMPT = "Preempt"
 PREEMPT_SECONDS = 30.0
 PLANNED_SECONDS = 300.0
-"""The shortest of what the others leave: Terminate 5 to 15 min, Redeploy 10, Reboot 15.
+"""Shortest time of the other events: Terminate 5 to 15 min, Redeploy 10, Reboot 15.
 """
 
 

@@ -29,7 +29,7 @@ Grace = float | datetime.timedelta | None
 SourceMaker = Callable[[], NoticeSource | NoticeSourceConfig]
 
 FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
-"""As TensorFlow's config calls them too."""
+"""Arguments whose names are those of TensorFlow's config."""
 
 
 class Options(TypedDict, total=False):
@@ -91,7 +91,7 @@ class TerminationConfig:
     """
 
     exit_code: ClassVar[int] = 143
-    """What the platform restarts on: 128 + SIGTERM, as a killed process has."""
+    """Restart code: 128 + SIGTERM, the exit code of a process killed by SIGTERM."""
 
     def __init__(
         self,

@@ -27,10 +27,11 @@ from tfpreempt.platforms.detect import (
 _logger = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 2.0
-"""A metadata server that is busy answers within a second; training does not wait."""
+"""Timeout for a metadata server. A busy server answers within 1 s; training does not
+wait."""
 
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
-"""Platforms whose jobs may see the notices of the cloud that the machine belongs to."""
+"""Platforms whose jobs may also receive the notices of the machine's cloud."""
 
 
 def resolve_config(

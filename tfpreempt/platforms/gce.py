@@ -13,7 +13,7 @@ from tfpreempt.notice.watcher import NoticeSourceConfig
 from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
 
 SHUTDOWN_SECONDS = 30.0
-"""What the ACPI soft-off leaves at most: from SIGTERM, or from a preemption notice."""
+"""Longest time that the ACPI soft-off leaves after SIGTERM or a preemption notice."""
 
 
 class GceTerminationConfig(TerminationConfig):
@@ -42,7 +42,7 @@ class GceTerminationConfig(TerminationConfig):
     """
 
     maintenance_seconds: ClassVar[float | None] = None
-    """From `maintenance-event` until the VM goes; None: it is not watched."""
+    """Seconds from `maintenance-event` to the end of the VM; None: not watched."""
 
     def __init__(
         self,

@@ -38,7 +38,8 @@ class DetectedMachine:
 
 
 Probe = Callable[[Mapping[str, str], float], DetectedMachine | None]
-"""Asks one cloud's server: environment and a time limit; None: it is not that cloud."""
+"""Requests one cloud's metadata server. Takes the environment and a timeout in seconds;
+returns None on any other cloud."""
 
 
 def probe_gce(environment: Mapping[str, str], limit: float) -> DetectedMachine | None:

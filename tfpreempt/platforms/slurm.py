@@ -29,9 +29,9 @@ KILL_WAIT = 30.0
 SCONTROL_SECONDS = 10.0
 
 RunCommand = Callable[[list[str], float], str]
-"""Runs a command with a time limit; returns what it prints, or raises.
+"""Runs a command with a timeout in seconds; returns the output, or raises.
 
-`scontrol requeue` prints nothing where it works.
+`scontrol requeue` has no output if the requeue succeeds.
 """
 
 

@@ -19,7 +19,7 @@ from tfpreempt.core import contained
 from tfpreempt.storage import chunks
 
 NOTHING_THERE = (FileNotFoundError, NotADirectoryError, contained.LinkError)
-"""Errors that mean that there is no file of ours: a link leads to files of others."""
+"""Errors that mean that tfpreempt has no file here: a link leads to foreign files."""
 
 _CANNOT_BE_SYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
 

@@ -27,10 +27,10 @@ from tfpreempt.storage.files import Files, remove_if_empty
 from tfpreempt.storage.local import TEMPORARY
 
 _LARGE_BYTES = 1 << 25
-"""Size of a file that is worth a thread: its removal takes some milliseconds."""
+"""Smallest size in bytes of a file removed by a thread; removal takes milliseconds."""
 
 QUIET_SECONDS = 3600.0
-"""Age of the newest change at which a save in a directory without a lease is over."""
+"""Age in seconds of the last change after which a save without a lease has ended."""
 
 
 def plan(

@@ -58,7 +58,7 @@ _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 _TRIES = 100  # attempts to remove a directory into which the holder moves files
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-"""What a lease says that is over; the last on NFS, where another machine removed it."""
+"""Error numbers of a removed lease; ESTALE: another machine removed it from an NFS."""
 
 PACE = RenewalIntervals(
     renewal=5.0, expiry=30.0, poll=0.2

@@ -22,7 +22,7 @@ UNREADABLE = (
     *(OverflowError, RecursionError, MemoryError),
     SyntaxError,  # NumPy reads some names of dtypes as Python
 )
-"""What Python and NumPy raise where bytes are not what was saved."""
+"""Errors of Python and NumPy for bytes that differ from the saved bytes."""
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _KINDS = "biufcSUmM"  # NumPy types described in full by `dtype.str`
 _EXPECTED = (

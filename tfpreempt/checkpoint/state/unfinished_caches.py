@@ -46,16 +46,16 @@ _LOCAL_FILE_SYSTEMS = {
     0x01021994: "tmpfs",
     0x794C7630: "overlayfs",
 }
-"""By `f_type` of statfs(2). Each file is opened by this machine's kernel only."""
+"""Values of `f_type` of statfs(2). Only this machine's kernel opens the files."""
 _RENAMED_SECONDS = 0.2
-"""TensorFlow renames the data of a finished shard so soon after they are closed."""
+"""Seconds within which TensorFlow renames the closed data files of a finished shard."""
 
 _written: set[tuple[str, int]] = set()
 """Caches and lock files that `written_caches` found in this process."""
 _restored: set[str] = set()
 """Caches whose unfinished files a restored state needs; absolute paths."""
 _expected: set[str] = set()
-"""Caches of iterators that are about to be read."""
+"""Caches of iterators that will be read next."""
 
 
 def written_caches() -> list[tuple[str, int]]:

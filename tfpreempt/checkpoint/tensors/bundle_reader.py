@@ -43,7 +43,7 @@ _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, OverflowError),
     *(struct.error, DecodeError),
 )
-"""What an index that is damaged, and a file that cannot be read, may raise."""
+"""Errors raised for a corrupt index or an unreadable file."""
 _UNKNOWN = -1  # in place of the crc32c of bytes between the tensors
 _MANY = 512  # buffers filled by one call; the limit of the kernel is 1,024
 _ALIGNED_BYTES = 64  # as TensorFlow's own memory (EIGEN_MAX_ALIGN_BYTES)
@@ -107,7 +107,7 @@ class _Piece(NamedTuple):
 _Key = TypeVar("_Key")
 
 _Part = tuple[_StoredSlice, _Bytes]
-"""A stretch, and the memory that it is read into."""
+"""A tensor slice, and the memory for the bytes of the slice."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

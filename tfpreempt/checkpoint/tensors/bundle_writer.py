@@ -43,8 +43,8 @@ SMALL_BYTES = 1 << 14  # TensorFlow is as fast with smaller tensors
 WORTH_BYTES = 1 << 25
 _PIECE_BYTES = 1 << 19  # still in the cache after the write
 _PIECE_BYTES_ASYNC = 1 << 23
-"""While training goes on. Between two pieces a thread needs Python's lock, for which it
-and the training wait in turn, so there are fewer pieces."""
+"""Piece size during training. Between two pieces a thread waits for Python's lock, and
+so does the training, so larger pieces cost the training less time."""
 _PATIENCE_SECONDS = 10.0  # timeout for other threads to end after a failure
 
 

@@ -367,10 +367,10 @@ def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str
 # three steps take longer than the read of the bytes.
 
 _Target = tuple[str, Sequence[Any]]
-"""The key of a value, and the variables of this machine that take the value."""
+"""The key of a value, and the variables of this machine that receive the value."""
 
 _CLASSES = ("tensorflow.", "keras.", "tf_keras.")
-"""Modules whose classes restore a variable by an assignment, and by nothing else."""
+"""Modules whose classes restore a variable only by an assignment."""
 
 
 @contextlib.contextmanager

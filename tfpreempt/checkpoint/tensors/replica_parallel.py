@@ -57,8 +57,8 @@ class ReplicaParallelWriter:
     num_workers: int
     files: Files
     _unlike: frozenset[str] = dataclasses.field(default=frozenset(), init=False)
-    """On the chief: tensors of which another worker had other values. The chief writes
-    all of them, though others do not know it, and write their stretches."""
+    """On the chief: tensors whose values differ on another worker. The chief writes
+    these tensors completely. The workers do not know, and still write their slices."""
 
     @property
     def worth_bytes(self) -> int:

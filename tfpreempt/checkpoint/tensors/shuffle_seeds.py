@@ -26,10 +26,10 @@ _COUNT = b"epoch_num_random_samples"
 _SEPARATOR = b"@@"  # in the metadata of an element: a prefix, then names of values
 _PREFIX = b"tfpreempt::Shuffle"
 SEEDS = "_tfpreempt_shuffle_seeds"
-"""Attribute with the counts: of an iterator, and of the first dataset below it."""
+"""Attribute with the counts of drawn seeds, on an iterator and its first dataset."""
 
 DRAWS_SEEDS = "_tfpreempt_draws_seeds"
-"""Attribute of a dataset of ours that draws a seed for each iterator."""
+"""Attribute of tfpreempt's datasets that draw a seed for each iterator."""
 
 
 def parts(*datasets: Any) -> Iterator[Any]:

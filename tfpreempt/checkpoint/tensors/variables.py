@@ -320,8 +320,8 @@ def out_of_scope(make: Callable[[], T]) -> T:
 
 NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")
-"""What layers, optimizers and modules have; tf_keras' list of metrics, and its random
-generators."""
+"""Attributes of layers, optimizers and modules; of tf_keras' list of metrics; and of
+tf_keras' random generators."""
 _SETTINGS = ("._steps_per_execution",)  # variables with settings of the user
 
 

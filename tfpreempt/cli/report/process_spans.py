@@ -48,7 +48,7 @@ TRAINS = (Phase.TRAINING, Phase.NOTICED)
 """Phases in which steps are trained."""
 
 MADE_STEPS = (*TRAINS, Phase.LOST)
-"""Phases in which steps were trained, whether the run has kept the steps or not."""
+"""Phases in which steps were trained, both kept and lost steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

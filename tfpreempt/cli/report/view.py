@@ -19,7 +19,7 @@ from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain
 
 SHOWN = 20
-"""Number of interruptions on the terminal; the page and --json have all of them."""
+"""Number of interruptions on the terminal; the page and --json have no limit."""
 
 
 def show(console: Console, report: RunReport) -> None:

@@ -20,7 +20,7 @@ AUTO = -1.0
 """Timeout derived from the measured step times."""
 
 SHORTEST = 2.0
-"""Shortest timeout in seconds; a shorter delay may come from a late poll."""
+"""Shortest timeout in seconds; a shorter delay may be caused by a late poll."""
 
 _LOOK_SECONDS = 0.5
 _MOST_BETWEEN = 2.0  # between polls; in a longer gap the supervisor was suspended

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 ROOTS = ("keras.", "tf_keras.")
-"""How modules of either Keras begin."""
+"""Prefixes of module names of Keras 3 and tf_keras."""
 
 REMEMBERED: dict[str, tuple[str, ...]] = {
     "BackupAndRestore": (),  # has its own backup; not changed
@@ -47,10 +47,10 @@ REMEMBERED: dict[str, tuple[str, ...]] = {
     ),
     "TerminateOnNaN": (),
 }
-"""Attributes by class. Subclasses are known by the class they are made of."""
+"""Saved attributes by class. A subclass is looked up by its built-in base class."""
 
 KEPT = {name for name, found in REMEMBERED.items() if found} - {"ProgbarLogger"}
-"""Those of which a commit has more than display."""
+"""Callbacks with saved attributes that affect more than the display."""
 
 _BAR = ("_seen_so_far", "_values", "_values_order")
 _BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")

@@ -23,7 +23,7 @@ _DIRECTORIES = {
     "ModelCheckpoint": "filepath",
     "OrbaxCheckpoint": "directory",
 }
-"""The attribute that says where a callback writes checkpoints."""
+"""Attribute with the checkpoint path of a callback, by class."""
 
 _OF_KERAS = frozenset(
     {
@@ -36,7 +36,7 @@ _OF_KERAS = frozenset(
         "validation_data",
     }
 )
-"""Attributes that Keras gives to every callback, or reads from it."""
+"""Attributes that Keras sets on every callback, or reads from every callback."""
 
 
 class UserCallbacks:

@@ -23,9 +23,9 @@ from tfpreempt.states.loaders import LoaderState, accessor_of
 log = logging.getLogger(__name__)
 
 _AHEAD = 2
-"""Batches that tf.data reads ahead; most loaders do so themselves."""
+"""Batches that tf.data reads ahead; most loaders also read ahead themselves."""
 _KEPT = 64
-"""Places that are kept beyond the batches of two steps: far more than is read ahead."""
+"""Positions kept beyond the batches of two steps: far more than are read ahead."""
 
 
 _END = object()

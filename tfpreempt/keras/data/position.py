@@ -53,7 +53,7 @@ AGAIN = (
     "only if they come in the same order again: seed what is random in it. A "
     "keras.utils.PyDataset or tfpreempt.data goes on at once"
 )
-"""Why batches are read again."""
+"""Reason for reading batches again, for a warning."""
 _KEPT = 512
 """Number of fingerprints of batches that are kept: more than are read ahead."""
 _DATA = "The training data"
@@ -322,7 +322,7 @@ def _states(iterator: Any) -> list[list[bytes]]:
 WAYS: dict[str, type[Tracker]] = {
     way.kind: way for way in (IteratorTracker, IndexTracker, ReplayTracker)
 }
-"""By the `kind` of a position. That of a sequence or loader stands from the start."""
+"""Trackers by the `kind` of a position. A sequence or loader has a fixed tracker."""
 
 
 def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:

@@ -72,7 +72,7 @@ _DRAWING = {
         "Use keras.utils.timeseries_dataset_from_array with a seed",
     ),
 }
-"""Keras' own classes that are not functions of the index: name, and advice."""
+"""Keras' own classes whose batches depend on more than the index: name and advice."""
 
 
 class SequenceTracker(Tracker):

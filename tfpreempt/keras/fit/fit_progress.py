@@ -171,7 +171,7 @@ def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -
 
 
 GIVE_EACH = "If the program has several fits, give each fit its own directory."
-"""Ends the errors of a checkpoint that may be another fit's."""
+"""Last sentence of errors about a checkpoint that may belong to another fit."""
 
 _FIXES = {
     "keras": ("keras", "train with the same Keras"),

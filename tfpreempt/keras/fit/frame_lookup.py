@@ -23,7 +23,7 @@ from tfpreempt.keras.fit.tf_keras import TfKerasFit
 from tfpreempt.keras.fit_protocol import Fit
 
 LOOPS = ("epoch_iterator", "data_handler")
-"""The local variable of `fit` that holds its data: in Keras 3, in tf_keras."""
+"""Local variables of `fit` with the data: of Keras 3, and of tf_keras."""
 
 
 def find(model: Any) -> Fit:

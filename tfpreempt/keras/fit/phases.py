@@ -28,14 +28,14 @@ class FitPhase(enum.Enum):
 
 
 BEGINNINGS = frozenset(list(FitPhase)[:6])
-"""Keras has not asked for a step yet."""
+"""Phases before the first step."""
 
 RESTORING = BEGINNINGS - {FitPhase.START, FitPhase.SKIP}
-"""The checkpoint is still to be loaded."""
+"""Phases before the load of the checkpoint."""
 
 REPEATING = frozenset({FitPhase.VALIDATION_DUE, FitPhase.DATA_ENDED})
-"""The newest step was trained before the restart, and only its logs are given again.
-The other callbacks have seen it, and are not called."""
+"""Phases that repeat only the logs of the newest step, trained before the restart. The
+other callbacks were already called for the step, and are not called again."""
 
 
 class FitEvent(enum.Enum):
@@ -88,7 +88,8 @@ TABLE: dict[FitPhase, dict[FitEvent, FitPhase]] = {
     },
     FitPhase.VALIDATING: {FitEvent.VALIDATED: FitPhase.TRAINING},
 }
-"""What follows. An empty epoch ends the fit by an error, and has no row."""
+"""The next phase by phase and event. An empty epoch ends the fit with an error, and has
+no row."""
 
 
 def after(phase: FitPhase, event: FitEvent) -> FitPhase:

@@ -44,14 +44,14 @@ _PLAIN = (
 )
 _FIXED = frozenset({bool, int, float, str, type(None)})
 _HOLDING = ("variables", "reset_state", "call", "get_config")
-"""Methods by which layers, metrics, losses, optimizers and regularizers are known."""
+"""Methods that identify layers, metrics, losses, optimizers and regularizers."""
 _KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
 _SMALL = 1 << 12  # bytes; larger values are not kept for a trace
 _LARGE = 1 << 24  # bytes; larger values count as data
 _KEPT = "_tfpreempt_attributes"
 """Name on a model of the `Attributes` of the model's last fit in this process."""
 _KINDS = {"train": "traced", "test": "tested"}
-"""Kinds of the entries with the values of a trace, by Keras' function."""
+"""Kinds of entries with the values of a trace, by the kind of Keras' function."""
 _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 

@@ -133,7 +133,7 @@ class Past:
 
 
 PASTS: dict[str, Past] = {}
-"""By the real path of the checkpoint directory."""
+"""Earlier fits of this process, by the real path of the checkpoint directory."""
 
 
 def past_of(directory: str) -> Past:

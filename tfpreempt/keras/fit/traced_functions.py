@@ -18,7 +18,7 @@ from tfpreempt.keras.fit.train_function import TrainFunctionWrapper
 from tfpreempt.keras.fit_protocol import Fit, after_each, uncover
 
 _MAKERS = ("compile", "make_train_function", "make_test_function")
-"""Methods of a model after which the model has other functions."""
+"""Methods of a model that replace the model's functions."""
 
 
 class TracedFunctions:

@@ -11,7 +11,7 @@ from tfpreempt.handler.training_end import step_failed
 from tfpreempt.keras.fit_protocol import Fit
 
 MEASURED = {0: 1, 1: 3}
-"""Runs at which the session looks how long steps take, by those before."""
+"""Next run whose step time the session measures, by the number of earlier runs."""
 
 
 class TrainFunctionWrapper:

@@ -41,9 +41,9 @@ from tfpreempt.storage import checksum, paths
 log = logging.getLogger(__name__)
 
 _STOPS_WITHIN = 0.25
-"""Seconds for which a stop of training waits for the notice that may have caused it.
+"""Seconds that a stop of training waits for the notice that may have caused the stop.
 
-A signal's notice takes milliseconds, and longer on a machine that is overloaded."""
+A signal's notice takes milliseconds, and longer on an overloaded machine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
