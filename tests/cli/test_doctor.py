@@ -227,7 +227,7 @@ def test_the_cloud_s_source_is_shown_as_code(monkeypatch: pytest.MonkeyPatch) ->
     )
     result = doctor(COLUMNS="60")
     assert result.exit_code == 0
-    line = 'NoticeSourceConfig(AwsWatch(["spot-interruption"])'
+    line = 'sources=[aws_source("spot-interruption", grace_period=120)]'
     assert line in result.output  # whole, though the terminal is narrow
     (finding,) = [each for each in told()["findings"] if each["about"] == "cloud aws"]
     assert finding["level"] == "advice"

@@ -32,6 +32,7 @@ from tfpreempt import (
     save_all_states,
     save_state,
 )
+from tfpreempt.notice import aws_source, azure_source, gce_source
 from tfpreempt.states import ArrayDictState, JsonState, StepCounter
 
 assert_type(tfpreempt.__version__, str)
@@ -90,7 +91,15 @@ def configured(resolver: Any, manager: Any) -> None:
         GceSpotTerminationConfig(grace_period=120),
         SlurmTerminationConfig(early_signal="USR1", exit_fn=leave, signals=("TERM",)),
         KubernetesTerminationConfig(notice_file="/run/stop"),
+        SlurmTerminationConfig(
+            sources=[
+                gce_source("preempted", grace_period=30),
+                aws_source("spot-interruption", grace_period=120),
+                azure_source("Preempt"),
+            ]
+        ),
     ]
+    gce_source("preemption")  # type: ignore[arg-type]  # preempted
     KubernetesTerminationConfig(grace=30)  # type: ignore[call-arg]  # grace_period
     PreemptionCheckpointHandler(
         cluster_resolver=resolver,

@@ -9,6 +9,9 @@ from typing import Any
 
 from tfpreempt import errors
 
+Grace = float | datetime.timedelta | None
+"""A grace period: seconds or a timedelta; None or 0: unknown."""
+
 
 def check_save_freq(value: Any) -> int | datetime.timedelta | None:
     """Returns a valid `save_freq`.
@@ -57,3 +60,23 @@ def check_timeout(value: Any) -> None:
             f"timeout is {value!r}; expected a finite number of seconds from 0 on, or "
             "None for no limit of yours"
         )
+
+
+def check_grace(grace: Any, name: str = "grace_period") -> float | None:
+    """Returns a grace period in seconds; None if 0 or None, which mean unknown.
+
+    Args:
+        grace: seconds, a timedelta or None.
+        name: name of the argument, for the message.
+
+    Raises:
+        ConfigurationError: the value is no finite number from 0 on.
+    """
+    if isinstance(grace, datetime.timedelta):
+        grace = grace.total_seconds()
+    if grace is not None and not is_seconds(grace):
+        raise errors.ConfigurationError(
+            f"{name} is {grace!r}; expected a finite number of seconds from 0 on, a "
+            "datetime.timedelta, or None where the platform does not say"
+        )
+    return float(grace) if grace else None

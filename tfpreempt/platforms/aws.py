@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing_extensions import Unpack
 
+from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.notice.aws import INTERVAL_SECONDS, AwsWatch
 from tfpreempt.notice.watcher import NoticeSourceConfig
-from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
+from tfpreempt.platforms.config import Options, TerminationConfig
 
 INTERRUPTION_SECONDS = 120.0
 SHUTDOWN_SECONDS = 30.0

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from typing_extensions import Unpack
 
+from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import NoticeError
 from tfpreempt.notice.azure import DEFAULT_KINDS, AzureWatch
 from tfpreempt.notice.watcher import NoticeSourceConfig
-from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
+from tfpreempt.platforms.config import Options, TerminationConfig
 
 _logger = logging.getLogger(__name__)
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 from typing_extensions import Unpack
 
-from tfpreempt.core.arguments import check_seconds
+from tfpreempt.core.arguments import Grace, check_seconds
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.threads import ManagedThread
 from tfpreempt.platforms.config import (
     BorgTerminationConfig,
-    Grace,
     Options,
     check_callable,
 )

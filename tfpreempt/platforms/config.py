@@ -7,13 +7,12 @@ in the handler.
 from __future__ import annotations
 
 import copy
-import datetime
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypedDict
 
-from tfpreempt.core.arguments import is_seconds
+from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.callable import CallableSource
@@ -25,7 +24,6 @@ from tfpreempt.notice.watcher import FindSources, NoticeSourceConfig
 
 NOTICE_FILE_VARIABLE = "TFPREEMPT_NOTICE_FILE"
 
-Grace = float | datetime.timedelta | None
 SourceMaker = Callable[[], NoticeSource | NoticeSourceConfig]
 
 FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
@@ -70,9 +68,10 @@ class TerminationConfig:
         signals: signals to watch, by name or number.
         notice_file: path of a file whose appearance is a notice; by default the value
             of the environment variable TFPREEMPT_NOTICE_FILE, if set.
-        sources: functions that make one more NoticeSource each, or a
-            NoticeSourceConfig with
-            its own grace period; called again for every handler with this config.
+        sources: more sources of notices: results of `tfpreempt.notice.gce_source`,
+            `aws_source` and `azure_source`, or functions that return a
+            `tfpreempt.notice.NoticeSource`, which has the config's grace period, or a
+            `NoticeSourceConfig`. Called again for every handler with this config.
         uncommitted_exit_code: exit code after a preemption without a commit, in place
             of `exit_fn` and `exit_code`; None: no special exit code.
         mirror_incomplete_exit_code: exit code after a commit whose copy in
@@ -274,23 +273,3 @@ def check_code(name: str, code: Any, restart_code: int | None) -> None:
             f"{name} is {code!r}; expected an exit code from 1 to 255"
             f"{'' if restart_code is None else but}"
         )
-
-
-def check_grace(grace: Any, name: str = "grace_period") -> float | None:
-    """Returns a grace period in seconds; None if 0 or None, which mean unknown.
-
-    Args:
-        grace: seconds, a timedelta or None.
-        name: name of the argument, for the message.
-
-    Raises:
-        ConfigurationError: the value is no finite number from 0 on.
-    """
-    if isinstance(grace, datetime.timedelta):
-        grace = grace.total_seconds()
-    if grace is not None and not is_seconds(grace):
-        raise ConfigurationError(
-            f"{name} is {grace!r}; expected a finite number of seconds from 0 on, a "
-            "datetime.timedelta, or None where the platform does not say"
-        )
-    return float(grace) if grace else None

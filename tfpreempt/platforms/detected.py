@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfpreempt.core.arguments import check_grace
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.watcher import FindSources, NoticeSourceConfig
 from tfpreempt.platforms import metadata_probe
@@ -16,7 +17,6 @@ from tfpreempt.platforms.config import (
     FIELDS,
     GenericTerminationConfig,
     TerminationConfig,
-    check_grace,
 )
 from tfpreempt.platforms.detect import (
     LocalFindings,

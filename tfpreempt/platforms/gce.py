@@ -6,11 +6,12 @@ from typing import ClassVar
 
 from typing_extensions import Unpack
 
+from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.gce import HANG_BETWEEN_SINGLES_SECONDS, GceWatch
 from tfpreempt.notice.watcher import NoticeSourceConfig
-from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
+from tfpreempt.platforms.config import Options, TerminationConfig
 
 SHUTDOWN_SECONDS = 30.0
 """Longest time that the ACPI soft-off leaves after SIGTERM or a preemption notice."""

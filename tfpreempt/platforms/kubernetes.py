@@ -6,8 +6,9 @@ import os
 
 from typing_extensions import Unpack
 
+from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.platforms.config import Grace, Options, TerminationConfig, check_grace
+from tfpreempt.platforms.config import Options, TerminationConfig
 
 GRACE_VARIABLE = "TFPREEMPT_GRACE_PERIOD"
 

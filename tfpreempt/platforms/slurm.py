@@ -10,16 +10,15 @@ from typing import Literal
 
 from typing_extensions import Unpack
 
+from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.restarts import read_count
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.signals import parse_signal
 from tfpreempt.platforms.config import (
-    Grace,
     Options,
     TerminationConfig,
     check_code,
-    check_grace,
 )
 
 _logger = logging.getLogger(__name__)

@@ -13,13 +13,19 @@ from tfpreempt.cli.doctor.storage_check import Storage
 from tfpreempt.cli.sizes import size_text
 from tfpreempt.core.compat import StrEnum
 from tfpreempt.core.deadline import needed_seconds, until_end
-from tfpreempt.platforms.detect import VARIANTS, Platform
+from tfpreempt.platforms.detect import Platform
 
 WAIT_SECONDS = 30.0  # the handler's peer_timeout, for an unknown grace period
 # Files on these file systems are lost with the machine, or with the container.
 VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 # Platforms on machines of a cloud, whose notices do not reach the jobs.
 MANAGED = frozenset({"vertex-ai", "sagemaker"})
+_CLOUD_NOTICES = {
+    "gce": ("preempted", 30),
+    "aws": ("spot-interruption", 120),
+    "azure": ("Preempt", 30),
+}
+"""Notice of a machine's preemption in each cloud, and its grace period in seconds."""
 
 
 class Level(StrEnum):
@@ -122,14 +128,7 @@ def _assess_cloud(facts: DoctorFindings) -> Iterator[DoctorFinding]:
     is_watched = any(each.name.startswith(f"{cloud}:") for each in facts.sources)
     if cloud is None or is_watched or platform.name in MANAGED:
         return
-    variant = VARIANTS["gce-spot" if cloud == "gce" else cloud]
-    first = next(
-        each
-        for each in variant().watched_sources()
-        if each.source.name.startswith(f"{cloud}:")
-    )
-    watch, topic = f"{cloud.capitalize()}Watch", first.source.name.partition(":")[2]
-    source = f'{watch}(["{topic}"]).source("{topic}"), {first.grace_seconds}'
+    topic, seconds = _CLOUD_NOTICES[cloud]
     yield DoctorFinding(
         Level.ADVICE,
         f"cloud {cloud}",
@@ -137,10 +136,9 @@ def _assess_cloud(facts: DoctorFindings) -> Iterator[DoctorFinding]:
         f"{cloud}; if the machine can be taken away, leave the config out (the notices "
         "are detected then), or add the source to the config",
         code="import tfpreempt\n"
-        f"from tfpreempt.notice.{cloud} import {watch}\n"
-        "from tfpreempt.notice.watcher import NoticeSourceConfig\n\n"
+        f"from tfpreempt.notice import {cloud}_source\n\n"
         f"config = tfpreempt.{platform.config_class.__name__}(\n"
-        f"    sources=[lambda: NoticeSourceConfig({source})]\n"
+        f'    sources=[{cloud}_source("{topic}", grace_period={seconds})]\n'
         ")",
     )
 
