@@ -21,7 +21,7 @@ from tests.fakes.storage import FaultyObjectStore, damage
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import cache, catalog, file_locks, layout, retention
 from tfpreempt.checkpoint.mirror import download_target, resolve
-from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
+from tfpreempt.checkpoint.restore.handle import Checkpoint, checkpoints_in
 from tfpreempt.core.threads import ManagedThread
 from tfpreempt.storage.files import LocalFiles
 from tfpreempt.storage.local import LocalStore
@@ -48,7 +48,8 @@ def remote(store):
 def own(tmp_path):
     saver = open_directory(tmp_path / "run", OwnContents())
     save(saver, 6)
-    return latest(saver.path)
+    [handle] = checkpoints_in(saver.path)
+    return handle
 
 
 @pytest.fixture

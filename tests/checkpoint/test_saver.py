@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint.fakes import OwnContents, Words, open_directory, save, write_part
 from tests.fakes.storage import damage
 from tfpreempt import errors
-from tfpreempt.checkpoint.restore.handle import latest
+from tfpreempt.checkpoint.restore.handle import checkpoints_in, latest_prefix
 from tfpreempt.checkpoint.restore.reshard import load_worker_state
 from tfpreempt.checkpoint.state.state import StateRegistry
 from tfpreempt.states.values import ArrayDictState, JsonState, StepCounter
@@ -202,11 +202,14 @@ def test_an_attempt_that_cannot_be_a_name(tmp_path, attempt):
 def test_handles(tmp_path):
     saver = open_directory(tmp_path, OwnContents())
     save(saver, 6)
-    handle = latest(saver.path)
+    [handle] = checkpoints_in(saver.path)
     assert (handle.path, handle.step) == (str(tmp_path / "6"), 6)
     assert handle.prefix == str(tmp_path / "6" / "ckpt")
     assert repr(handle) == f"Checkpoint({str(tmp_path / '6')!r}, step=6, local)"
-    assert handle == latest(saver.path)
+    assert handle.prefix == latest_prefix(saver.path)
+    assert [handle] == checkpoints_in(saver.path)
+    save(saver, 7)
+    assert [each.step for each in checkpoints_in(saver.path)] == [6, 7]
     with pytest.raises(TypeError, match=r"\.path"):
         os.path.exists(handle)
 

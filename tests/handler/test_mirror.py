@@ -373,10 +373,10 @@ def test_deleting_acts_on_both_sides(
         handler.run(program.step)
         handler.save()
     assert handler.wait_for_mirror(LIMIT)
-    handler.delete_checkpoint(handler.latest_checkpoint)
+    handler.delete_checkpoint(handler.checkpoints()[-1])
     assert steps(store) == [1]
-    assert handler.latest_checkpoint.step == 1
-    gone = handler.latest_checkpoint
+    [gone] = handler.checkpoints()
+    assert gone.step == 1
     shutil.rmtree(program.directory / "1")
     handler.delete_checkpoint(gone)
     handler.delete_checkpoint(gone)

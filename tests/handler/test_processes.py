@@ -117,9 +117,10 @@ def enter():
     with h: pass
 calls = dict(
     close=lambda: h.close(), run=lambda: h.run(step), save=lambda: h.save(),
-    enter=enter, check=lambda: h.check(), bare=lambda: h.save_checkpoint_if_preempted(),
+    enter=enter, check=lambda: h.check_preemption(),
+    bare=lambda: h.save_checkpoint_if_preempted(),
     wait=lambda: h.wait_for_mirror(),
-    delete=lambda: h.delete_checkpoint(h.latest_checkpoint))
+    delete=lambda: h.delete_checkpoint(h.checkpoints()[-1]))
 h = make()
 for _ in range(9): h.run(step)
 h.save()
@@ -139,7 +140,7 @@ try:
         h.run(step)
 except SystemExit:
     os._exit(7)
-print(h.total_run_calls, os.path.basename(h.latest_checkpoint.path))
+print(h.total_run_calls, os.path.basename(h.checkpoints()[-1].path))
 """,
         tmp_path,
     )

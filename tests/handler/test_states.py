@@ -53,8 +53,8 @@ def test_one_commit_holds_both(program: Program) -> None:
         for path in paths:
             text = Path(path, "states", "words.state").read_text()
             assert text == str(values_in(path))
-        assert handler.latest_checkpoint is not None
-        assert handler.latest_checkpoint.path == paths[-1]
+        assert [each.path for each in handler.checkpoints()] == paths
+        assert handler.latest_checkpoint == f"{paths[-1]}/ckpt"
         words.text = ""
         assert tfpreempt.load_state(words)  # the newest commit since
         assert words.text == "[3.0, 4.0]"
@@ -160,6 +160,8 @@ def test_states_alone_with_a_handler(program: Program) -> None:
         handler.run(lambda: None)
         path = tfpreempt.save_all_states()
         assert not Path(path, "ckpt.index").exists()
+        assert [each.path for each in handler.checkpoints()] == [path]
+        assert handler.latest_checkpoint is None  # nothing that TensorFlow restores
     assert Path(path, "states", "words.state").read_text() == words.text
 
 

@@ -105,7 +105,7 @@ def die_after(step: int, *, deletes: bool = False) -> None:
         program = Program(URL)  # type: ignore[arg-type]
         handler = program.handler()
         if deletes:
-            handler.delete_checkpoint(handler.latest_checkpoint)
+            handler.delete_checkpoint(handler.checkpoints()[-1])
         while handler.total_run_calls < step:
             handler.run(program.step)
         handler.save()
@@ -149,9 +149,9 @@ def test_a_notice_and_a_restart_on_another_machine(cloud: Cloud) -> None:
         handler.run(program.step)
         assert program.exits == 1
         assert cloud.there() == [1]
-        handle = handler.latest_checkpoint
-        assert handle is not None
+        [handle] = handler.checkpoints()
         assert handle.path == str(cloud.scratch / "1")
+        assert handler.latest_checkpoint == handle.prefix
         handler.close()
         drawn = random.random()
     cloud.go_to("second")
@@ -449,8 +449,7 @@ def test_a_deleted_commit_is_named_no_more(cloud: Cloud) -> None:
                 handler.run(program.step)
             handler.save()
             assert handler.wait_for_mirror()
-            newest = handler.latest_checkpoint
-            assert newest is not None
+            *_, newest = handler.checkpoints()
             handler.delete_checkpoint(newest)
             assert cloud.there() == [2]
             state_file = io.BytesIO()

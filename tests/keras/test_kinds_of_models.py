@@ -868,8 +868,30 @@ def test_restore_false_trains_from_the_beginning(on: Machine, line: str) -> None
     ours = on.preemption(restore=False)
     on.run(lambda: on.fit(None, note, ours=ours))
     assert len(steps) == EPOCHS * BATCHES
-    assert ours.latest_checkpoint is not None
-    assert ours.latest_checkpoint.step == EPOCHS * BATCHES
+    assert [each.step for each in ours.checkpoints()][-1] == EPOCHS * BATCHES
+
+
+@LINES
+def test_stock_tensorflow_restores_the_latest_checkpoint(
+    on: Machine, line: str
+) -> None:
+    """It is a path, as of a CheckpointManager, and the newest of `checkpoints()`."""
+    ours = on.preemption()
+    model = on.model()
+    assert (ours.latest_checkpoint, ours.checkpoints()) == (None, [])
+    on.run(lambda: on.fit(model, ours=ours))
+    path = ours.latest_checkpoint
+    assert type(path) is str
+    assert path == tf.train.latest_checkpoint(str(on.checkpoints))
+    first, newest = ours.checkpoints()
+    assert first.step < newest.step
+    assert path == newest.prefix
+    restored = on.model()
+    status = tf.train.Checkpoint(model=restored).restore(path)
+    restored.build(X.shape)
+    status.expect_partial()
+    for mine, theirs in zip(restored.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @LINES

@@ -38,7 +38,7 @@ def test_an_interrupted_fit_is_the_uninterrupted_one(
 
                 results.append(each.run(program, *cuts))
                 latest = ours[0].latest_checkpoint
-                assert latest.path.startswith(scratch_directory(each.checkpoints))
+                assert latest.startswith(scratch_directory(each.checkpoints))
                 assert ours[0].mirror_status.is_complete
     assert results[0] == results[1]
     assert starts == 4

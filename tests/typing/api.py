@@ -56,8 +56,9 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
         if status is not None:
             assert_type(status.mirrored_step, int | None)
         assert_type(handler.wait_for_mirror(timeout=5), bool)
-        if (newest := handler.latest_checkpoint) is not None:
-            handler.delete_checkpoint(newest)
+        assert_type(handler.latest_checkpoint, str | None)
+        for each in assert_type(handler.checkpoints(), list[Checkpoint]):
+            handler.delete_checkpoint(each)
         handler.delete_checkpoint("ckpt/5")  # type: ignore[arg-type]  # a handle
     handler.close(timeout=5)
     return assert_type(handler.total_run_calls, int)
@@ -65,7 +66,8 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
 
 def fitted(model: Any, data: Any) -> None:
     callback = tfpreempt.keras.PreemptionCallback("ckpt", save_freq=100)
-    assert_type(callback.latest_checkpoint, Checkpoint | None)
+    assert_type(callback.latest_checkpoint, str | None)
+    assert_type(callback.checkpoints(), list[Checkpoint])
     model.fit(data, callbacks=[callback])
     tfpreempt.keras.PreemptionCallback(1)  # type: ignore[arg-type]  # not a path
 

@@ -16,7 +16,11 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
-from tfpreempt.checkpoint.restore.handle import Checkpoint, latest
+from tfpreempt.checkpoint.restore.handle import (
+    Checkpoint,
+    checkpoints_in,
+    latest_prefix,
+)
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_freq, check_timeout
@@ -213,7 +217,7 @@ class PreemptionCheckpointHandler:
         """
         gate, run = self._gate, self._run
         if gate.flag or gate.busy or run.stop_at < 0:
-            self._session.ready(run, "check()")
+            self._session.ready(run, "check_preemption()")
         if gate.bare == gate.started:
             gate.bare += 1  # the step outside of run() continues
         self._session.boundary()
@@ -287,14 +291,32 @@ class PreemptionCheckpointHandler:
                 arrive before the timeout.
         """
         self._session.save(self._run)
-        return self.latest_checkpoint if self._session.cluster.is_chief else None
+        if not self._session.cluster.is_chief:
+            return None
+        return next(reversed(self.checkpoints()), None)
 
     # --- its commits -----------------------------------------------------------------
 
     @property
-    def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest commit in the directory, or None. Reads the directory."""
-        return latest(self._run.directory.path)
+    def latest_checkpoint(self) -> str | None:
+        """Path of the newest commit for `tf.train.Checkpoint.restore`, or None.
+
+        The same kind of path as `tf.train.CheckpointManager.latest_checkpoint`. None if
+        there is no commit, and if the newest commit holds named States only. Reads the
+        directory, but does not verify the commit.
+        """
+        return latest_prefix(self._run.directory.path)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Returns references to the commits in the directory, oldest first.
+
+        Reads the directory, but does not verify the commits. Other checkpoints in the
+        directory that a start can restore are in the list too.
+
+        Raises:
+            CheckpointError: the directory cannot be listed.
+        """
+        return checkpoints_in(self._run.directory.path)
 
     def delete_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Deletes a commit, in the directory and in `mirror_dir`.
@@ -315,7 +337,7 @@ class PreemptionCheckpointHandler:
         if not isinstance(checkpoint, Checkpoint):
             raise errors.ConfigurationError(
                 f"delete_checkpoint() got {checkpoint!r}; expected a "
-                "tfpreempt.Checkpoint, such as handler.latest_checkpoint or "
+                "tfpreempt.Checkpoint, such as handler.checkpoints()[0] or "
                 "tfpreempt.Checkpoint(path)"
             )
         self._session.check_process("delete_checkpoint()")

@@ -13,8 +13,11 @@ from typing import Any
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
-from tfpreempt.checkpoint.restore import handle
-from tfpreempt.checkpoint.restore.handle import Checkpoint
+from tfpreempt.checkpoint.restore.handle import (
+    Checkpoint,
+    checkpoints_in,
+    latest_prefix,
+)
 from tfpreempt.core.arguments import check_timeout
 from tfpreempt.core.scratch import local_directory
 from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
@@ -128,10 +131,29 @@ class PreemptionCallback:
         self.model: Any = None
 
     @property
-    def latest_checkpoint(self) -> Checkpoint | None:
-        """Returns the newest commit in the directory, or None; reads the directory."""
+    def latest_checkpoint(self) -> str | None:
+        """Path of the newest commit for `tf.train.Checkpoint.restore`, or None.
+
+        The same kind of path as `tf.train.CheckpointManager.latest_checkpoint`. Reads
+        the directory, but does not verify the commit.
+        """
+        return latest_prefix(self._local_directory())
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Returns references to the commits in the directory, oldest first.
+
+        Reads the directory, but does not verify the commits. Other checkpoints in the
+        directory that a fit can restore are in the list too.
+
+        Raises:
+            CheckpointError: the directory cannot be listed.
+        """
+        return checkpoints_in(self._local_directory())
+
+    def _local_directory(self) -> str:
+        """Returns the path of the directory on this machine."""
         directory = self._directory or self._options.checkpoint_dir
-        return handle.latest(paths.absolute(local_directory(directory)))
+        return paths.absolute(local_directory(directory))
 
     @property
     def mirror_status(self) -> MirrorStatus | None:

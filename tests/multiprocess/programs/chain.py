@@ -103,7 +103,7 @@ def main() -> None:
             while chain.steps < last:
                 handler.run(chain.step)
                 if chain.steps % NOTED_EACH == 0 and not is_rare:
-                    older = handler.latest_checkpoint
+                    *_, older = None, *handler.checkpoints()
                     committed = handler.save()
                     say("committed", committed.step)
                     committed.set_metadata({"step": committed.step})

@@ -332,15 +332,35 @@ class Checkpoint:
             yield found
 
 
-def latest(directory: str) -> Checkpoint | None:
-    """Returns the newest checkpoint in a directory; None if there is no checkpoint.
+def checkpoints_in(directory: str) -> list[Checkpoint]:
+    """Returns the checkpoints in a directory, oldest first.
+
+    Args:
+        directory: path of the checkpoint directory; need not exist.
 
     Raises:
         CheckpointError: the directory cannot be listed.
     """
-    for found in find_candidates(directory):
-        return Checkpoint(found.path, prefix=found.prefix, step=found.step)
-    return None
+    return [
+        Checkpoint(found.path, prefix=found.prefix, step=found.step)
+        for found in reversed(find_candidates(directory))
+    ]
+
+
+def latest_prefix(directory: str) -> str | None:
+    """Returns the prefix of the newest checkpoint in a directory, for TensorFlow.
+
+    Args:
+        directory: path of the checkpoint directory; need not exist.
+
+    Returns:
+        The prefix; None without a checkpoint, and if the newest checkpoint holds named
+        States only.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    return next((found.prefix for found in find_candidates(directory)), None)
 
 
 def _check_restorable(given: Any) -> None:
