@@ -163,7 +163,7 @@ def test_a_scheduler_on_a_cloud_s_machine_gets_the_cloud_s_source_to_add(
     assert finding.level is Level.ADVICE
     names: dict[str, Any] = {"tfpreempt": tfpreempt}
     exec(finding.code, names)
-    added = names["config"].watched_sources()
+    added = names["config"]._notice_sources()
     assert type(names["config"]) is VARIANTS[name]
     assert added[-1].source.name.startswith(f"{cloud}:")
     watched = SourceState(

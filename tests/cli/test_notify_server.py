@@ -75,7 +75,7 @@ def test_a_server_gives_a_notice_and_takes_it_back(
 
     def states() -> list[SourceHealth]:
         config = VARIANTS[variants[cloud]]()
-        return [each.state for each in probe_sources(config.watched_sources())]
+        return [each.state for each in probe_sources(config._notice_sources())]
 
     assert set(states()) == {SourceHealth.LIVE}
     with ThreadPoolExecutor() as pool:

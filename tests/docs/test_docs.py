@@ -76,4 +76,4 @@ def test_the_configs_of_the_platforms_can_be_made() -> None:
         config = names["config"]
         assert isinstance(config, tfpreempt.TerminationConfig)
         has_more = "detect_platform" not in block  # what this machine is, is its own
-        assert len(config.watched_sources()) > has_more
+        assert len(config._notice_sources()) > has_more

@@ -67,7 +67,7 @@ class Worker(FakeRun):
         self.has_moved = False
         return staged
 
-    def leave(
+    def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
         raise SystemExit(143)
@@ -357,7 +357,7 @@ def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
     """Their exit functions return: its own end is yet to come."""
     chief, other = pair
     for worker in pair:
-        worker.leave = lambda *args, **more: None  # type: ignore[method-assign]
+        worker._exit = lambda *args, **more: None  # type: ignore[method-assign]
     other.begin()
     notify(chief.session)
     chief.session.gate.started += 1
@@ -418,7 +418,7 @@ def test_an_exit_function_that_returns_makes_no_success_of_a_loss(
     pair: list[Worker], store: Store
 ) -> None:
     chief, other = pair
-    other.leave = lambda *args, **more: None  # type: ignore[method-assign]
+    other._exit = lambda *args, **more: None  # type: ignore[method-assign]
     chief.in_commit = store.close
     other.begin()
     chief.begin()
@@ -433,7 +433,7 @@ def test_an_exit_function_that_returns_is_called_once(
     """Also where the other worker had told that it goes."""
     chief, _ = pair
     left: list[bool] = []
-    chief.leave = lambda committed, *args, **more: left.append(committed)  # type: ignore[method-assign]
+    chief._exit = lambda committed, *args, **more: left.append(committed)  # type: ignore[method-assign]
     store.dead.add(1)
     chief.error = SaveError(f"Could not write step 12: unhealthy ({GONE}")
     now = chief.session.coordinator.clock.monotonic()

@@ -20,9 +20,9 @@ import tfpreempt
 
 
 class Config(tfpreempt.TerminationConfig):
-    def leave(self, committed, cluster=None, *, mirrored=True):
-        print("leaves as worker", cluster.worker, "of", cluster.world)
-        super().leave(committed, cluster, mirrored=mirrored)
+    def _exit(self, committed, cluster=None, *, mirrored=True):
+        print("leaves as worker", cluster.worker, "of", cluster.num_workers)
+        super()._exit(committed, cluster, mirrored=mirrored)
 
 
 def fail():

@@ -155,10 +155,10 @@ class FakeRun:
     ) -> None:
         self.record(Exit(outcome=outcome, code=code, step=self.step, detail=why))
 
-    def code(self, committed: bool, mirrored: bool = True) -> int | None:
+    def _exit_code_for(self, committed: bool, mirrored: bool = True) -> int | None:
         return None
 
-    def leave(
+    def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
         self.calls.append(f"leave {committed} {mirrored}")
@@ -246,7 +246,7 @@ def test_no_boundary_before_the_deadline(current: session.Session) -> None:
     """D.1: the process leaves from another thread; no boundary is needed."""
     run = FakeRun()
     there = threading.Event()
-    run.leave = lambda *args: there.set()  # type: ignore[method-assign]
+    run._exit = lambda *args: there.set()  # type: ignore[method-assign]
     current.open(run)
     boundary(current)
     notify(current, grace=0.3)
@@ -443,7 +443,7 @@ def test_ctrl_c_in_the_save_of_a_preemption_changes_nothing(
 ) -> None:
     """The commit is what the grace is for, and the exit is on its way anyway."""
     run, before = Pressed(1), signal.getsignal(signal.SIGINT)
-    run.leave = leave  # type: ignore[method-assign]
+    run._exit = leave  # type: ignore[method-assign]
     current.open(run)
     notify(current)
     with pytest.raises(SystemExit) as left:
@@ -466,7 +466,7 @@ def test_ctrl_c_on_the_way_out_does_not_change_its_code(
     current: session.Session,
 ) -> None:
     run = FakeRun()
-    run.leave = leave  # type: ignore[method-assign]
+    run._exit = leave  # type: ignore[method-assign]
     current.open(run)
     notify(current)
     with pytest.raises(SystemExit) as left, ctrl_c_in_a_finally():
@@ -482,7 +482,7 @@ def test_a_loss_leaves_as_deaf_to_ctrl_c(
 ) -> None:
     """It leaves from where the error came, not from a boundary."""
     run = FakeRun()
-    run.leave = leave  # type: ignore[method-assign]
+    run._exit = leave  # type: ignore[method-assign]
     current.open(run)
     with pytest.raises(SystemExit), ctrl_c_in_a_finally():
         current.exit.leave(Outcome.LOST, "a peer is gone")
@@ -864,7 +864,7 @@ def test_an_error_on_the_way_out_of_another_thread_ends_the_program() -> None:
     def program() -> None:
         with current_session.new_process():
             current, run = current_session.find_session(None, 5.0), FakeRun()
-            run.leave = fail  # type: ignore[assignment,method-assign]
+            run._exit = fail  # type: ignore[assignment,method-assign]
             current.open(run)
             alarm = threading.Thread(target=current.exit.force_exit, args=("late",))
             alarm.start()
@@ -893,7 +893,7 @@ def test_a_journal_that_hangs_at_the_deadline_leaves_time_to_leave(
                 os._exit(clock.monotonic() >= deadlines.told)
 
             run.record_exit = hang  # type: ignore[assignment,method-assign]
-            run.leave = leave  # type: ignore[assignment,method-assign]
+            run._exit = leave  # type: ignore[assignment,method-assign]
             current.open(run)
             current.gate.started += 1
             notify(current, grace=1.0)

@@ -14,7 +14,7 @@ from tfpreempt.platforms.config import TerminationConfig
 
 
 def watched(config: TerminationConfig) -> dict[str, float | None]:
-    return {each.source.name: each.grace_seconds for each in config.watched_sources()}
+    return {each.source.name: each.grace_seconds for each in config._notice_sources()}
 
 
 def left_with(
@@ -28,7 +28,7 @@ def left_with(
     two = Cluster(worker=worker or 0, jobs=(("worker", 2),))
     cluster = LOCAL if worker is None else two
     with pytest.raises(SystemExit) as caught:
-        config.leave(committed, cluster, mirrored=mirrored)
+        config._exit(committed, cluster, mirrored=mirrored)
     return caught.value.code
 
 
@@ -41,7 +41,7 @@ def notices(config: TerminationConfig, give: Callable[[], None]) -> list[Notice]
         heard.append(notice)
         came.set()
 
-    watcher = Watcher(config.watched_sources(), 0, receive)
+    watcher = Watcher(config._notice_sources(), 0, receive)
     watcher.start()
     try:
         give()

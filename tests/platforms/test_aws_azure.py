@@ -90,7 +90,7 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAzure]:
 
 
 def graces(config: AzureTerminationConfig) -> list[tuple[str, float | None]]:
-    return [(each.source.name, each.grace_seconds) for each in config.watched_sources()]
+    return [(each.source.name, each.grace_seconds) for each in config._notice_sources()]
 
 
 SIGTERM = ("signal:SIGTERM", 30.0)
@@ -184,13 +184,13 @@ def test_azure_is_told_whatever_became_of_the_config_s_other_handlers(
 ) -> None:
     """One of two handlers is closed, the other one leaves."""
     config, event = noticed(azure, acknowledge=True)
-    config.watched_sources()
+    config._notice_sources()
     assert left_with(config) == 143
     assert azure.status(event) == "Started"
 
 
 def test_the_events_of_azure_share_one_connection(azure: FakeAzure) -> None:
-    watcher = Watcher(AzureTerminationConfig().watched_sources(), 0, lambda _: None)
+    watcher = Watcher(AzureTerminationConfig()._notice_sources(), 0, lambda _: None)
     watcher.start()
     started = [each.name for each in threading.enumerate()]
     watcher.close()
@@ -205,7 +205,7 @@ def test_azure_acknowledges_only_where_it_is_wanted(azure: FakeAzure) -> None:
 
 def test_azure_is_not_told_to_go_on_where_training_does(azure: FakeAzure) -> None:
     config, event = noticed(azure, acknowledge=True, exit_fn=lambda: None)
-    config.leave(True)
+    config._exit(True)
     assert azure.status(event) == "Scheduled"
 
 

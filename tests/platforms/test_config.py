@@ -34,12 +34,12 @@ def noticed() -> bool:
 
 
 def names(config: TerminationConfig) -> list[str]:
-    return [watched.source.name for watched in config.watched_sources()]
+    return [watched.source.name for watched in config._notice_sources()]
 
 
 def left_with(config: TerminationConfig, committed: bool) -> object:
     with pytest.raises(SystemExit) as caught:
-        config.leave(committed)
+        config._exit(committed)
     return caught.value.code
 
 
@@ -100,7 +100,7 @@ def test_own_sources_have_their_own_grace_or_that_of_the_config() -> None:
     config = TerminationConfig(grace_period=60, sources=[plain, timed])
     assert [
         (watched.source.name, watched.grace_seconds)
-        for watched in config.watched_sources()
+        for watched in config._notice_sources()
     ] == [("signal:SIGTERM", 60.0), ("plain", 60.0), ("timed", 5.0)]
 
 
@@ -108,7 +108,7 @@ def test_each_call_makes_new_sources(tmp_path: Path) -> None:
     config = TerminationConfig(
         noticed, notice_file=tmp_path / "stop", sources=[ScriptedSource]
     )
-    first, second = config.watched_sources(), config.watched_sources()
+    first, second = config._notice_sources(), config._notice_sources()
     assert len(first) == 4
     assert not {id(each.source) for each in first} & {
         id(each.source) for each in second
@@ -135,7 +135,7 @@ def test_each_call_makes_new_sources(tmp_path: Path) -> None:
 def test_a_grace_is_seconds_or_none(given: Any, seconds: float | None) -> None:
     config = TerminationConfig(grace_period=given)
     assert config.grace_seconds == seconds
-    assert config.watched_sources()[0].grace_seconds == seconds
+    assert config._notice_sources()[0].grace_seconds == seconds
 
 
 @pytest.mark.parametrize(
@@ -166,22 +166,22 @@ def test_every_variant_has_one_restart_code(
     assert [left_with(variant(), committed) for committed in (True, False)] == [
         code
     ] * 2
-    assert variant().code(True) == variant().code(False) == code
+    assert variant()._exit_code_for(True) == variant()._exit_code_for(False) == code
 
 
 def test_another_code_where_nothing_was_committed() -> None:
     config = TerminationConfig(uncommitted_exit_code=75)
     assert (left_with(config, True), left_with(config, False)) == (143, 75)
-    assert (config.code(True), config.code(False)) == (143, 75)
+    assert (config._exit_code_for(True), config._exit_code_for(False)) == (143, 75)
 
 
 def test_an_exit_fn_is_called_whatever_was_committed() -> None:
     calls: list[int] = []
     config = TerminationConfig(exit_fn=functools.partial(calls.append, 1))
-    config.leave(True)
-    config.leave(False)
+    config._exit(True)
+    config._exit(False)
     assert calls == [1, 1]
-    assert config.code(True) is None
+    assert config._exit_code_for(True) is None
 
 
 def test_an_exit_fn_gives_way_to_the_uncommitted_code() -> None:
@@ -222,13 +222,13 @@ def test_a_platform_of_ones_own_counts_what_it_likes() -> None:
     class Counting(TerminationConfig):
         asked = 0
 
-        def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
+        def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
             self.asked += 1
-            return super().watched_sources()
+            return super()._notice_sources()
 
     config = Counting()
     for _ in range(2):
-        config.watched_sources()
+        config._notice_sources()
     assert config.asked == 2
 
 
@@ -271,7 +271,7 @@ def test_repr_asks_nothing_of_the_user_s_functions(
 
 def test_repr_never_raises() -> None:
     class Broken(TerminationConfig):
-        def watched_sources(self) -> Any:
+        def _notice_sources(self) -> Any:
             raise OSError("no such thing")
 
     assert repr(Broken()) == "Broken(cannot be told: OSError: no such thing)"

@@ -133,7 +133,7 @@ def test_every_name_can_be_chosen(
     assert f"TFPREEMPT_PLATFORM is '{name}'" in found.evidence
     config = found.termination_config(uncommitted_exit_code=75)
     assert isinstance(config, TerminationConfig)
-    assert config.code(committed=False) == 75
+    assert config._exit_code_for(committed=False) == 75
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _log_from_the_start(caplog: pytest.LogCaptureFixture) -> None:
 
 def found_by(config: TerminationConfig) -> dict[str, float | None] | None:
     """The sources that are found later, with their grace periods."""
-    find = config.finder()
+    find = config._source_finder()
     if find is None:
         return None
     return {each.source.name: each.grace_seconds for each in find()}
@@ -225,7 +225,7 @@ def test_notices_of_a_cloud_arrive_after_a_late_answer(
     heard: list[Notice] = []
     config = resolve_config(None, root=tmp_path)
     watcher = Watcher(
-        config.watched_sources(), 0, heard.append, find_more=config.finder()
+        config._notice_sources(), 0, heard.append, find_more=config._source_finder()
     )
     watcher.start()
     try:
@@ -275,7 +275,7 @@ def test_ours_is_taken_as_it_is(gce: FakeGce) -> None:
     for variant in VARIANTS:
         config = variant()
         assert resolve_config(config) is config
-        assert config.finder() is None
+        assert config._source_finder() is None
 
 
 def test_a_named_platform_is_that_variant(monkeypatch: pytest.MonkeyPatch) -> None:

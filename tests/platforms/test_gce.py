@@ -126,7 +126,7 @@ def test_gce_hears_of_a_maintenance(gce: FakeGce) -> None:
 def test_the_topics_of_gce_share_one_connection(gce: FakeGce) -> None:
     config = GceGpuTerminationConfig(graceful_shutdown_period=60)
     notices(config, gce.preempt)
-    watcher = Watcher(config.watched_sources(), 0, lambda notice: None)
+    watcher = Watcher(config._notice_sources(), 0, lambda notice: None)
     watcher.start()
     started = [each.name for each in threading.enumerate()]
     watcher.close()

@@ -152,9 +152,9 @@ def test_slurm_has_a_budget_of_restarts(
     config = SlurmTerminationConfig(
         max_restarts=3, environment=environment, uncommitted_exit_code=75
     )
-    assert left_with(config) == config.code(True) == code
+    assert left_with(config) == config._exit_code_for(True) == code
     uncommitted = 75 if code == 143 else code
-    assert left_with(config, False) == config.code(False) == uncommitted
+    assert left_with(config, False) == config._exit_code_for(False) == uncommitted
     assert ("submit the job again" in caplog.text) is (code == 1)
 
 
@@ -209,7 +209,7 @@ def test_scontrol_is_not_called_with_the_code_of_a_copy_that_was_late() -> None:
 
 def test_scontrol_is_not_called_where_training_goes_on() -> None:
     scontrol = Scontrol()
-    requeued(scontrol, exit_fn=lambda: None).leave(True)
+    requeued(scontrol, exit_fn=lambda: None)._exit(True)
     assert scontrol.commands == []
 
 

@@ -69,10 +69,10 @@ def test_all_take_the_arguments_of_the_base(
     assert {found[name] for name in names} == {7.0}
     assert any(name.startswith("callable:") for name in found)
     assert config.save_fn is save
-    config.leave(True)
+    config._exit(True)
     assert calls == [1]
     assert left_with(config, committed=False) == 75
-    assert left_with(config, mirrored=False) == config.code(True, False) == 76
+    assert left_with(config, mirrored=False) == config._exit_code_for(True, False) == 76
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -96,7 +96,7 @@ def test_repr_tells_each_source_with_its_grace() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_repr_leaves_the_config_as_it_was(variant: type[TerminationConfig]) -> None:
     config = variant()
-    config.watched_sources()
+    config._notice_sources()
     before = dict(vars(config))
     shown = repr(config)
     assert vars(config) == before
@@ -107,7 +107,7 @@ def test_repr_leaves_the_config_as_it_was(variant: type[TerminationConfig]) -> N
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_call_makes_new_sources(variant: type[TerminationConfig]) -> None:
     config = variant()
-    first, second = config.watched_sources(), config.watched_sources()
+    first, second = config._notice_sources(), config._notice_sources()
     assert not {id(each.source) for each in first} & {
         id(each.source) for each in second
     }

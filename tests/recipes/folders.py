@@ -48,7 +48,7 @@ def config(name: str) -> tfpreempt.TerminationConfig:
 
 def graces(made: tfpreempt.TerminationConfig) -> list[float | None]:
     """What its sources leave."""
-    return [watched.grace_seconds for watched in made.watched_sources()]
+    return [watched.grace_seconds for watched in made._notice_sources()]
 
 
 def directory(name: str) -> str:

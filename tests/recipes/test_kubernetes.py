@@ -134,7 +134,7 @@ def test_the_grace_is_the_same_in_all_places(
         monkeypatch.setenv(name, environment(file)[name])
     made = tfpreempt.KubernetesTerminationConfig()
     # SIGTERM and the file.
-    assert [each.grace_seconds for each in made.watched_sources()] == [grace, grace]
+    assert [each.grace_seconds for each in made._notice_sources()] == [grace, grace]
     assert f"`terminationGracePeriodSeconds: {grace}`" in page("gke")
     assert f"exit with 143, within {grace} s" in page("gke")
     # What a Spot node leaves, however much a pod asks for.

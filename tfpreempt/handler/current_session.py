@@ -309,7 +309,7 @@ class EarlyNoticeHandler:
         """Ends the process from this thread: the main thread may be in C++ for long."""
         keep_streams()
         log.warning("%s; leaving to be started again, the last commit stands", why)
-        exit_hard(lambda: self._config.leave(True, _cluster()))
+        exit_hard(lambda: self._config._exit(True, _cluster()))
 
 
 def handle_early_notices(termination_config: Any = None) -> EarlyNoticeHandler:
@@ -350,7 +350,7 @@ def handle_early_notices(termination_config: Any = None) -> EarlyNoticeHandler:
     global _protection
     config = resolve_config(termination_config)
     cluster_from_environment(os.environ)  # raises now, not when a notice arrives
-    made = EarlyNoticeHandler(config, config.watched_sources(), config.finder())
+    made = EarlyNoticeHandler(config, config._notice_sources(), config._source_finder())
     before, _protection = _protection, made
     if before is not None:
         before.close()
@@ -367,7 +367,7 @@ def handling_notices_during_setup(config: TerminationConfig) -> Iterator[None]:
         config: configuration of the handler or fit.
     """
     global _is_starting
-    signals = config.watched_signals()
+    signals = config._signal_sources()
     if _protection is not None:
         _protection.rearm()
         signals = _protection._unheard(signals)

@@ -378,7 +378,7 @@ class ExitController:
             mirrored = self.finish_mirrors(runs)
             self._put_away(runs, outcome, reason, mirrored)
             end = functools.partial(
-                runs[0].config.leave, committed, self.cluster, mirrored=mirrored
+                runs[0].config._exit, committed, self.cluster, mirrored=mirrored
             )
             if threading.current_thread() is threading.main_thread():
                 end()
@@ -470,7 +470,7 @@ class ExitController:
         )
         self._put_away(runs, Outcome.LOST, why)
         self.left = True
-        exit_hard(lambda: runs[0].config.leave(False, self.cluster))
+        exit_hard(lambda: runs[0].config._exit(False, self.cluster))
         self.left = False
 
     def _put_away(
@@ -488,7 +488,7 @@ class ExitController:
             limit = min(limit, max(0.05, left / 2))
 
         # The config of the oldest run determines the exit code.
-        code = runs[0].config.code(outcome is Outcome.COMMITTED, mirrored)
+        code = runs[0].config._exit_code_for(outcome is Outcome.COMMITTED, mirrored)
 
         def put_away() -> None:
             for run in runs:

@@ -155,7 +155,7 @@ def register(
         for each in (lease, None if mirror is None else mirror.lease):
             if each is not None:
                 each.on_loss(lambda reason: hear(_loss(cluster.worker, reason)))
-        sources = list(config.watched_sources())
+        sources = list(config._notice_sources())
         if cluster.jobs or connected is not None:
             native = NativeKeySource(
                 frameworks.adapter("tensorflow", "coordination").read_native_notice,
@@ -169,7 +169,7 @@ def register(
             config,
             agreed,
             session.coordinator.deadlines,
-            Watcher(sources, cluster.worker, hear, find_more=config.finder()),
+            Watcher(sources, cluster.worker, hear, find_more=config._source_finder()),
             counter,
             amid=amid,
             async_save=options.async_save,

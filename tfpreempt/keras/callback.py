@@ -122,7 +122,7 @@ class PreemptionCallback:
             async_save=async_save,
         )
         # Keras may start processes that read data before the fit begins.
-        resolve_config(termination_config).guard_children()
+        resolve_config(termination_config)._shield_children()
         self._training: Training | None = None
         self._files: EncodedValue | None = None
         self._names = contextlib.ExitStack()  # file names resolved for the newest fit

@@ -51,7 +51,7 @@ class AwsSpotTerminationConfig(TerminationConfig):
         if rebalance:
             self._graces["rebalance"] = None
 
-    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
+    def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns the base's sources, and a source per topic on a shared thread."""
         found = AwsWatch(self._graces).watched_sources(self._graces)
-        return (*super().watched_sources(), *found)
+        return (*super()._notice_sources(), *found)

@@ -61,17 +61,17 @@ class AzureTerminationConfig(TerminationConfig):
         }
         self._acknowledges = acknowledge
 
-    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
+    def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns the base's sources, and a source per kind on a shared thread."""
         found = AzureWatch(self._graces).watched_sources(self._graces)
-        return (*super().watched_sources(), *found)
+        return (*super()._notice_sources(), *found)
 
-    def leave(
+    def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
         """Exits. Acknowledges the events before, if so configured and if committed."""
         try:
-            super().leave(committed, cluster, mirrored=mirrored)
+            super()._exit(committed, cluster, mirrored=mirrored)
         except SystemExit:
             # Only on SystemExit: if an exit_fn returns, training continues, and an
             # acknowledged event would end the VM.

@@ -54,13 +54,13 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
         self._has_workers = has_workers
         self._wait_limit = check_seconds("wait_limit", wait_limit)
 
-    def leave(
+    def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
         """Waits until the workers are gone, with a timeout, and exits."""
         if self._has_workers is not None:
             self._wait(self._has_workers)
-        super().leave(committed, cluster, mirrored=mirrored)
+        super()._exit(committed, cluster, mirrored=mirrored)
 
     def _wait(self, has_workers: Callable[[], object]) -> None:
         def look() -> None:

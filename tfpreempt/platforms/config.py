@@ -139,21 +139,21 @@ class TerminationConfig:
             )
         super().__setattr__(name, value)
 
-    def guard_children(self) -> None:
+    def _shield_children(self) -> None:
         """Guards future children of multiprocessing against the watched signals."""
         for signum, _ in self._signals:
             guard_children(signum)
 
-    def watched_signals(self) -> tuple[NoticeSourceConfig, ...]:
+    def _signal_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns new sources for the signals only."""
         return tuple(
             NoticeSourceConfig(SignalSource(signum), grace)
             for signum, grace in self._signals
         )
 
-    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
+    def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns new sources for everything that the config watches."""
-        found: list[NoticeSource | NoticeSourceConfig] = [*self.watched_signals()]
+        found: list[NoticeSource | NoticeSourceConfig] = [*self._signal_sources()]
         if self.termination_watcher_fn is not None:
             found.append(CallableSource(self.termination_watcher_fn))
         if self._notice_file is not None:
@@ -166,15 +166,15 @@ class TerminationConfig:
             for each in found
         )
 
-    def finder(self) -> FindSources | None:
+    def _source_finder(self) -> FindSources | None:
         """Returns a function that finds more sources; None if there are no more.
 
         The function may take seconds, and may be called on any thread.
         """
         return None
 
-    def code(self, committed: bool, mirrored: bool = True) -> int | None:
-        """Returns the exit code of `leave`; None if `exit_fn` decides.
+    def _exit_code_for(self, committed: bool, mirrored: bool = True) -> int | None:
+        """Returns the exit code of `_exit`; None if `exit_fn` decides.
 
         Args:
             committed: whether this preemption made a commit.
@@ -186,7 +186,7 @@ class TerminationConfig:
             return self._unmirrored_exit_code
         return None if self.exit_fn is not None else self.exit_code
 
-    def leave(
+    def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
         """Exits the process.
@@ -199,7 +199,7 @@ class TerminationConfig:
         Raises:
             SystemExit: unless an `exit_fn` returns.
         """
-        code = self.code(committed, mirrored)
+        code = self._exit_code_for(committed, mirrored)
         if code is None and self.exit_fn is not None:
             self.exit_fn()
             return
@@ -218,7 +218,7 @@ class TerminationConfig:
         probe = copy.copy(self)
         probe._sources = ()
         texts = []
-        for each in probe.watched_sources():
+        for each in probe._notice_sources():
             grace = each.grace_seconds
             left = f"{grace:g} s" if grace else "with unknown grace"
             texts.append(f"{each.source.name} {left}")
@@ -227,7 +227,7 @@ class TerminationConfig:
         return ", ".join(texts) or "watches nothing"
 
     def _exit_text(self) -> str:
-        code, lost = self.code(True), self.code(False)
+        code, lost = self._exit_code_for(True), self._exit_code_for(False)
         texts = [] if code is None else [f"exit code {code}"]
         if lost not in (code, None):
             texts.append(f"{lost} where nothing was committed")

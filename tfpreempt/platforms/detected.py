@@ -42,7 +42,7 @@ def resolve_config(
 ) -> TerminationConfig:
     """Returns the config for a `termination_config` argument.
 
-    Makes no request: the function from `TerminationConfig.finder` contacts the metadata
+    Makes no request: the function from `_source_finder` contacts the metadata
     servers.
 
     Args:
@@ -77,7 +77,7 @@ def resolve_config(
     if platform is None:
         platform = find_cloud(found, {}, 0.0)
     config = platform.config_class(**options)
-    _log_platform(platform.name, platform.evidence, config.watched_sources())
+    _log_platform(platform.name, platform.evidence, config._notice_sources())
     return config
 
 
@@ -112,16 +112,16 @@ class DetectedTerminationConfig(TerminationConfig):
         )
         self._found = found
 
-    def finder(self) -> FindSources:
+    def _source_finder(self) -> FindSources:
         return self._ask_server
 
     def _ask_server(self) -> Sequence[NoticeSourceConfig]:
         """Returns the sources of the cloud identified by the metadata server."""
         cloud = find_cloud(self._found, metadata_probe.PROBES, LIMIT_SECONDS)
-        known = {each.source.name for each in self.watched_sources()}
+        known = {each.source.name for each in self._notice_sources()}
         sources = [
             dataclasses.replace(each, grace_seconds=self._limited(each.grace_seconds))
-            for each in cloud.termination_config().watched_sources()
+            for each in cloud.termination_config()._notice_sources()
             if each.source.name not in known
         ]
         wrong = metadata_probe.named_addresses(
@@ -138,7 +138,7 @@ class DetectedTerminationConfig(TerminationConfig):
         if (scheduler := self._found.platform) is not None:
             name = f"{scheduler.name} on {cloud.name}"
             evidence = tuple(dict.fromkeys((*scheduler.evidence, *cloud.evidence)))
-        _log_platform(name, evidence, (*self.watched_sources(), *sources))
+        _log_platform(name, evidence, (*self._notice_sources(), *sources))
         return sources
 
     def _limited(self, grace: float | None) -> float | None:

@@ -82,10 +82,10 @@ class GceTerminationConfig(TerminationConfig):
                 "or None not to watch announcements"
             )
 
-    def watched_sources(self) -> tuple[NoticeSourceConfig, ...]:
+    def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:
         """Returns the base's sources, and a source per topic on a shared thread."""
         watch = GceWatch(self._graces, maintenance_lead_seconds=self._lead)
-        return (*super().watched_sources(), *watch.watched_sources(self._graces))
+        return (*super()._notice_sources(), *watch.watched_sources(self._graces))
 
 
 class GceCpuTerminationConfig(GceTerminationConfig):

@@ -95,13 +95,13 @@ class SlurmTerminationConfig(TerminationConfig):
         self._requeued_job = _job_to_requeue(requeue, self._environment)
         self._run_command = run_scontrol if run_command is None else run_command
 
-    def code(self, committed: bool, mirrored: bool = True) -> int | None:
+    def _exit_code_for(self, committed: bool, mirrored: bool = True) -> int | None:
         """Returns the base's code, or `exhausted_exit_code` when no restart is left."""
         if self._is_exhausted:
             return self._exhausted_code
-        return super().code(committed, mirrored)
+        return super()._exit_code_for(committed, mirrored)
 
-    def leave(
+    def _exit(
         self, committed: bool, cluster: Cluster = LOCAL, *, mirrored: bool = True
     ) -> None:
         """Exits, and requeues the job unless no restart is left."""
@@ -114,7 +114,7 @@ class SlurmTerminationConfig(TerminationConfig):
                 self._exhausted_code,
             )
         try:
-            super().leave(committed, cluster, mirrored=mirrored)
+            super()._exit(committed, cluster, mirrored=mirrored)
         except SystemExit:
             # Only on SystemExit: a requeue kills the job, and after an exit_fn that
             # returns, training continues.
@@ -122,7 +122,7 @@ class SlurmTerminationConfig(TerminationConfig):
             task = self._environment.get("SLURM_PROCID", "").strip()
             speaks = cluster.is_chief if cluster.num_workers > 1 else task in {"", "0"}
             if job is not None and speaks:
-                self._requeue(job, self.code(committed, mirrored))
+                self._requeue(job, self._exit_code_for(committed, mirrored))
             raise
 
     def _requeue(self, job: str, code: int | None) -> None:

@@ -104,7 +104,7 @@ def _gather(
     config = platform.termination_config(**options)
     return DoctorFindings(
         platform=platform,
-        sources=probe_sources(config.watched_sources()),
+        sources=probe_sources(config._notice_sources()),
         storage=None if directory is None else try_save(Path(directory), size),
         slurm=ask_slurm(os.environ, requeue or "exit") if is_slurm else None,
         step_seconds=None if directory is None else _step_seconds(directory),
