@@ -20,6 +20,7 @@ if sys.platform != "linux":
 
 if TYPE_CHECKING:
     from tfpreempt import data, errors, keras, states
+    from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
     from tfpreempt.checkpoint.restore.handle import Checkpoint
     from tfpreempt.checkpoint.state.state import State
     from tfpreempt.core.restarts import num_restarts
@@ -60,6 +61,7 @@ __all__ = [
     "GceTpuTerminationConfig",
     "GenericTerminationConfig",
     "KubernetesTerminationConfig",
+    "MirrorStatus",
     "Platform",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
@@ -107,6 +109,7 @@ _HOMES = {
     "load_state": "tfpreempt.states.api",
     "num_restarts": "tfpreempt.core.restarts",
     "Checkpoint": "tfpreempt.checkpoint.restore.handle",
+    "MirrorStatus": "tfpreempt.checkpoint.mirror.mirror_status",
     "TfpreemptError": "tfpreempt.errors",
     "data": "tfpreempt.data",
     "errors": "tfpreempt.errors",

@@ -17,6 +17,7 @@ from tfpreempt import (
     GceSpotTerminationConfig,
     GenericTerminationConfig,
     KubernetesTerminationConfig,
+    MirrorStatus,
     Platform,
     PreemptionCheckpointHandler,
     PreemptionWatcher,
@@ -52,7 +53,7 @@ def custom_loop(resolver: Any, checkpoint: Any, directory: str) -> int:
         handler.save_checkpoint_if_preempted()
         with handler.pause_hang_detection():
             pass
-        status = handler.mirror_status
+        status = assert_type(handler.mirror_status, MirrorStatus | None)
         if status is not None:
             assert_type(status.mirrored_step, int | None)
         assert_type(handler.wait_for_mirror(timeout=5), bool)
@@ -68,6 +69,7 @@ def fitted(model: Any, data: Any) -> None:
     callback = tfpreempt.keras.PreemptionCallback("ckpt", save_freq=100)
     assert_type(callback.latest_checkpoint, str | None)
     assert_type(callback.checkpoints(), list[Checkpoint])
+    assert_type(callback.mirror_status, MirrorStatus | None)
     model.fit(data, callbacks=[callback])
     tfpreempt.keras.PreemptionCallback(1)  # type: ignore[arg-type]  # not a path
 

@@ -704,7 +704,7 @@ class RoundSave:
         return CommitKind.NONE
 
     def _failed(self, error: Exception) -> None:
-        log.error("tfpreempt: this save failed; the last commit stands", exc_info=error)
+        log.error("the save failed; the last commit is still valid", exc_info=error)
         c = self.coordinator
         run = next(iter(self.runs))
         where = f"the save of step {run.step}"

@@ -358,14 +358,14 @@ class ExitController:
         committed = outcome is Outcome.COMMITTED
         if not committed:
             log.error(
-                "tfpreempt: leaving, committed nothing at step %d; the last commit "
-                "stands, and what was trained since is trained again. Reason: %s",
+                "exiting at step %d without a checkpoint: %s. The run will resume from "
+                "the last commit, and repeat the steps since that commit",
                 runs[0].step,
-                reason or "unknown",
+                reason.rstrip(".") or "unknown reason",
             )
         else:
-            log.warning(
-                "tfpreempt: step %d is committed; leaving to be started again",
+            log.info(
+                "checkpoint for step %d committed; exiting to be restarted",
                 runs[0].step,
             )
         self.left = True

@@ -211,17 +211,14 @@ class Run:
         took = self.start.seconds + clock.monotonic() - began
         self._record_start(restored, took)
         if restored.path is not None:
-            # Not a problem, but the first question of users after a restart.
-            log.warning(
-                "tfpreempt: goes on at step %d, of %s", restored.step, restored.path
-            )
+            log.info("resumed at step %d from %s", restored.step, restored.path)
         elif restart := num_restarts():
             log.warning(
-                "tfpreempt: this is restart %d, and there is no commit in %s: training "
-                "begins at step 0. If there was one, see whether the directory is the "
-                "same, on storage that outlives the machine",
-                restart,
+                "no commit in %s at restart %d: training starts from step 0. If an "
+                "earlier start made commits, check that the directory is the same, on "
+                "storage that outlives the machine",
                 self.directory.path,
+                restart,
             )
         self.base = restored.step
         manifest = None if found is None else found.manifest
@@ -414,7 +411,8 @@ class Run:
             took = min(took, deadlines.save_seconds or took)
         deadlines.save_seconds = deadlines.planned(took, save.share_seconds)
         self.record(commit)
-        log.info("tfpreempt: committed step %d in %s", commit.step, commit.path)
+        if because != "preemption":  # logged at the exit
+            log.info("checkpoint for step %d committed: %s", commit.step, commit.path)
         return commit
 
     def take_snapshot(self, name: str) -> bool:

@@ -619,16 +619,16 @@ class Session:
             if run.directory.mirror is not None:
                 run.directory.mirror.shorten_waits()
             run.record(notice)
-        next_step = "the next step to begin"
+        next_step = "starts"
         if not self.gate.started:
-            next_step += ", and none was begun by run() yet"
+            next_step += " (run() was not called yet)"
         grace = notice.grace_seconds
-        left = "time left unknown: TerminationConfig(grace_period=) would say it"
+        unknown = "unknown (set TerminationConfig(grace_period=...))"
         log.warning(
-            "tfpreempt: notice from %s, %s; the commit waits for %s",
+            "preemption notice from %s; grace period %s. Checkpointing when the %s",
             notice.origin,
-            f"grace {grace:g} s" if grace else left,
-            "the step that runs" if self.gate.busy else next_step,
+            f"{grace:g} s" if grace else unknown,
+            "current step finishes" if self.gate.busy else f"next step {next_step}",
         )
         self.runtime.call_at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
         for run in told:

@@ -12,5 +12,5 @@ shard_transfer    transfers the shards of workers with separate disks
 store_selection   chooses the directory and the store of a run; scratch directories
 upload            uploads one commit, large files in parts, its marker last
 
-Imported by checkpoint/restore, cli, handler, keras, states.
+Imported by checkpoint/restore, cli, handler, keras, states, tfpreempt.
 """

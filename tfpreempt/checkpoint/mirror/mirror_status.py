@@ -17,16 +17,16 @@ class MirrorStatus:
 
     Attributes:
         uri: URI of the object store.
-        newest: step of the newest local commit; None before the first commit.
-        mirrored: step of the newest commit known to be complete in the store.
+        latest_step: step of the newest local commit; None before the first commit.
+        mirrored_step: step of the newest commit known to be complete in the store.
         is_complete: whether the newest local commit is complete in the store.
         pending: number of commits queued or being uploaded.
         uploading: step of the commit being uploaded; None between uploads.
         sent_bytes: bytes of that commit uploaded so far.
         total_bytes: size of that commit in bytes.
-        fault: error of the last attempt; None after a success.
-        faults: number of failed attempts so far.
-        dropped: number of commits that were deleted, or found corrupt, before the
+        last_error: error of the last attempt; None after a success.
+        error_count: number of failed attempts so far.
+        skipped: number of commits that were deleted, or found corrupt, before the
             upload.
     """
 
