@@ -56,7 +56,7 @@ UNREADABLE = {
 def test_hostile_manifests_are_damage(store, entries):
     put_hostile(store, entries)
     found = catalog.read(catalog.unread_entry(store))
-    assert found.condition is catalog.CommitStatus.DAMAGED
+    assert found.condition is catalog.CommitStatus.CORRUPT
     assert found.manifest is None
 
 

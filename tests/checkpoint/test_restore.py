@@ -278,7 +278,7 @@ def test_what_the_user_saves_over_a_dead_save_of_ours_is_theirs(tmp_path, dies_a
     (tmp_path / "ckpt-5.index").write_bytes(b"by the user's own manager.save()")
     open_directory(tmp_path, payload).start()
     (candidate,) = restore.find_candidates(str(tmp_path), pytest.fail)
-    assert candidate.kind.value == "foreign"
+    assert candidate.kind.value == "external"
 
 
 def test_what_the_user_saves_over_a_commit_that_lost_its_marker_is_theirs(tmp_path):
@@ -290,7 +290,7 @@ def test_what_the_user_saves_over_a_commit_that_lost_its_marker_is_theirs(tmp_pa
     (tmp_path / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
     os.utime(tmp_path / "ckpt-1.index", (marked + 10, marked + 10))
     (candidate,) = restore.find_candidates(str(tmp_path), pytest.fail)
-    assert candidate.kind.value == "foreign"
+    assert candidate.kind.value == "external"
 
 
 def test_nothing_is_deleted_where_the_state_file_cannot_be_read(three, monkeypatch):
@@ -490,7 +490,7 @@ def test_a_checkpoint_that_the_user_saved_over_ours_counts_as_theirs(tmp_path):
     (tmp_path / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
     os.utime(tmp_path / "ckpt-1.index", (marked + 10, marked + 10))
     (candidate,) = restore.find_candidates(str(tmp_path))
-    assert candidate.kind.value == "foreign"
+    assert candidate.kind.value == "external"
 
 
 def test_a_copied_directory_is_still_ours(tmp_path):
@@ -515,7 +515,7 @@ def test_a_half_written_flat_one_counts_again_when_the_user_saves_it_anew(tmp_pa
     assert restore.find_candidates(str(tmp_path)) == []
     (tmp_path / "ckpt-1.index").write_bytes(b"anew")
     (candidate,) = restore.find_candidates(str(tmp_path))
-    assert candidate.kind.value == "foreign"
+    assert candidate.kind.value == "external"
     save(saver, 1)
     (candidate,) = restore.find_candidates(str(tmp_path))
     assert candidate.kind.value == "flat"

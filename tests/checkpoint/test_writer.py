@@ -240,7 +240,7 @@ def test_a_managers_own_save_is_restored_when_it_is_newer(tmp_path):
     job.weight.assign([4.0, 4.0])
     job.manager.save()
     candidate, value = Job(tmp_path, "manager").restore()
-    assert (candidate.kind, value) == (Kind.FOREIGN, 4.0)
+    assert (candidate.kind, value) == (Kind.EXTERNAL, 4.0)
     job.save(5)
     candidate, value = Job(tmp_path, "manager").restore()
     assert (candidate.kind, value) == (Kind.FLAT, 5.0)
@@ -280,7 +280,7 @@ def test_a_checkpoint_without_our_counter_in_an_own_directory(tmp_path):
     other.save()
     job = Job(tmp_path)
     candidate, value = job.restore()
-    assert (candidate.kind, candidate.step, value) == (Kind.FOREIGN, None, 6.0)
+    assert (candidate.kind, candidate.step, value) == (Kind.EXTERNAL, None, 6.0)
     assert int(job.checkpoint.checkpointed_runs) == 0
     for step in (7, 8, 9, 10):
         job.save(step)

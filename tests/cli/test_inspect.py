@@ -151,10 +151,10 @@ def test_sizes_are_checked_and_bytes_on_demand(run: Path) -> None:
     (run / "20" / "ckpt.index").write_bytes(b"short")
     (run / "10" / "ckpt.index").unlink()
     assert [state for _, state, _ in summary(run)] == [
-        "damaged", "committed", "damaged",
+        "corrupt", "committed", "corrupt",
     ]  # fmt: skip
     found = told(run, "--verify")
-    assert {each["state"] for each in found} == {"damaged"}
+    assert {each["state"] for each in found} == {"corrupt"}
     assert {each["checked"] for each in found} == {"every byte"}
     assert "crc32c" in found[1]["problems"][0]
     assert "10/ckpt.index' is missing" in found[0]["problems"][0]
@@ -235,21 +235,21 @@ def test_what_a_manager_deleted_or_wrote_anew(flat_run: Path) -> None:
     (flat_run / "ckpt-1.index").write_bytes(b"by the user's own manager.save()")
     os.utime(flat_run / "ckpt-1.index", (marked + 10, marked + 10))
     (one,) = told(flat_run)
-    assert one["form"] == "foreign"
+    assert one["form"] == "external"
     assert "saved again without tfpreempt" in one["remarks"][0]
     (flat_run / "ckpt-1.index").unlink()
     (one,) = told(flat_run)
     assert one["state"] == "not committed"
-    assert "was deleted" in one["remarks"][0]
+    assert "checkpoint deleted" in one["remarks"][0]
 
 
 def test_a_foreign_checkpoint(run: Path) -> None:
     (run / "model.index").write_bytes(b"no table")
     os.utime(run / "model.index", (4e9, 4e9))
     newest = told(run)[0]
-    assert (newest["name"], newest["state"]) == ("model", "damaged")
+    assert (newest["name"], newest["state"]) == ("model", "corrupt")
     assert newest["checked"] == "index and lengths"
-    assert "not ours" in newest["remarks"][0]
+    assert "written without tfpreempt" in newest["remarks"][0]
     assert newest["step"] is None
 
 
@@ -264,13 +264,13 @@ def test_local_remote_or_both(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "20")
     upload = mirrored(run, "10", mirror)
     (mirror / upload / "COMMITTED").unlink()
-    assert summary(run, "--remote", mirror.as_uri()) == [
+    assert summary(run, "--mirror", mirror.as_uri()) == [
         ("10", "committed", "local"),
-        ("30", "damaged", "both"),
-        (old, "committed", "remote"),
+        ("30", "corrupt", "both"),
+        (old, "committed", "mirror"),
     ]
-    newest, both, _ = told(run, "--remote", mirror)
-    assert any("upload is under way" in remark for remark in newest["remarks"])
+    newest, both, _ = told(run, "--mirror", mirror)
+    assert any("upload is running" in remark for remark in newest["remarks"])
     assert both["uri"] == str(mirror / folder)
     assert both["path"] == str(run / "30")
 
@@ -280,14 +280,14 @@ def test_a_mirror_alone(run: Path, tmp_path: Path) -> None:
     folder = mirrored(run, "10", mirror)
     (mirror / "99.9-00000000").mkdir()
     assert summary(mirror.as_uri()) == [
-        ("99.9-00000000", "not committed", "remote"),
-        (folder, "committed", "remote"),
+        ("99.9-00000000", "not committed", "mirror"),
+        (folder, "committed", "mirror"),
     ]
     (one,) = told(f"{mirror.as_uri()}/{folder}")
-    assert (one["step"], one["where"]) == (10, "remote")
+    assert (one["step"], one["where"]) == (10, "mirror")
     os.rename(mirror / folder, mirror / "10.3-00000000")
     (moved,) = told(mirror / "10.3-00000000")
-    assert moved["state"] == "damaged"
+    assert moved["state"] == "corrupt"
     assert "moved" in moved["problems"][0]
 
 
@@ -301,8 +301,8 @@ def test_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.replace("2024/data.csv", b"a stranger's")
     monkeypatch.setattr(open_store, "open_store", lambda place: store)
     found = told("gs://bucket/run")
-    assert [each["where"] for each in found] == ["remote"] * 4
-    assert [each["state"] for each in found] == ["committed"] * 3 + ["damaged"]
+    assert [each["where"] for each in found] == ["mirror"] * 4
+    assert [each["state"] for each in found] == ["committed"] * 3 + ["corrupt"]
     assert found[0]["uri"] == f"memory://{found[0]['name']}"
     assert found[0]["path"] is None
 
@@ -350,14 +350,14 @@ def test_one_folder_of_a_bucket(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
         f"gs://bucket/run/{folder}",
     )
     (moved,) = look("10.3-00000000", run / "10")
-    assert moved["state"] == "damaged"
+    assert moved["state"] == "corrupt"
     (run / "10" / "COMMITTED").unlink()
     (upload,) = look(folder, run / "10")
     assert (upload["state"], upload["step"]) == ("not committed", 10)
     monkeypatch.setattr(open_store, "open_store", lambda place: Bucket(place, None))
     result = inspect(f"gs://bucket/run/{folder}")
     assert result.exit_code == 2
-    assert "There is no checkpoint at" in result.stderr
+    assert "No checkpoint found at" in result.stderr
 
 
 def test_a_bucket_that_is_itself_the_checkpoint_directory(
@@ -367,9 +367,9 @@ def test_a_bucket_that_is_itself_the_checkpoint_directory(
     bucket = Bucket("gs://bucket/run", run)
     monkeypatch.setattr(open_store, "open_store", lambda place: bucket)
     assert summary("gs://bucket/run") == [
-        ("10", "committed", "remote"),
-        ("30", "not committed", "remote"),
-        ("20", "committed", "remote"),
+        ("10", "committed", "mirror"),
+        ("30", "not committed", "mirror"),
+        ("20", "committed", "mirror"),
     ]
 
 
@@ -382,13 +382,13 @@ def test_commits_that_were_written_in_their_place(
     assert summary(run)[0] == in_place
     bucket = Bucket("gs://bucket/run", run)
     monkeypatch.setattr(open_store, "open_store", lambda place: bucket)
-    assert summary("gs://bucket/run")[0] == (*in_place[:2], "remote")
+    assert summary("gs://bucket/run")[0] == (*in_place[:2], "mirror")
 
 
 def test_a_scheme_that_no_command_line_can_open() -> None:
     for arguments, names in (
         (["hdfs://a/b"], "DIR|URI"),
-        ([".", "--remote", "hdfs://a/b"], "--remote"),
+        ([".", "--mirror", "hdfs://a/b"], "--mirror"),
     ):
         result = inspect(*arguments)
         assert result.exit_code == 2
@@ -398,11 +398,11 @@ def test_a_scheme_that_no_command_line_can_open() -> None:
 
 
 def test_what_is_wrong_with_the_mirror_is_said_of_it(run: Path, tmp_path: Path) -> None:
-    result = inspect(run, "--remote", tmp_path / "nope")
+    result = inspect(run, "--mirror", tmp_path / "nope")
     assert result.exit_code == 2
-    assert "--remote: There is no checkpoint at" in result.stderr
+    assert "--mirror: No checkpoint found at" in result.stderr
     (tmp_path / "empty").mkdir()
-    result = inspect(run, "--remote", tmp_path / "empty", "--json")
+    result = inspect(run, "--mirror", tmp_path / "empty", "--json")
     assert result.exit_code == 0
-    assert "empty' has no checkpoints" in result.stderr
+    assert "no checkpoints in the mirror" in result.stderr
     assert len(json.loads(result.stdout)) == 3

@@ -31,7 +31,7 @@ def test_hostile_directories(run: Path) -> None:
     os.symlink(run / "20", run / "99")
     (run / "a\x1b[2Jb.tfpreempt").mkdir()
     os.symlink("/etc/passwd", run / "x.index")
-    assert {state for _, state, _ in summary(run)} == {"damaged"}
+    assert {state for _, state, _ in summary(run)} == {"corrupt"}
     result = inspect(run)
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from tests.checkpoint.fakes import OwnContents, open_directory, save
 from tests.cli.report.scripted import a_run
-from tests.cli.test_notify import Start, records, start  # noqa: F401  (a fixture)
+from tests.cli.test_simulate import Start, records, start  # noqa: F401  (a fixture)
 from tfpreempt import cli
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
 from tfpreempt.cli import main
@@ -106,13 +106,13 @@ def unprintable(output: str) -> set[str]:
         "status",
         "status --json",
         "inspect --states --verify",
-        "inspect --remote {place}/mirror",
+        "inspect --mirror {place}/mirror",
         "inspect --json",
         "verify",
         "verify --json",
         "doctor --size 1KiB",
         "doctor --size 1KiB --json",
-        "notify",
+        "simulate",
         "notify --file {place}/none/file --",
         "notify --metadata http://{place} --",
         pytest.param(
@@ -151,7 +151,7 @@ def test_follow_prints_no_escapes(start: Start, tmp_path: Path) -> None:  # noqa
     spoiled.write_text(records(Outcome.FAILED))
     spoil(spoiled, ("outcome",))
     start(1, says=spoiled.read_text())
-    result = call("notify", tmp_path, "--worker", "1", "--follow", "30")
+    result = call("simulate", tmp_path, "--worker", "1", "--follow", "30")
     assert "has failed at step 7: ValueError: why\\x1b]0;owned" in result.output
     assert unprintable(result.output) == set()
     assert "\nstep 9 is committed" not in result.output

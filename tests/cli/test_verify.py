@@ -60,7 +60,7 @@ def test_all_whole(run: Path) -> None:
     assert [each["checked"] for each in found] == ["every byte"] * 2
     result = verify(run)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].startswith("2 whole (12 KiB in ")
+    assert result.stdout.splitlines()[-1].startswith("2 intact (12 KiB in ")
 
 
 def test_one_bar_tells_of_all_that_is_read(
@@ -90,12 +90,12 @@ def test_one_bit(run: Path, name: str) -> None:
     damage(str(run / "1" / name), offset=1500)
     code, found = told(run)
     assert code == 1
-    assert [each["state"] for each in found] == ["committed", "damaged"]
+    assert [each["state"] for each in found] == ["committed", "corrupt"]
     assert f"'1/{name}' has crc32c" in found[1]["problems"][0]
     assert verify(run / "2").exit_code == 0
     result = verify(run / "1")
     assert result.exit_code == 1
-    assert "1 damaged" in result.stdout
+    assert "1 corrupt" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", "COMMITTED"])
@@ -105,7 +105,7 @@ def test_marker_and_manifest_vouch_for_each_other(run: Path, name: str) -> None:
     assert code == 1
     assert {each["name"]: each["state"] for each in found} == {
         "1": "committed",
-        "2": "damaged",
+        "2": "corrupt",
     }
 
 
@@ -119,7 +119,7 @@ def test_extra_files_are_a_remark(run: Path) -> None:
 
 def test_nothing_committed(tmp_path: Path, run: Path) -> None:
     assert verify(tmp_path).exit_code == 1
-    assert "nothing is committed here" in verify(tmp_path).stdout
+    assert "no commit found" in verify(tmp_path).stdout
     (run / "1" / "COMMITTED").unlink()
     assert verify(run / "1").exit_code == 1
     assert verify(run).exit_code == 1  # TensorFlow's state file says that it was one
@@ -135,7 +135,7 @@ def test_flat_and_foreign(tmp_path: Path) -> None:
     assert verify(tmp_path / "ckpt-1").exit_code == 1
     (tmp_path / "other.index").write_bytes(b"no table")
     code, found = told(tmp_path / "other")
-    assert (code, found[0]["state"]) == (1, "damaged")
+    assert (code, found[0]["state"]) == (1, "corrupt")
 
 
 def test_what_retention_takes_meanwhile_is_not_damaged(run: Path) -> None:

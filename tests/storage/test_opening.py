@@ -128,8 +128,8 @@ def test_no_secret_of_a_url_is_quoted(place, monkeypatch, tmp_path):
             ),
             lambda: run_command("run", "--checkpoint-dir", place, "--", "true"),
             lambda: run_command(*remote, str(tmp_path), "--", "true"),
-            lambda: run_command("inspect", str(tmp_path), "--remote", place),
-            lambda: run_command("notify", "--metadata", place),
+            lambda: run_command("inspect", str(tmp_path), "--mirror", place),
+            lambda: run_command("simulate", "--metadata", place),
         ]
     for each in opens:
         with pytest.raises((errors.ConfigurationError, SystemExit)) as caught:

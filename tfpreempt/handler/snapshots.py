@@ -160,7 +160,7 @@ class Snapshots:
             attempts: names of the snapshots, equal on every worker.
         """
         for each in self._scan():
-            if each.condition is CommitStatus.DAMAGED:
+            if each.condition is CommitStatus.CORRUPT:
                 _tell_of_damage(each.problems[0])
         missing = set(attempts)
         for each in reversed(self.find()):  # newest last: its tensors stay in memory

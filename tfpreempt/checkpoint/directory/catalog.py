@@ -49,8 +49,8 @@ class Kind(enum.Enum):
 
     OWN = "own"  # a directory of our own
     FLAT = "flat"  # TensorFlow's flat files with our sidecar directory
-    FOREIGN = "foreign"  # written without tfpreempt; no marker
-    REMOTE = "remote"  # a folder of a mirror
+    EXTERNAL = "external"  # written without tfpreempt; no marker
+    MIRROR = "mirror"  # a folder of a mirror
     STAGING = "staging"  # a save that is running or was interrupted
 
 
@@ -59,8 +59,8 @@ class CommitStatus(enum.Enum):
 
     COMMITTED = "committed"
     NOT_COMMITTED = "not committed"  # never restored; save is running or interrupted
-    DAMAGED = "damaged"
-    FOREIGN = "not ours"  # without a manifest the expected bytes are unknown
+    CORRUPT = "corrupt"
+    EXTERNAL = "external"  # without a manifest the expected bytes are unknown
 
 
 class VerificationLevel(enum.Enum):
@@ -156,7 +156,7 @@ class Entry:
 
     def object(self, name: str) -> str:
         """Returns the name in the store of a file in the manifest."""
-        is_prefix = self.kind in (Kind.FLAT, Kind.FOREIGN)
+        is_prefix = self.kind in (Kind.FLAT, Kind.EXTERNAL)
         folder = os.path.dirname(self.name) if is_prefix else self.name
         return os.path.join(folder, name)
 
@@ -208,7 +208,7 @@ def kind_of(name: str) -> Kind | None:
     if layout.COMMIT.fullmatch(name):
         return Kind.OWN
     if _COPY.fullmatch(name):
-        return Kind.REMOTE
+        return Kind.MIRROR
     if name.endswith(layout.SIDECAR_SUFFIX) and name != layout.SIDECAR_SUFFIX:
         return Kind.FLAT
     return None
@@ -229,7 +229,7 @@ def unread_entry(store: ObjectStore, folder: str = "") -> Entry:
         return Entry(
             store=store,
             name=folder,
-            kind=Kind.REMOTE,
+            kind=Kind.MIRROR,
             token=named["token"],
             step=int(named["step"]),
             sequence=int(named["sequence"]),
@@ -262,7 +262,7 @@ def read(entry: Entry) -> Entry:
     entry = dataclasses.replace(entry, time=written)
     if marker is None:
         if problem is not None:
-            return damaged(entry, problem)
+            return corrupt(entry, problem)
         return dataclasses.replace(entry, remarks=() if fault is None else (fault,))
     token = token_of(marker, entry.sequence)
     if fault is None and data is None:
@@ -278,7 +278,7 @@ def read(entry: Entry) -> Entry:
             "names; somebody has moved it."
         )
     if fault is not None:
-        return damaged(entry, fault)
+        return corrupt(entry, fault)
     return dataclasses.replace(
         entry,
         condition=CommitStatus.COMMITTED,
@@ -312,10 +312,10 @@ def read_at(path: str) -> Entry:
     return _read_on_disk(reader(directory), name)
 
 
-def damaged(entry: Entry, problem: str) -> Entry:
+def corrupt(entry: Entry, problem: str) -> Entry:
     """Returns the entry marked as corrupt."""
     return dataclasses.replace(
-        entry, condition=CommitStatus.DAMAGED, problems=(problem,)
+        entry, condition=CommitStatus.CORRUPT, problems=(problem,)
     )
 
 
@@ -337,7 +337,7 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
     what_else = ""
     if file_reading.is_there(prefix + ".index"):
         what_else = f", or restore {prefix!r} with tf.train.Checkpoint"
-    return damaged(
+    return corrupt(
         entry,
         f"{marker!r} is missing, though this was a commit; remove "
         f"{os.path.dirname(marker)!r}{what_else}.",
@@ -377,7 +377,7 @@ def _ours(entries: Iterable[Entry]) -> list[Entry]:
     return [
         each
         for each in entries
-        if each.kind is Kind.REMOTE or each.manifest or each.problems or each.remarks
+        if each.kind is Kind.MIRROR or each.manifest or each.problems or each.remarks
     ]
 
 
@@ -444,7 +444,7 @@ def contents(store: ObjectStore) -> list[Entry]:
 def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
     """Returns the folders of a mirror in a store; highest sequence first."""
     found = listing(store, timeout=timeout)
-    return [entry for entry in found if entry.kind is Kind.REMOTE]
+    return [entry for entry in found if entry.kind is Kind.MIRROR]
 
 
 def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entry]:
@@ -475,7 +475,7 @@ def read_commits(
     for entry in map(read, found):
         if entry.is_committed:
             yield entry
-        elif entry.condition is CommitStatus.DAMAGED:
+        elif entry.condition is CommitStatus.CORRUPT:
             on_skip(entry.problems[0])
 
 

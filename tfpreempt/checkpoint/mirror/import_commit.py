@@ -295,7 +295,7 @@ def find(store: ObjectStore, token: str) -> Entry | None:
     for copy in catalog.copies(store):
         if copy.token == token:
             found = catalog.read(copy)
-            if found.condition is CommitStatus.DAMAGED:
+            if found.condition is CommitStatus.CORRUPT:
                 raise errors.CheckpointCorruptedError(found.problems[0])
             return found if found.is_committed else None
     return None

@@ -204,7 +204,7 @@ class Retention:
         unneeded = []
         for name in self._store.list(f"{PARTS}/"):
             folder = name.split("/")[1]
-            if catalog.kind_of(folder) is not Kind.REMOTE or paths.why_unsafe(name):
+            if catalog.kind_of(folder) is not Kind.MIRROR or paths.why_unsafe(name):
                 continue  # of another program
             sequence = catalog.unread_entry(self._store, folder).sequence or 0
             if folder in names or sequence < newest:

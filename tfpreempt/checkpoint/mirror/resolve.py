@@ -52,7 +52,7 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
         return in_store(catalog.reader(path), with_sums=with_sums)
     if not os.path.isfile(path + ".index"):
         raise _nothing(path)
-    foreign = Entry(store=catalog.reader(directory), name=name, kind=Kind.FOREIGN)
+    foreign = Entry(store=catalog.reader(directory), name=name, kind=Kind.EXTERNAL)
     names = [os.path.basename(each) for each in flat_commit.payload_files(path)]
     return _plain(foreign, [each for each in names if each != name], with_sums)
 
@@ -74,14 +74,14 @@ def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
         return found
     inner = catalog.listing(store)
     whole = [entry for entry in map(catalog.read, inner) if entry.is_committed]
-    copies = [entry for entry in inner if entry.kind is Kind.REMOTE]
+    copies = [entry for entry in inner if entry.kind is Kind.MIRROR]
     if newest := catalog.in_order(whole) or copies:
         raise errors.CheckpointError(
             f"{store.uri} holds the commits of a run; expected one of them. Use the "
             f"newest: Checkpoint({newest[0].path!r})."
         )
     names = _names(store)
-    if unread.kind is Kind.REMOTE or download_target.PROGRESS in names:
+    if unread.kind is Kind.MIRROR or download_target.PROGRESS in names:
         raise _unfinished(unread.path)
     if not names:
         raise _nothing(store.uri)
@@ -121,7 +121,7 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
     ]
     if not any(name.endswith(".index") for name in names):
         return None
-    entry = Entry(store=store, name=latest, kind=Kind.FOREIGN)
+    entry = Entry(store=store, name=latest, kind=Kind.EXTERNAL)
     return _plain(entry, names, with_sums=True)
 
 
@@ -145,7 +145,7 @@ def _commit(unread: Entry) -> Entry | None:
         CheckpointError: the commit is corrupt or incomplete.
     """
     found = catalog.read(unread)
-    if found.condition is CommitStatus.DAMAGED:
+    if found.condition is CommitStatus.CORRUPT:
         raise errors.CheckpointCorruptedError(found.problems[0])
     if not found.is_committed and (found.manifest is not None or found.remarks):
         raise _unfinished(found.path)
@@ -206,7 +206,7 @@ def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
     data = "".join(said).encode("utf-8", "surrogatepass")
     return dataclasses.replace(
         place,
-        condition=CommitStatus.FOREIGN,
+        condition=CommitStatus.EXTERNAL,
         manifest=manifest,
         token=f"plain-{checksum.of_bytes(data):08x}-{manifest.bytes}",
     )

@@ -174,7 +174,7 @@ class ShardTransfer:
         self._store.get(name, target, length=_MAX_MANIFEST_BYTES, timeout=seconds)
         manifest = from_json(target.getvalue(), f"{self._store.uri}/{name}")
         shard = Entry(
-            store=self._store, name=place, kind=Kind.REMOTE, manifest=manifest
+            store=self._store, name=place, kind=Kind.MIRROR, manifest=manifest
         )
         folder = os.path.join(staged.staging, layout.worker_name(worker))
         try:

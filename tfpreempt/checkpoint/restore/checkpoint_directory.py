@@ -406,7 +406,7 @@ class Directory:
             is_meant = is_twin or os.path.abspath(path) == os.path.abspath(entry.path)
             if entry.is_committed and is_meant:
                 return entry
-            if entry.condition is CommitStatus.DAMAGED and is_meant:
+            if entry.condition is CommitStatus.CORRUPT and is_meant:
                 raise errors.CheckpointCorruptedError(
                     f"{entry.path!r} cannot be read, so nothing was deleted: "
                     f"{entry.problems[0].rstrip('.')}; check the directory and the "

@@ -20,7 +20,7 @@ from tfpreempt.checkpoint.directory.catalog import (
     CommitStatus,
     Entry,
     Kind,
-    damaged,
+    corrupt,
     in_order,
     reader,
 )
@@ -55,7 +55,7 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
     known = {
         entry.path
         for entry in current
-        if entry.is_committed or entry.condition is CommitStatus.DAMAGED
+        if entry.is_committed or entry.condition is CommitStatus.CORRUPT
     }
     theirs = [
         entry
@@ -142,7 +142,7 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
     entry = Entry(
         store=reader(directory),
         name=name,
-        kind=Kind.FOREIGN,
+        kind=Kind.EXTERNAL,
         remarks=(_OVERWRITTEN,) if name in overwritten else (),
     )
     if flat_commit.is_half_written(prefix):
@@ -152,12 +152,12 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
         size, crc = checksum.of_file(prefix + INDEX)
         modified = os.stat(prefix + INDEX).st_mtime_ns / 1e9
     except FileNotFoundError as error:
-        return damaged(entry, f"{error}") if _is_missed(directory, name) else None
+        return corrupt(entry, f"{error}") if _is_missed(directory, name) else None
     except OSError as error:
-        return damaged(entry, f"{prefix + INDEX!r} cannot be read: {error}")
+        return corrupt(entry, f"{prefix + INDEX!r} cannot be read: {error}")
     return dataclasses.replace(
         entry,
-        condition=CommitStatus.FOREIGN,
+        condition=CommitStatus.EXTERNAL,
         prefix=entry.path,
         token=f"foreign-{name}-{size}-{crc:08x}",
         time=modified,

@@ -321,7 +321,7 @@ class Checkpoint:
     def _noting(self) -> Iterator[Entry]:
         """Returns a context with the checkpoint, its metadata locked if local."""
         found = self._find()
-        if found.kind is Kind.FOREIGN:
+        if found.kind is Kind.EXTERNAL:
             raise errors.CheckpointError(
                 f"{self!r} was written without tfpreempt, as flat files: there is no "
                 "directory of its own for metadata. Copy it with to_directory() first."

@@ -29,11 +29,11 @@ from tfpreempt.storage import file_reading, open_store, paths
 
 _MAX_EXTRA = 5
 _MAX_NAMES = 1_000_000
-_SAVE = "no marker: this save is under way, or it died"
-_UPLOAD = "no marker: this upload is under way, or it died"
-_DELETED = "its checkpoint was deleted; what is left goes at the next commit"
-_NOT_OURS = "not ours: without a manifest only index and lengths can be checked"
-_LINK = "is a symbolic link; links aren't followed"
+_SAVE = "no marker: this save is running or was interrupted"
+_UPLOAD = "no marker: this upload is running or was interrupted"
+_DELETED = "checkpoint deleted; the next commit removes the remaining files"
+_EXTERNAL = "written without tfpreempt: only index and lengths can be checked"
+_LINK = "is a symbolic link; links are not followed"
 
 
 def at(place: str) -> list[Entry]:
@@ -53,7 +53,7 @@ def at(place: str) -> list[Entry]:
     store = open_store.open_store(place)
     one = catalog.read(catalog.unread_entry(store))
     if one.manifest is None and not one.problems:
-        if one.kind is not Kind.REMOTE:
+        if one.kind is not Kind.MIRROR:
             return [_told(each) for each in catalog.contents(store)]
         if next(iter(store.list()), None) is None:
             raise _nothing(place)
@@ -79,7 +79,7 @@ def check(
     Raises:
         CheckpointError: the store cannot be reached.
     """
-    if entry.condition is CommitStatus.FOREIGN:
+    if entry.condition is CommitStatus.EXTERNAL:
         return _check_foreign(entry)
     if not entry.is_committed:
         return entry
@@ -89,11 +89,11 @@ def check(
         return dataclasses.replace(
             entry,
             condition=CommitStatus.NOT_COMMITTED,
-            remarks=(*entry.remarks, "it was deleted while it was looked at"),
+            remarks=(*entry.remarks, "deleted during the check"),
         )
     return dataclasses.replace(
         entry,
-        condition=CommitStatus.DAMAGED if found else CommitStatus.COMMITTED,
+        condition=CommitStatus.CORRUPT if found else CommitStatus.COMMITTED,
         checked=VerificationLevel.EVERY_BYTE if every_byte else VerificationLevel.SIZES,
         problems=tuple(found.values()),
         remarks=(*entry.remarks, *(_extra_files(entry) if every_byte else ())),
@@ -107,7 +107,7 @@ def _at_path(path: str, place: str) -> list[Entry]:
     above, name = os.path.split(path)
     is_sidecar = name.endswith(layout.SIDECAR_SUFFIX)
     if os.path.isdir(path):
-        if not _has_control(path) and catalog.kind_of(name) is not Kind.REMOTE:
+        if not _has_control(path) and catalog.kind_of(name) is not Kind.MIRROR:
             if not os.path.isdir(layout.sidecar(path)):
                 return _in_directory(path)
         elif not is_sidecar:
@@ -133,9 +133,9 @@ def _in_directory(directory: str) -> list[Entry]:
         ours = [_told(_unless_deleted(entry)) for entry in catalog.scan(directory)]
         flats = {entry.name for entry in ours if entry.kind is Kind.FLAT}
         listed = [
-            _described(entry) if entry.kind is Kind.FOREIGN else entry
+            _described(entry) if entry.kind is Kind.EXTERNAL else entry
             for entry in external_checkpoints.among(directory, ours)
-            if entry.kind is not Kind.FOREIGN
+            if entry.kind is not Kind.EXTERNAL
             or entry.remarks
             or entry.name not in flats
         ]
@@ -153,7 +153,7 @@ def _told(entry: Entry) -> Entry:
         _DELETED,
     ):
         return entry
-    remark = _UPLOAD if entry.kind is Kind.REMOTE else _SAVE
+    remark = _UPLOAD if entry.kind is Kind.MIRROR else _SAVE
     return dataclasses.replace(entry, remarks=(remark, *entry.remarks))
 
 
@@ -170,7 +170,7 @@ def _unless_deleted(entry: Entry) -> Entry:
 
 def _described(entry: Entry) -> Entry:
     """Adds size and remarks to an entry written by a different program."""
-    remarks = ("; ".join((*entry.remarks, _NOT_OURS)),)
+    remarks = ("; ".join((*entry.remarks, _EXTERNAL)),)
     size = _size_of(flat_commit.payload_files(entry.path))
     return dataclasses.replace(entry, size=size, remarks=remarks)
 
@@ -184,9 +184,9 @@ def _odd(directory: str) -> Iterator[Entry]:
         entry = catalog.unread_entry(store, name)
         path = os.path.join(directory, name)
         if os.path.islink(path):
-            yield catalog.damaged(entry, f"{name!r} {_LINK}")
+            yield catalog.corrupt(entry, f"{name!r} {_LINK}")
         elif os.path.isdir(path) and (reason := paths.why_unsafe(name)):
-            yield catalog.damaged(entry, f"its name {reason}")
+            yield catalog.corrupt(entry, f"the name {reason}")
 
 
 def _staged(directory: str) -> Iterator[Entry]:
@@ -227,8 +227,8 @@ def _size_of(files: Iterable[str]) -> int:
 
 def _nothing(place: str) -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        f"There is no checkpoint at {place!r}. Name a run's directory, a commit's "
-        "directory (run/5), a flat prefix (run/ckpt-5), or a URI such as "
+        f"No checkpoint found at {place!r}. Name the directory of a run, the directory "
+        "of a commit (run/5), a flat prefix (run/ckpt-5), or a URI such as "
         "gs://bucket/run."
     )
 
@@ -264,8 +264,8 @@ def _check_foreign(entry: Entry) -> Entry:
             *flat_commit.payload_files(entry.path),
         ):
             if not stat.S_ISREG(os.lstat(path).st_mode):
-                return catalog.damaged(entry, f"{path!r} {_LINK}")
+                return catalog.corrupt(entry, f"{path!r} {_LINK}")
         bundle.check(entry.path)
     except (errors.CheckpointCorruptedError, OSError) as error:
-        return catalog.damaged(entry, str(error))
+        return catalog.corrupt(entry, str(error))
     return entry

@@ -49,11 +49,11 @@ def find_candidates(
         ) from error
     found = []
     for entry in listed:
-        if entry.kind is Kind.REMOTE:
+        if entry.kind is Kind.MIRROR:
             continue  # a folder copied from a mirror; commits of mirrors are fetched
-        if entry.is_committed or entry.condition is CommitStatus.FOREIGN:
+        if entry.is_committed or entry.condition is CommitStatus.EXTERNAL:
             found.append(entry)
-        elif entry.condition is CommitStatus.DAMAGED:
+        elif entry.condition is CommitStatus.CORRUPT:
             (on_lost or on_skip)(entry.problems[0])
         elif entry.kind is Kind.FLAT and entry.remarks:
             on_skip(f"{entry.path!r} is {entry.remarks[0]}")

@@ -31,8 +31,8 @@ def _checked(
     if place == "" or (is_uri and scheme not in SCHEMES):
         known = ", ".join(f"{each}://" for each in SCHEMES)
         raise click.BadParameter(
-            f"{place!r} cannot be opened; expected a path, or a URI of one of {known}. "
-            "Mount what lies elsewhere, or copy it to a disk."
+            f"{place!r} cannot be opened. Expected a path, or a URI that begins with "
+            f"one of {known}. Mount other storage, or copy the checkpoints to a disk."
         )
     return place
 
@@ -46,7 +46,7 @@ _json = click.option(
 @click.command()
 @_place
 @click.option(
-    "--remote", metavar="URI", callback=_checked,
+    "--mirror", metavar="URI", callback=_checked,
     help="Show for every commit of DIR whether the mirror at URI has a copy.",
 )  # fmt: skip
 @click.option("--states", is_flag=True, help="List the named States of every commit.")
@@ -56,34 +56,34 @@ _json = click.option(
 )  # fmt: skip
 @_json
 def inspect(
-    place: str, remote: str | None, states: bool, every_byte: bool, as_json: bool
+    place: str, mirror: str | None, states: bool, every_byte: bool, as_json: bool
 ) -> None:
     """List the checkpoints of a run, intact or not.
 
     Name the directory or mirror URI of a run, or a single checkpoint: run/5,
     run/ckpt-5, gs://bucket/run/5.3-1a2b3c4d. The newest checkpoint comes first. A
     restart tries the checkpoints in the same order, and takes the first that is
-    committed and intact, or not ours and complete. Nothing is changed.
+    committed and intact, or external and complete. Nothing is changed.
 
     \b
     state    committed      has a marker, and a manifest that agrees with the files
              not committed  a save or upload that is running or was interrupted; see
                             the note below the table
-             damaged        a file is missing or corrupt; see below the table
-             not ours       written without tfpreempt, so without checksums
-    checked  sizes, every byte, "index and lengths" (not ours), or nothing
+             corrupt        a file is missing or corrupt; see below the table
+             external       written without tfpreempt, so without checksums
+    checked  sizes, every byte, "index and lengths" (external), or nothing
 
-    Exit status 0 also if a checkpoint is damaged (`tfpreempt verify` reports damage by
-    its exit status), 2 if DIR or URI cannot be read or does not exist.
+    Exit status 0 also if a checkpoint is corrupt (`tfpreempt verify` then exits with
+    1), 2 if DIR or URI cannot be read or does not exist.
 
     --json: a list, newest first, of objects with name, state, checked, where ("local",
-    "remote", "both"), path, uri, form, step, sequence, token, saved_at (ISO 8601, UTC),
+    "mirror", "both"), path, uri, form, step, sequence, token, saved_at (ISO 8601, UTC),
     bytes, world_size, workers, because, states (name, worker or null, bytes), problems
     and remarks; null where unknown.
     """
-    rows = look(place, remote, every_byte=every_byte)
-    if remote is not None and not any(row.uri for row in rows):
-        echo(f"note: --remote {remote!r} has no checkpoints", err=True)
+    rows = look(place, mirror, every_byte=every_byte)
+    if mirror is not None and not any(row.uri for row in rows):
+        echo(f"note: no checkpoints in the mirror (--mirror {mirror!r})", err=True)
     if as_json:
         echo(json.dumps([to_json(row) for row in rows], indent=1))
         return
@@ -111,7 +111,7 @@ def verify(place: str, threads: int, as_json: bool) -> None:
     \b
     Exit status:
       0    all committed checkpoints are intact
-      1    a checkpoint is damaged, or there is no commit
+      1    a checkpoint is corrupt, or there is no commit
       2    DIR or URI cannot be read, or does not exist
       130  interrupted
 
@@ -120,19 +120,19 @@ def verify(place: str, threads: int, as_json: bool) -> None:
     begin = time.monotonic()
     rows = look(place, every_byte=True, threads=threads)
     seconds = time.monotonic() - begin
-    whole = [row.entry for row in rows if row.entry.is_committed]
-    damaged = sum(row.entry.condition is CommitStatus.DAMAGED for row in rows)
+    intact = [row.entry for row in rows if row.entry.is_committed]
+    corrupt = sum(row.entry.condition is CommitStatus.CORRUPT for row in rows)
     if as_json:
         echo(json.dumps([to_json(row) for row in rows], indent=1))
     else:
         console = Console()
         show_table(console, rows, place)
-        count = sum(entry.size or 0 for entry in whole)
+        count = sum(entry.size or 0 for entry in intact)
         speed = f", {size_text(count / seconds)}/s" if seconds > 0 and count else ""
-        text = f"{len(whole)} whole ({size_text(count)} in {seconds:.1f} s{speed})"
-        if damaged:
-            text += f"; {damaged} damaged"
-        elif not whole:
-            text += "; nothing is committed here"
+        text = f"{len(intact)} intact ({size_text(count)} in {seconds:.1f} s{speed})"
+        if corrupt:
+            text += f", {corrupt} corrupt"
+        elif not intact:
+            text += "; no commit found"
         console.print(text, markup=False)
-    raise SystemExit(1 if damaged or not whole else 0)
+    raise SystemExit(1 if corrupt or not intact else 0)

@@ -24,7 +24,7 @@ class Row:
 
     Attributes:
         entry: merged entry, with the problems and remarks of both copies.
-        where: "local", "remote" or "both"; an upload without a marker does not count.
+        where: "local", "mirror" or "both"; an upload without a marker does not count.
         path: path of the local copy.
         uri: URI of the copy in the mirror.
     """
@@ -36,7 +36,7 @@ class Row:
 
 
 class _Unreadable(click.ClickException):
-    """The directory or URI cannot be listed or reached; not a sign of damage."""
+    """The directory or URI cannot be listed or reached; not a sign of corruption."""
 
     exit_code = 2
 
@@ -60,7 +60,7 @@ def look(
         ClickException: the path or URI is missing or cannot be read; exit status 2.
         SystemExit: the user interrupted the check.
     """
-    with _translated("--remote: "):
+    with _translated("--mirror: "):
         copies = [] if mirror is None else inspection.at(mirror)
     check = functools.partial(inspection.check, every_byte=every_byte, threads=threads)
     with _translated():
@@ -83,7 +83,7 @@ def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
     twins = {each.token: each for each in mirror if each.token}
     rows = [
         _row(None, each)
-        if each.kind is Kind.REMOTE or not isinstance(each.store, LocalStore)
+        if each.kind is Kind.MIRROR or not isinstance(each.store, LocalStore)
         else _row(each, twins.pop(each.token, None))
         for each in here
     ]
@@ -93,23 +93,23 @@ def _matched(here: list[Entry], mirror: list[Entry]) -> list[Row]:
     return [by_entry[id(entry)] for entry in order]
 
 
-def _row(local: Entry | None, remote: Entry | None) -> Row:
-    """Merges the entries of a checkpoint; damage of either copy counts as damage."""
-    both = [each for each in (local, remote) if each is not None]
+def _row(local: Entry | None, mirror: Entry | None) -> Row:
+    """Merges the entries of a checkpoint; either corrupt copy counts."""
+    both = [each for each in (local, mirror) if each is not None]
     shown, *other = both
-    is_there = remote is not None and remote.condition is not CommitStatus.NOT_COMMITTED
-    is_damaged = any(each.condition is CommitStatus.DAMAGED for each in both)
+    is_there = mirror is not None and mirror.condition is not CommitStatus.NOT_COMMITTED
+    is_corrupt = any(each.condition is CommitStatus.CORRUPT for each in both)
     entry = dataclasses.replace(
         shown,
-        condition=CommitStatus.DAMAGED if is_damaged else shown.condition,
+        condition=CommitStatus.CORRUPT if is_corrupt else shown.condition,
         problems=tuple(text for each in both for text in each.problems),
-        remarks=(*shown.remarks, *(f"remote: {r}" for e in other for r in e.remarks)),
+        remarks=(*shown.remarks, *(f"mirror: {r}" for e in other for r in e.remarks)),
     )
     return Row(
         entry=entry,
-        where="remote" if local is None else "both" if is_there else "local",
+        where="mirror" if local is None else "both" if is_there else "local",
         path=None if local is None else local.path,
-        uri=None if remote is None else remote.path,
+        uri=None if mirror is None else mirror.path,
     )
 
 

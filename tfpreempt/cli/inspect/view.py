@@ -26,8 +26,8 @@ from tfpreempt.cli.terminal import plain
 _STYLES = {
     CommitStatus.COMMITTED: "green",
     CommitStatus.NOT_COMMITTED: "yellow",
-    CommitStatus.DAMAGED: "red",
-    CommitStatus.FOREIGN: "cyan",
+    CommitStatus.CORRUPT: "red",
+    CommitStatus.EXTERNAL: "cyan",
 }
 _MAX_LINES = 20
 _WIDE = 100
@@ -69,7 +69,7 @@ def show_table(console: Console, found: Sequence[Row], place: str) -> None:
         )
     console.print(table)
     for row in found:
-        _show_lines(console, f"damaged: {row.entry.label}", row.entry.problems)
+        _show_lines(console, f"corrupt: {row.entry.label}", row.entry.problems)
         _show_lines(console, f"note: {row.entry.label}", row.entry.remarks)
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def notify(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["notify", *map(str, arguments)])
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
 
 
 def test_a_file_that_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_file_goes_however_the_command_is_ended(
     """A job that is started again would find it, and leave, each time."""
     stop = tmp_path / "stop"
     process = subprocess.Popen(
-        [sys.executable, "-m", "tfpreempt", "notify", "--file", stop],
+        [sys.executable, "-m", "tfpreempt", "simulate", "--file", stop],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -89,8 +89,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def notify(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["notify", *map(str, arguments)])
+def simulate(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
 
 
 # --- the right process ---------------------------------------------------------------
@@ -98,18 +98,18 @@ def notify(*arguments: object) -> Result:
 
 def test_the_worker_that_is_named_is_signalled(start: Start, tmp_path: Path) -> None:
     processes = [start(index) for index in range(3)]
-    result = notify(tmp_path, "--worker", "1")
+    result = simulate(tmp_path, "--worker", "1")
     assert result.exit_code == 0, result.output
     assert f"sent SIGTERM to worker 1, process {processes[1].pid}" in result.output
     assert processes[1].wait(10) == 143
     assert [each.poll() for each in processes] == [None, 143, None]
-    assert notify(tmp_path).exit_code == 0
+    assert simulate(tmp_path).exit_code == 0
     assert processes[0].wait(10) == 143
 
 
 def test_many_may_be_named(start: Start, tmp_path: Path) -> None:
     processes = [start(index) for index in range(2)]
-    assert notify(tmp_path, "--worker", "1", "--worker", "0").exit_code == 0
+    assert simulate(tmp_path, "--worker", "1", "--worker", "0").exit_code == 0
     assert [each.wait(10) for each in processes] == [143] * 2
 
 
@@ -127,10 +127,10 @@ def test_readers_of_a_journal_are_not_the_worker(start: Start, tmp_path: Path) -
         try:
             opened = f"/proc/{reader.pid}/fd/3"
             wait_until(lambda: os.path.exists(opened), "tail to open the journal")
-            result = notify(tmp_path)
+            result = simulate(tmp_path)
             assert "Here runs, by its index: nobody." in result.output
             process = start(0)
-            assert notify(tmp_path).exit_code == 0
+            assert simulate(tmp_path).exit_code == 0
             assert process.wait(10) == 143
             assert reader.poll() is None
         finally:
@@ -173,13 +173,13 @@ def test_a_worker_that_opens_and_closes_files_is_found(
 
 def test_another_signal(start: Start, tmp_path: Path) -> None:
     process = start(0)
-    assert notify(tmp_path, "--signal", "usr1").exit_code == 0
+    assert simulate(tmp_path, "--signal", "usr1").exit_code == 0
     assert process.wait(10) == -signal.SIGUSR1
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "NOPE"])
 def test_signals_that_are_no_notice_are_refused(name: str, tmp_path: Path) -> None:
-    result = notify(tmp_path, "--signal", name)
+    result = simulate(tmp_path, "--signal", name)
     assert result.exit_code == 1
     assert f"signal '{name}': expected one of TERM" in result.output
 
@@ -200,7 +200,7 @@ def test_a_worker_that_ends_before_its_signal_is_told(
 
 
 def test_a_directory_without_a_journal(tmp_path: Path) -> None:
-    result = notify(tmp_path)
+    result = simulate(tmp_path)
     assert result.exit_code == 1
     assert f"{tmp_path} has no journal" in result.output
 
@@ -209,7 +209,7 @@ def test_a_directory_without_a_journal(tmp_path: Path) -> None:
 def test_a_directory_within_the_job_s(name: str, tmp_path: Path) -> None:
     journal_directory(tmp_path).mkdir()
     (tmp_path / name).mkdir(exist_ok=True)
-    result = notify(tmp_path / name)
+    result = simulate(tmp_path / name)
     assert f"{tmp_path} has one: name that" in result.output
 
 
@@ -217,7 +217,7 @@ def test_all_are_looked_for_before_one_is_signalled(
     start: Start, tmp_path: Path
 ) -> None:
     processes = [start(index) for index in range(2)]
-    result = notify(tmp_path, "--worker", "0", "--worker", "5")
+    result = simulate(tmp_path, "--worker", "0", "--worker", "5")
     assert result.exit_code == 1
     assert "worker 5 of" in result.output
     assert "Here runs, by its index: 0, 1." in result.output
@@ -229,7 +229,7 @@ def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
     process = start(0)
     process.kill()
     process.wait()
-    result = notify(tmp_path)
+    result = simulate(tmp_path)
     assert result.exit_code == 1
     assert "does not run on this machine" in result.output
     assert "Here runs, by its index: nobody." in result.output
@@ -238,7 +238,7 @@ def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
 def test_the_worker_of_another_job_is_left_alone(start: Start, tmp_path: Path) -> None:
     process = start(0)
     journal_directory(tmp_path / "other").mkdir(parents=True)
-    assert notify(tmp_path / "other").exit_code == 1
+    assert simulate(tmp_path / "other").exit_code == 1
     assert is_alive(process.pid)
 
 
@@ -247,7 +247,7 @@ def test_the_worker_of_another_job_is_left_alone(start: Start, tmp_path: Path) -
 
 @pytest.mark.parametrize("arguments", [[], ["ckpt", "--file", "stop"]])
 def test_one_way_has_to_be_named(arguments: list[str]) -> None:
-    result = notify(*arguments)
+    result = simulate(*arguments)
     assert result.exit_code == 2
     assert "Give one of" in result.output
 
@@ -265,13 +265,13 @@ def test_one_way_has_to_be_named(arguments: list[str]) -> None:
 def test_options_that_would_do_nothing_are_refused(
     arguments: list[str], message: str
 ) -> None:
-    result = notify(*arguments)
+    result = simulate(*arguments)
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf"])
 def test_seconds_that_are_no_number_are_refused(seconds: str) -> None:
-    result = notify("ckpt", "--follow", seconds)
+    result = simulate("ckpt", "--follow", seconds)
     assert result.exit_code == 2
     assert f"{seconds} is not a finite number of seconds" in result.output
 
@@ -307,7 +307,7 @@ def test_follow_tells_what_the_worker_makes_of_it(
     earlier = journal_directory(tmp_path) / "worker-1.jsonl"
     earlier.write_text(records(Outcome.LOST))
     start(1, says=records(outcome))
-    result = notify(tmp_path, "--worker", "1", "--follow", "30")
+    result = simulate(tmp_path, "--worker", "1", "--follow", "30")
     was_committed = outcome is Outcome.COMMITTED
     assert result.exit_code == (0 if was_committed else 1)
     told = result.output
@@ -319,7 +319,7 @@ def test_follow_tells_what_the_worker_makes_of_it(
 
 def test_follow_tells_of_an_error(start: Start, tmp_path: Path) -> None:
     start(1, says=records(Outcome.FAILED))
-    result = notify(tmp_path, "--worker", "1", "--follow", "30")
+    result = simulate(tmp_path, "--worker", "1", "--follow", "30")
     assert result.exit_code == 1
     assert "worker 1 has failed at step 7: ValueError: why" in result.output
 
@@ -327,14 +327,14 @@ def test_follow_tells_of_an_error(start: Start, tmp_path: Path) -> None:
 def test_follow_waits_for_each_worker(start: Start, tmp_path: Path) -> None:
     for index in range(2):
         start(index, says=records(Outcome.COMMITTED, index))
-    result = notify(tmp_path, "--worker", "1", "--worker", "0", "--follow", "30")
+    result = simulate(tmp_path, "--worker", "1", "--worker", "0", "--follow", "30")
     assert result.exit_code == 0, result.output
     assert result.output.count("leaves with code 143") == 2
 
 
 def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
     start(0)
-    result = notify(tmp_path, "--signal", "USR2", "--follow", "0.05")
+    result = simulate(tmp_path, "--signal", "USR2", "--follow", "0.05")
     assert result.exit_code == 1
     assert "worker 0 has not left in time." in result.output
     assert "--follow more than that" in result.output
@@ -352,7 +352,7 @@ def test_follow_tells_what_is_known_of_a_worker_that_runs_on(
     monkeypatch.setattr(RunningWorker, "wait_ended", runs_on)
     heard, _, _ = records(Outcome.COMMITTED).splitlines(keepends=True)
     start(1, says=heard)
-    result = notify(tmp_path, "--worker", "1", "--signal", "USR2", "--follow", "60")
+    result = simulate(tmp_path, "--worker", "1", "--signal", "USR2", "--follow", "60")
     assert result.exit_code == 1
     assert "worker 1 has the notice of signal:SIGTERM" in result.output
     assert "worker 1 has not left in time." in result.output
@@ -363,7 +363,7 @@ def test_follow_ends_with_a_worker_whose_journal_says_nothing(
 ) -> None:
     """Its config does not watch this signal, or it was killed: nothing can come."""
     start(0)
-    result = notify(tmp_path, "--signal", "USR1", "--follow", "60")
+    result = simulate(tmp_path, "--signal", "USR1", "--follow", "60")
     assert result.exit_code == 1
     assert "worker 0 has ended, and nothing of its exit is in" in result.output
     assert "does not watch this signal" in result.output

@@ -38,14 +38,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def notify(url: str) -> Result:
-    return CliRunner().invoke(main, ["notify", "--metadata", url])
+    return CliRunner().invoke(main, ["simulate", "--metadata", url])
 
 
 @pytest.fixture(params=["gce", "aws", "azure"])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, str]]]:
     """A cloud's server in a process of its own: its name, what a job needs for it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tfpreempt", "notify", "--serve", request.param],
+        [sys.executable, "-m", "tfpreempt", "simulate", "--serve", request.param],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
@@ -181,5 +181,5 @@ def test_nobody_listens() -> None:
         url = fake.url
     result = notify(url)
     assert result.exit_code == 1
-    assert f"no rehearsal server listens at --metadata {url}" in result.output
+    assert f"no simulated metadata server listens at --metadata {url}" in result.output
     assert notify("https://example.test/x").exit_code == 1
