@@ -4,7 +4,7 @@ A separate script, run by path and without site packages, because the kernel's s
 belongs to the process that makes it, and because code between fork and exec of a larger
 process (`preexec_fn`) is unsafe.
 
-Usage: launch.py PARENT_PID COMMAND [ARGUMENT ...]
+Usage: exec_with_pdeathsig.py PARENT_PID COMMAND [ARGUMENT ...]
 """
 
 from __future__ import annotations

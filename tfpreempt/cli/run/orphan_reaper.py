@@ -1,6 +1,6 @@
 """Ends the remaining workers after the supervisor was killed.
 
-A separate script, run by path. The guard reads lines from its standard input: `+PGID`
+A separate script, run by path. The reaper reads lines from its standard input: `+PGID`
 for a process group that has started, `-PGID` for a process group that has ended, and
 `.` once the supervisor has written its last record. The end of the input means that the
 supervisor has ended: remaining groups get SIGTERM, some seconds to commit, and SIGKILL.
@@ -14,7 +14,7 @@ checkpoint directory with the old run.
 
 Links below the checkpoint directory are not followed for a log or the journal.
 
-Usage: guard.py GRACE_SECONDS JOURNAL SUPERVISOR ROOT [DESCRIPTOR LOG ...]
+Usage: orphan_reaper.py GRACE_SECONDS JOURNAL SUPERVISOR ROOT [DESCRIPTOR LOG ...]
 """
 
 from __future__ import annotations

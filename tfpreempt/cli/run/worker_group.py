@@ -59,7 +59,7 @@ class WorkerGroup:
         pairs = [str(each) for pair in outputs.items() for each in pair]
         self._guard = subprocess.Popen(
             [
-                *(*_SCRIPT, str(_HERE / "guard.py"), str(leave_seconds)),
+                *(*_SCRIPT, str(_HERE / "orphan_reaper.py"), str(leave_seconds)),
                 *(str(journal), supervisor, root, *pairs),
             ],
             pass_fds=tuple(outputs),
@@ -103,7 +103,7 @@ class WorkerGroup:
             OSError: memory or process ids are exhausted.
         """
         process = subprocess.Popen(
-            [*_SCRIPT, str(_HERE / "launch.py"), str(os.getpid()), *command],
+            [*_SCRIPT, str(_HERE / "exec_with_pdeathsig.py"), str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -51,7 +51,7 @@ _OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     ),
 }
 _OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
-    "uploaded_step": ("Newest commit in the object store.", lambda u: u.mirrored),
+    "uploaded_step": ("Newest commit in the object store.", lambda u: u.mirrored_step),
     "upload_pending_commits": ("Commits that wait, or are sent.", lambda u: u.pending),
     "upload_sent_bytes": ("Sent of the commit under way.", lambda u: u.sent_bytes),
     "upload_size_bytes": ("Size of the commit under way.", lambda u: u.total_bytes),
