@@ -56,8 +56,8 @@ def test_all_is_fine(tmp_path: Path) -> None:
         "because TFPREEMPT_PLATFORM is 'generic'",
         "GenericTerminationConfig()",
         "signal:SIGTERM",
-        "the shortest notice leaves 30 s",
-        "64 KiB take 0.",
+        "shortest grace period: 30 s",
+        "64 KiB saved in 0.",
     ):
         assert part in result.output
     assert list(tmp_path.iterdir()) == []
@@ -70,7 +70,7 @@ def test_json_has_the_same(tmp_path: Path) -> None:
     assert value["evidence"] == ["--platform is 'borg'"]
     assert value["grace_seconds"] == 20.0
     (source,) = value["sources"]
-    assert (source["name"], source["state"]) == ("signal:SIGTERM", "live")
+    assert (source["name"], source["state"]) == ("signal:SIGTERM", "working")
     storage = value["directory"]
     assert (storage["path"], storage["save_bytes"]) == (str(tmp_path), 1_000_000)
     assert storage["save_seconds"] > 0
@@ -130,23 +130,25 @@ def test_a_directory_that_cannot_be_is_a_problem(tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_directory_is_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fault = try_save(tmp_path / "file", 1).fault
-    assert fault.startswith(f"{tmp_path / 'file'}: File exists; name a directory")
+    assert fault.startswith(
+        f"{tmp_path / 'file'}: File exists; name a writable directory"
+    )
 
 
 def test_a_directory_that_nobody_can_make_comes_with_advice() -> None:
     fault = try_save(Path("/proc/tfpreempt"), 1).fault
     assert fault.startswith("/proc/tfpreempt: ")
-    assert fault.endswith("; name a directory that can be written to")
+    assert fault.endswith("; name a writable directory")
 
 
 def test_a_directory_that_is_not_there_yet_is_named_with_its_disk(
     tmp_path: Path,
 ) -> None:
     value = told(tmp_path / "a" / "b", "--size", "1KB")
-    assert value["directory"]["is_there"] is False
+    assert value["directory"]["exists"] is False
     (finding,) = [each for each in value["findings"] if each["about"] == "directory"]
     assert finding["level"] == "ok"
-    assert "b is not there yet; it would be made on /data (ext4)" in finding["text"]
+    assert "b does not exist; it would be created on /data (ext4)" in finding["text"]
 
 
 @pytest.mark.parametrize(
@@ -159,11 +161,11 @@ def test_sizes_as_people_write_them(text: str, size: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["gs://bucket/run"], 1, "is an address; what doctor can measure is a disk"),
+        (["gs://bucket/run"], 1, "is a URL, and doctor tests only directories"),
         (["--platform", "gpc"], 2, "'--platform': 'gpc' is not one of 'aws'"),
-        (["--size", "big"], 2, "'big' is no size"),
-        (["--size", "0"], 2, "'0' is no size"),
-        (["--size", "5QiB"], 2, "is no size"),
+        (["--size", "big"], 2, "'big' is not a size"),
+        (["--size", "0"], 2, "'0' is not a size"),
+        (["--size", "5QiB"], 2, "is not a size"),
     ],
 )
 def test_what_cannot_work_is_said(
@@ -180,12 +182,12 @@ def test_metadata_servers_are_asked(name: str) -> None:
         assert value["is_fine"], value
         clouds = [each for each in value["sources"] if each["name"][:6] != "signal"]
         assert clouds
-        assert {each["state"] for each in clouds} == {"live"}
+        assert {each["state"] for each in clouds} == {"working"}
         fake.down()
         value = told("--platform", name, **fake.environment())
         assert not value["is_fine"]
         clouds = [each for each in value["sources"] if each["name"][:6] != "signal"]
-        assert {each["state"] for each in clouds} == {"dead"}
+        assert {each["state"] for each in clouds} == {"failed"}
 
 
 @pytest.mark.parametrize("hides_directory", [False, True])
@@ -198,9 +200,9 @@ def test_an_entry_that_a_proxy_hides_is_dead(hides_directory: bool) -> None:
     assert not value["is_fine"]
     states = {each["name"]: each["state"] for each in value["sources"]}
     assert states == {
-        "signal:SIGTERM": "live",
-        "gce:preempted": "live",
-        "gce:maintenance-event": "dead",
+        "signal:SIGTERM": "working",
+        "gce:preempted": "working",
+        "gce:maintenance-event": "failed",
     }
     (finding,) = [each for each in value["findings"] if each["level"] == "problem"]
     assert "status 404" in finding["text"]
@@ -212,7 +214,9 @@ def test_a_machine_that_is_going_is_told() -> None:
         fake.preempt()
         result = doctor("--platform", "gce-spot", **fake.environment())
     assert result.exit_code == 1
-    assert "says now that this machine goes away: preempted is TRUE" in result.output
+    assert (
+        "announces a preemption of this machine now: preempted is TRUE" in result.output
+    )
 
 
 def test_the_cloud_s_source_is_shown_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +285,7 @@ def test_a_save_that_fails_leaves_nothing(
 def test_a_disk_that_is_too_small_is_not_filled(tmp_path: Path) -> None:
     storage = try_save(tmp_path, 2**60)
     assert storage.save_seconds is None
-    assert "are free, 1.05e+06 TiB are needed; make room" in storage.fault
+    assert "free, 1.05e+06 TiB needed; free space" in storage.fault
     assert "bytes" not in storage.fault
 
 

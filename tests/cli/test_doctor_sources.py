@@ -63,38 +63,38 @@ def test_each_topic_has_its_own_state() -> None:
     sources = [ScriptedSource(f"gce:{topic}") for topic in ("quiet", "up", "unread")]
     poller = ScriptedPoller({"quiet": None, "up": "it goes"})
     assert states(*sources, gce=poller) == [
-        SourceHealth.LIVE,
+        SourceHealth.WORKING,
         SourceHealth.NOTICE,
-        SourceHealth.DEAD,
+        SourceHealth.FAILED,
     ]
 
 
 def test_an_answer_that_takes_long_is_slow() -> None:
     source = ScriptedSource("azure:Preempt")
     assert states(source, limit=0.05, azure=ScriptedPoller({}, hangs=True)) == [
-        SourceHealth.SLOW
+        SourceHealth.NO_ANSWER
     ]
 
 
 def test_two_sources_of_one_name_are_two() -> None:
     pair = [ScriptedSource("azure:Preempt") for _ in range(2)]
     poller = ScriptedPoller({"Preempt": None})
-    assert states(*pair, azure=poller) == [SourceHealth.LIVE] * 2
+    assert states(*pair, azure=poller) == [SourceHealth.WORKING] * 2
 
 
 def test_a_notice_file(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    assert states(FileSource(stop)) == [SourceHealth.LIVE]
+    assert states(FileSource(stop)) == [SourceHealth.WORKING]
     stop.touch()
     assert states(FileSource(stop)) == [SourceHealth.NOTICE]
-    assert states(FileSource(tmp_path / "no" / "stop")) == [SourceHealth.SLOW]
+    assert states(FileSource(tmp_path / "no" / "stop")) == [SourceHealth.NO_ANSWER]
 
 
 def test_a_function_of_the_program_is_not_called() -> None:
     def watcher() -> bool:
         pytest.fail("called")
 
-    assert states(CallableSource(watcher)) == [SourceHealth.LIVE]
+    assert states(CallableSource(watcher)) == [SourceHealth.WORKING]
 
 
 @pytest.fixture
@@ -109,6 +109,6 @@ def test_a_blocked_signal_is_named_and_received() -> None:
     blocked, other = probe_sources(
         [NoticeSourceConfig(SignalSource(name)) for name in ("USR2", "USR1")]
     )
-    assert (blocked.state, other.state) == (SourceHealth.LIVE, SourceHealth.LIVE)
+    assert (blocked.state, other.state) == (SourceHealth.WORKING, SourceHealth.WORKING)
     assert "SIGUSR2 is blocked in this shell" in blocked.detail
-    assert other.detail == "is not blocked here"
+    assert other.detail == "not blocked"

@@ -24,7 +24,7 @@ def facts(
     seconds: float | None = 1.0,
 ) -> DoctorFindings:
     sources = [
-        SourceState(name=f"s{i}", grace_seconds=grace, state=SourceHealth.LIVE)
+        SourceState(name=f"s{i}", grace_seconds=grace, state=SourceHealth.WORKING)
         for i, grace in enumerate(graces)
     ]
     storage = Storage(
@@ -78,17 +78,21 @@ def test_a_step_has_to_fit_the_shortest_notice(
     seen = dataclasses.replace(facts(*graces), step_seconds=45.0)
     (finding,) = findings("steps", seen)
     assert finding.level is level
-    assert "a step of the run in the directory took 45.00 s" in finding.text
+    assert "a step of the run in the directory takes 45.00 s" in finding.text
 
 
 @pytest.mark.parametrize(
     ("step", "save", "says"),
     [
         (11.9, 10.0, ""),  # 11.9 + 1.5 * 10 + 2 = 28.9
-        (12.1, 10.0, "the save after it needs 17.0 s"),
-        (28.9, 0.1, "the process may be ended in the save"),
-        (29.1, 0.1, "the process is ended within a step"),  # it leaves 1 s before
-        (27.1, None, "the save after it needs 2.0 s"),
+        (12.1, 10.0, "a save needs 17.0 s"),
+        (28.9, 0.1, "the process may be killed during the save"),
+        (
+            29.1,
+            0.1,
+            "the process would be killed during a step",
+        ),  # it leaves 1 s before
+        (27.1, None, "a save needs 2.0 s"),
     ],
 )
 def test_the_save_has_to_fit_behind_a_step(
@@ -133,21 +137,23 @@ def test_a_mistyped_mount_point_is_told(mount: str, missing: str, level: Level) 
     )
     (finding,) = findings("directory", dataclasses.replace(seen, storage=storage))
     assert finding.level is level
-    assert f"it would be made on {mount} (ext4)" in finding.text
-    assert (f"there is no {missing}" in finding.text) is (level is Level.ADVICE)
+    assert f"it would be created on {mount} (ext4)" in finding.text
+    assert (f"because {missing} does not exist" in finding.text) is (
+        level is Level.ADVICE
+    )
 
 
 def test_sources_of_one_name_are_told_apart_by_what_they_leave() -> None:
     pair = tuple(
-        SourceState(name="azure:x", grace_seconds=grace, state=SourceHealth.LIVE)
+        SourceState(name="azure:x", grace_seconds=grace, state=SourceHealth.WORKING)
         for grace in (30.0, 300.0)
     )
     texts = [
         each.text
         for each in findings("azure:x", dataclasses.replace(facts(), sources=pair))
     ]
-    assert "leave 30 s" in texts[0]
-    assert "leave 300 s" in texts[1]
+    assert "grace period of 30 s" in texts[0]
+    assert "grace period of 300 s" in texts[1]
 
 
 @pytest.mark.parametrize("cloud", ["gce", "aws", "azure"])
@@ -167,7 +173,7 @@ def test_a_scheduler_on_a_cloud_s_machine_gets_the_cloud_s_source_to_add(
     assert type(names["config"]) is VARIANTS[name]
     assert added[-1].source.name.startswith(f"{cloud}:")
     watched = SourceState(
-        name=added[-1].source.name, grace_seconds=30.0, state=SourceHealth.LIVE
+        name=added[-1].source.name, grace_seconds=30.0, state=SourceHealth.WORKING
     )
     assert not findings(f"cloud {cloud}", dataclasses.replace(seen, sources=(watched,)))
 
@@ -180,10 +186,10 @@ def test_what_a_service_manages_gets_no_cloud_s_source(name: str) -> None:
 
 
 def test_an_unknown_grace_comes_with_the_way_to_tell_it() -> None:
-    (finding,) = findings("grace", facts(None, name="kubernetes"))
+    (finding,) = findings("grace period", facts(None, name="kubernetes"))
     assert finding.level is Level.ADVICE
     assert "TFPREEMPT_GRACE_PERIOD" in finding.text
-    (finding,) = findings("grace", facts(None))
+    (finding,) = findings("grace period", facts(None))
     assert "grace_period=" in finding.text
 
 

@@ -77,13 +77,13 @@ def test_a_server_gives_a_notice_and_takes_it_back(
         config = VARIANTS[variants[cloud]]()
         return [each.state for each in probe_sources(config._notice_sources())]
 
-    assert set(states()) == {SourceHealth.LIVE}
+    assert set(states()) == {SourceHealth.WORKING}
     with ThreadPoolExecutor() as pool:
         announced = pool.submit(notify, url)
         wait_until(lambda: SourceHealth.NOTICE in states(), "the notice")
     assert announced.result().exit_code == 0, announced.result().output
     assert f"{url} is quiet again" in announced.result().output
-    assert set(states()) == {SourceHealth.LIVE}
+    assert set(states()) == {SourceHealth.WORKING}
 
 
 SERVERS: dict[type[SimulatedMetadata], Callable[[str], NoticeSource]] = {

@@ -84,9 +84,9 @@ def _gather(
 ) -> DoctorFindings:
     if directory is not None and "://" in directory:
         raise ConfigurationError(
-            f"{paths.without_secrets(directory)!r} is an address; what doctor can "
-            "measure is a disk. Name the directory that the training commits to, such "
-            "as /mnt/ckpt, or none if it commits to object storage itself"
+            f"{paths.without_secrets(directory)!r} is a URL, and doctor tests only "
+            "directories. Name the directory of the commits, such as /mnt/ckpt, or "
+            "none if the training commits to object storage"
         )
     named = {} if name is None else {VARIABLE: name}
     platform = detect_platform(environment={**os.environ, **named})
@@ -96,8 +96,8 @@ def _gather(
     is_slurm = platform.name == "slurm"
     if requeue is not None and not is_slurm:
         raise ConfigurationError(
-            f"--requeue {requeue} is for Slurm, and this is {platform.name}. Leave it "
-            "out, or name the platform: --platform slurm"
+            f"--requeue {requeue} is for Slurm, and this is {platform.name}. Omit the "
+            "option, or name the platform: --platform slurm"
         )
     told = {"grace_period": grace, "requeue": requeue}
     options = {name: value for name, value in told.items() if value is not None}
@@ -131,9 +131,9 @@ def _show(
     console.print(f"config: {platform.config_class.__name__}()")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
-    table.add_column("what", overflow="fold")
-    table.add_column("grace", justify="right")
-    table.add_column("finding", overflow="fold")
+    table.add_column("check", overflow="fold")
+    table.add_column("grace\nperiod", justify="right")
+    table.add_column("result", overflow="fold")
     for finding in findings:
         table.add_row(
             f"[{_STYLES[finding.level]}]{finding.level.value}[/]",
@@ -144,7 +144,7 @@ def _show(
     console.print(table)
     for finding in findings:
         if finding.code:
-            console.print(f"\nfor {finding.about}:", markup=False)
+            console.print(f"\nCode for {finding.about}:", markup=False)
             console.out(finding.code)  # unwrapped, also on a narrow terminal
 
 
@@ -155,7 +155,7 @@ def _to_json(
     platform, storage, slurm = facts.platform, facts.storage, facts.slurm
     directory = storage and {
         **dataclasses.asdict(storage),
-        "is_there": storage.missing is None,
+        "exists": storage.missing is None,
     }
     return {
         "platform": platform.name,

@@ -23,10 +23,10 @@ ANSWER_SECONDS = 8.0
 class SourceHealth(StrEnum):
     """Result of probing a source."""
 
-    LIVE = "live"
+    WORKING = "working"
     NOTICE = "notice"  # announces a preemption of this machine now
-    DEAD = "dead"
-    SLOW = "slow"  # no answer yet; may be normal
+    FAILED = "failed"
+    NO_ANSWER = "no answer"  # may be normal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def probe_sources(
             verdicts[name] = _file(Path(rest))
         else:
             verdicts[name] = (
-                SourceHealth.LIVE,
-                "not asked: it is a function of the program",
+                SourceHealth.WORKING,
+                "not checked: a function of the program",
             )
     for kind, names in topics.items():
         verdicts |= _cloud(kind, names, watches[kind], limit_seconds)
@@ -93,18 +93,18 @@ def _signal(name: str) -> Verdict:
     """Returns the verdict on a signal; child processes inherit blocked signals."""
     if signal.Signals[name] in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         why = f"{name} is blocked in this shell; a thread of the job receives it"
-        return SourceHealth.LIVE, why
-    return SourceHealth.LIVE, "is not blocked here"
+        return SourceHealth.WORKING, why
+    return SourceHealth.WORKING, "not blocked"
 
 
 def _file(path: Path) -> Verdict:
     if os.path.lexists(path):
-        return SourceHealth.NOTICE, f"{path} is there; remove it"
+        return SourceHealth.NOTICE, f"{path} exists; remove the file"
     if os.path.isdir(path.parent):
-        return SourceHealth.LIVE, "is not there; no notice now"
+        return SourceHealth.WORKING, "file does not exist: no notice now"
     return (
-        SourceHealth.SLOW,
-        f"{path.parent} is not there yet; something has to make it",
+        SourceHealth.NO_ANSWER,
+        f"no notice possible before the directory {path.parent} exists",
     )
 
 
@@ -113,21 +113,21 @@ def _cloud(
 ) -> dict[str, Verdict]:
     """Asks a metadata server for topics; returns the verdicts by source name."""
     levels: dict[str, ActiveNotice | None] = {}
-    state, why = SourceHealth.DEAD, ""  # the verdict on topics without an answer
+    state, why = SourceHealth.FAILED, ""  # the verdict on topics without an answer
     try:
         with contextlib.closing(make(topics).poller()) as poller:
             call_within(limit, lambda: poller.poll(levels.__setitem__))
     except CallTimeoutError:
-        state, why = SourceHealth.SLOW, f"no answer within {limit:g} s"
+        state, why = SourceHealth.NO_ANSWER, f"no answer within {limit:g} s"
     except Exception as error:  # noqa: BLE001 - any error is the verdict
         why = str(error)
 
     def verdict(topic: str) -> Verdict:
         if topic not in levels:
-            text = why or poller.failure(topic) or "its answer cannot be read"
+            text = why or poller.failure(topic) or "answer cannot be read"
             return state, text
         if (told := levels[topic]) is not None:
             return SourceHealth.NOTICE, told.detail
-        return SourceHealth.LIVE, "answers; no notice now"
+        return SourceHealth.WORKING, "answers: no notice now"
 
     return {f"{kind}:{topic}": verdict(topic) for topic in topics}

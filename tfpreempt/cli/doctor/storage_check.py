@@ -71,13 +71,13 @@ def try_save(directory: Path, size: int) -> Storage:
             free = shutil.disk_usage(path).free
             if size > free:
                 fault = (
-                    f"only {size_text(free)} are free, {size_text(size)} are needed; "
-                    "make room, or name another directory"
+                    f"{size_text(free)} free, {size_text(size)} needed; free space, "
+                    "or name another directory"
                 )
             else:
                 seconds = _time_save(path, size)
     except OSError as error:
-        advice = ADVICE.get(error.errno or 0, "name a directory that can be written to")
+        advice = ADVICE.get(error.errno or 0, "name a writable directory")
         fault = f"{error.filename or path}: {error.strerror or error}; {advice}"
     return Storage(
         path=path,

@@ -36,14 +36,14 @@ class Level(StrEnum):
     PROBLEM = "problem"  # a preemption would lose work, or end the job
 
 
-_SAID = {  # no text for a live source: its detail says enough
-    SourceHealth.LIVE: (Level.OK, ""),
-    SourceHealth.NOTICE: (Level.PROBLEM, "says now that this machine goes away"),
-    SourceHealth.DEAD: (
+_SAID = {  # no text if the detail is sufficient
+    SourceHealth.WORKING: (Level.OK, ""),
+    SourceHealth.NOTICE: (Level.PROBLEM, "announces a preemption of this machine now"),
+    SourceHealth.FAILED: (
         Level.PROBLEM,
-        "does not work here; nobody would see its notices",
+        "does not work here; notices would be missed",
     ),
-    SourceHealth.SLOW: (Level.ADVICE, "has not answered yet"),
+    SourceHealth.NO_ANSWER: (Level.ADVICE, ""),
 }
 
 
@@ -100,7 +100,7 @@ def assess(facts: DoctorFindings) -> tuple[DoctorFinding, ...]:
         )
         found.append(DoctorFinding(level, "requeue", text))
     if facts.storage is None:
-        text = "no directory was given, so no save was tried: tfpreempt doctor DIR"
+        text = "no directory given, so no save was tested: tfpreempt doctor DIR"
         found.append(DoctorFinding(Level.ADVICE, "directory", text))
     else:
         found += _assess_storage(facts, facts.storage)
@@ -116,7 +116,7 @@ def _assess_sources(facts: DoctorFindings) -> Iterator[DoctorFinding]:
         level, said = _SAID[source.state]
         text = ": ".join(filter(None, (said, source.detail)))
         if count[source.name] > 1 and source.grace_seconds is not None:
-            text += f" (for the notices that leave {source.grace_seconds:g} s)"
+            text += f" (notices with a grace period of {source.grace_seconds:g} s)"
         yield DoctorFinding(
             level, source.name, text, grace_seconds=source.grace_seconds
         )
@@ -132,9 +132,9 @@ def _assess_cloud(facts: DoctorFindings) -> Iterator[DoctorFinding]:
     yield DoctorFinding(
         Level.ADVICE,
         f"cloud {cloud}",
-        f"this is a machine of {cloud}, and this config does not watch the notices of "
-        f"{cloud}; if the machine can be taken away, leave the config out (the notices "
-        "are detected then), or add the source to the config",
+        f"this machine is on {cloud}, but the config does not watch the notices of "
+        f"{cloud}; if the machine can be preempted, omit the config (the notices are "
+        "then detected), or add the source to the config",
         code="import tfpreempt\n"
         f"from tfpreempt.notice import {cloud}_source\n\n"
         f"config = tfpreempt.{platform.config_class.__name__}(\n"
@@ -146,36 +146,36 @@ def _assess_cloud(facts: DoctorFindings) -> Iterator[DoctorFinding]:
 def _assess_grace(facts: DoctorFindings) -> DoctorFinding:
     grace = facts.shortest_grace
     if grace is not None:
-        text = f"the shortest notice leaves {grace:g} s"
-        return DoctorFinding(Level.OK, "grace", text)
+        text = f"shortest grace period: {grace:g} s"
+        return DoctorFinding(Level.OK, "grace period", text)
     how = "pass grace_period= to the config"
     if facts.platform.name == "kubernetes":
         how = "set TFPREEMPT_GRACE_PERIOD to the pod's terminationGracePeriodSeconds"
-    text = f"nobody says what a notice leaves, so the step is committed at once; {how}"
-    return DoctorFinding(Level.ADVICE, "grace", text)
+    text = f"unknown, so the step is committed at once after a notice; {how}"
+    return DoctorFinding(Level.ADVICE, "grace period", text)
 
 
 def _assess_steps(
     seconds: float, save: float | None, grace: float | None
 ) -> DoctorFinding:
     """Returns whether the running step and its save fit into the grace period."""
-    text = f"a step of the run in the directory took {seconds:.2f} s"
+    text = f"a step of the run in the directory takes {seconds:.2f} s"
     if grace is None:
         return DoctorFinding(Level.OK, "steps", text)
     needed, left = needed_seconds(save or 0.0, grace), until_end(grace)
     if seconds > left:
-        text += f", more than the {grace:g} s of a notice: the process is ended within"
-        text += " a step"
+        text += f", more than the grace period of {grace:g} s: the process would be "
+        text += "killed during a step"
     elif seconds + needed > left:
         text += (
-            f" and the save after it needs {needed:.1f} s with margins, together more "
-            f"than a notice of {grace:g} s allows: the process may be ended in the save"
+            f" and a save needs {needed:.1f} s with margins, together more than the "
+            f"grace period of {grace:g} s: the process may be killed during the save"
         )
     else:
         return DoctorFinding(Level.OK, "steps", text)
     text += (
-        ", and what follows the last commit is lost; do less in each run(), or commit "
-        "more often (save_freq=)"
+        ", and the steps since the last commit would be lost; do less in each run(), "
+        "or commit more often (save_freq=)"
     )
     return DoctorFinding(Level.PROBLEM, "steps", text)
 
@@ -184,25 +184,25 @@ def _assess_requeue(slurm: SlurmState, code: int) -> tuple[Level, str]:
     """Returns whether Slurm requeues a job after an exit with the given code."""
     by_scontrol = slurm.requeue == "scontrol"
     if slurm.fault:
-        text = f"could not be checked, scontrol does not answer here: {slurm.fault}"
+        text = f"not checked, because scontrol does not answer here: {slurm.fault}"
         if by_scontrol:
-            return Level.PROBLEM, f"{text}; the job needs it, or requeue='exit'"
-        return Level.ADVICE, f"{text}; RequeueExit in slurm.conf has to list {code}"
+            return Level.PROBLEM, f"{text}; make scontrol work, or use requeue='exit'"
+        return Level.ADVICE, f"{text}; RequeueExit in slurm.conf must list {code}"
     if not by_scontrol and code not in slurm.requeued_codes:
         return Level.PROBLEM, _not_listed(slurm, code)
     if slurm.is_batch is False:
-        text = "this job is not sbatch's, and Slurm requeues no others; use sbatch"
+        text = "not a batch job, and Slurm requeues only batch jobs; use sbatch"
         return Level.ADVICE, text
     if slurm.may_requeue is False:
-        text = "the job is one of --no-requeue (or of JobRequeue=0 in slurm.conf)"
-        how = "submit it with `sbatch --requeue`"
+        text = "the job has --no-requeue (or JobRequeue=0 in slurm.conf)"
+        how = "submit the job with `sbatch --requeue`"
         if by_scontrol:
-            return Level.PROBLEM, f"{text}: scontrol refuses to requeue it; {how}"
+            return Level.PROBLEM, f"{text}: scontrol refuses the requeue; {how}"
         # RequeueExit still applies; tests/cli/test_doctor_slurm.py asks a real Slurm.
-        return Level.ADVICE, f"{text}: only exit code {code} requeues it; {how}"
+        return Level.ADVICE, f"{text}: only exit code {code} requeues the job; {how}"
     if by_scontrol:
         return Level.OK, "scontrol answers, and may requeue the job"
-    return Level.OK, f"by exit code {code}, which RequeueExit lists"
+    return Level.OK, f"exit code {code} requeues the job (listed in RequeueExit)"
 
 
 def _not_listed(slurm: SlurmState, code: int) -> str:
@@ -213,19 +213,19 @@ def _not_listed(slurm: SlurmState, code: int) -> str:
     if code in slurm.held_codes:
         why = f"RequeueExitHold lists {code}, so the job waits for `scontrol release`"
     else:
-        why = f"RequeueExit does not list {code}, so nobody starts the job again"
+        why = f"RequeueExit does not list {code}, so the job is not restarted"
     return f"{why}; {mend}"
 
 
 def _assess_missing(storage: Storage, missing: Path) -> DoctorFinding:
     """Returns a finding about a missing directory, perhaps a mistyped mount point."""
     where = f"{storage.mount} ({storage.filesystem or 'of unknown type'})"
-    text = f"{storage.path} is not there yet; it would be made on {where}"
+    text = f"{storage.path} does not exist; it would be created on {where}"
     is_at_root = storage.mount == Path("/") == missing.parent
     if is_at_root:
         text += (
-            f", the root file system, as there is no {missing}; if that is to be a "
-            "mount point, mount it, or check the path"
+            f", the root file system, because {missing} does not exist; mount a file "
+            f"system at {missing}, or check the path"
         )
     level = Level.ADVICE if is_at_root else Level.OK
     return DoctorFinding(level, "directory", text)
@@ -238,26 +238,26 @@ def _assess_storage(facts: DoctorFindings, storage: Storage) -> Iterator[DoctorF
         yield DoctorFinding(
             Level.PROBLEM,
             "directory",
-            f"{storage.path} is on {storage.filesystem}, which goes with the "
-            "machine or the container; use a disk or a network file system that stays",
+            f"{storage.path} is on {storage.filesystem}, which is lost with the "
+            "machine or the container; use a persistent disk or a network file system",
         )
     if storage.save_seconds is None:
-        text = f"a save of {size_text(storage.save_bytes)} fails there: {storage.fault}"
+        text = f"a save of {size_text(storage.save_bytes)} fails: {storage.fault}"
         yield DoctorFinding(Level.PROBLEM, "save", text)
         return
-    took = f"{size_text(storage.save_bytes)} take {storage.save_seconds:.2f} s"
+    took = f"{size_text(storage.save_bytes)} saved in {storage.save_seconds:.2f} s"
     grace = facts.shortest_grace
     limit = grace or WAIT_SECONDS
     needed = needed_seconds(storage.save_seconds, limit)
-    text = f"{took}; a notice must leave {needed:.1f} s, margins included"
-    mend = "use faster storage, save less, or a machine with a longer notice"
+    text = f"{took}; needed grace period with margins: {needed:.1f} s"
+    mend = "use faster storage, save less, or extend the grace period"
     if needed <= limit:
-        fits = "" if grace is None else f", and leaves {grace:g} s"
+        fits = "" if grace is None else f", available: {grace:g} s"
         yield DoctorFinding(Level.OK, "save", text + fits)
     elif grace is None:
         yield DoctorFinding(
             Level.ADVICE, "save", f"{text}; pass peer_timeout=, or {mend}"
         )
     else:
-        text += f", and leaves {grace:g} s; {mend}"
+        text += f", available: {grace:g} s; {mend}"
         yield DoctorFinding(Level.PROBLEM, "save", text)
