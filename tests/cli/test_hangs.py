@@ -25,10 +25,12 @@ _ROOT = str(Path(__file__).parents[2])
 WORKER = f"""
 sys.path.insert(0, {_ROOT!r})
 import threading
-from tfpreempt.core import life
-file = os.environ[life.VARIABLE]
-steps, stage = 0, life.Stage.STEPS
-life.tell(lambda: life.Sign(pid=os.getpid(), boundaries=steps, step=steps, stage=stage))
+from tfpreempt.core import heartbeat
+file = os.environ[heartbeat.VARIABLE]
+steps, stage = 0, heartbeat.WorkerPhase.STEPS
+heartbeat.start_heartbeat(
+    lambda: heartbeat.Heartbeat(
+        pid=os.getpid(), boundaries=steps, step=steps, stage=stage))
 def step():
     global steps
     steps += 1
@@ -357,9 +359,9 @@ def test_a_stuck_loader_is_shown_and_started_again(supervised: Run) -> None:
     )
     code, _, err = supervised.run(program, *OPTIONS)
     assert code == 0
-    assert re.search(r"worker 1 at step 1, behind the others: no step for \d ", err)
+    assert re.search(r"worker 1 at step 1, behind other workers: no step for \d ", err)
     assert "in read_data" in err
-    assert "hang: restarting" in err
+    assert "restarting after a hang" in err
     assert "preemptions: 0, failures: 1" in err
     records = supervised.records()
     [hang] = [each for each in records if each["event"] == "hang"]
@@ -385,9 +387,9 @@ def test_a_worker_that_is_stopped_is_said_to_be(supervised: Run) -> None:
     os.kill(int(supervised.wait_told("ready-1")), signal.SIGSTOP)
     code, _, err = supervised.finish()
     assert code == 0
-    assert "worker 1 could not write its stacks" in err
+    assert "worker 1 wrote no stacks" in err
     assert "process T (stopped)" in err
-    assert "worker 0 hangs here" in err
+    assert "stack of worker 0 (all threads: " in err
 
 
 @pytest.mark.slow  # starts a process
@@ -395,7 +397,7 @@ def test_hangs_have_a_budget(supervised: Run) -> None:
     program = WORKER + "read_data()"
     code, _, err = supervised.run(program, *OPTIONS, "--max-failures", "0")
     assert code == 137
-    assert "outcome: the failure budget is used up by hangs, exit code: 137" in err
+    assert "outcome: limit of failures reached by hangs, exit code: 137" in err
 
 
 @pytest.mark.slow  # starts a process
@@ -407,7 +409,7 @@ def test_who_was_only_slow_may_finish(supervised: Run) -> None:
     )
     code, _, err = supervised.run(program, "--hang-timeout", "2")
     assert code == 0
-    assert "the workers hang" in err
+    assert "workers are hung" in err
     assert "failures: 0" in err
 
 

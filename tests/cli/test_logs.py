@@ -163,7 +163,7 @@ def test_a_full_disk_takes_nothing_from_a_worker(
     monkeypatch.undo()  # room again
     write(log, "more\n")
     gap, more = logs.path.read_text().splitlines()
-    assert "bytes were left out here" in gap
+    assert "bytes of output lost" in gap
     assert more == "more"
 
 

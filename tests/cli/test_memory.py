@@ -65,12 +65,12 @@ def test_a_small_machine_has_none_unless_it_is_asked_for(
 
 def test_more_than_there_is_is_refused(place: Path) -> None:
     with (
-        pytest.raises(ConfigurationError, match="8 GiB can be had"),
+        pytest.raises(ConfigurationError, match="8 GiB are available"),
         lent(9 * GIB, 1, [place]),
     ):
         pass
     with (
-        pytest.raises(ConfigurationError, match="neither /dev/shm"),
+        pytest.raises(ConfigurationError, match="no /dev/shm"),
         lent(GIB, 1, [place / "gone"]),
     ):
         pass
@@ -94,9 +94,9 @@ def test_what_fails_keeps_nothing_from_starting_unless_it_was_asked_for(
         monkeypatch.setattr(Path if name == "mkdir" else snapshot_space, name, fail)
     with lent(AUTO, 1, [place]) as given:
         assert given is None
-    assert caplog.text.count("there are no snapshots in memory") == 1
+    assert caplog.text.count("no memory for snapshots") == 1
     with (
-        pytest.raises(ConfigurationError, match="cannot have its memory"),
+        pytest.raises(ConfigurationError, match="no memory can be reserved"),
         lent(GIB, 1, [place]),
     ):
         pass
@@ -106,7 +106,7 @@ def test_what_fails_keeps_nothing_from_starting_unless_it_was_asked_for(
 def test_what_a_killed_supervisor_left_goes_at_the_next_start(place: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from tfpreempt.cli.run import memory\n"
+        "from tfpreempt.cli.run import snapshot_space as memory\n"
         "memory._is_in_memory = Path.is_dir\n"
         "memory._room = lambda place: 1 << 33\n"
         "with memory.lent(1 << 20, 1, [Path(sys.argv[1])]) as given:\n"
@@ -153,7 +153,7 @@ def test_only_tmpfs_is_memory(
 def test_the_option_is_a_word_or_a_size() -> None:
     said = CliRunner().invoke(main, ["run", "--snapshots", "much", "--", "true"])
     assert said.exit_code == 2
-    assert "auto|off|SIZE" in said.output or "is no size" in said.output
+    assert "auto|off|SIZE" in said.output or "is not a size" in said.output
 
 
 @pytest.mark.parametrize(

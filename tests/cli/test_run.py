@@ -32,7 +32,7 @@ def test_all_finish(supervised: Run) -> None:
     )
     assert code == 0
     assert out == f"[worker-0] hello {supervised.directory / 'ckpt'}\n"
-    assert "outcome: training is finished, exit code: 0, incarnations: 1" in err
+    assert "outcome: training is complete, exit code: 0, incarnations: 1" in err
     assert "hello" in supervised.log(1)
 
 
@@ -47,7 +47,7 @@ journal = Path(os.environ["TFPREEMPT_CHECKPOINT_DIR"], "journal")
     for program, is_told in (("pass", True), (kept, False)):
         code, _, err = supervised.run(program)
         assert code == 0
-        assert ("no worker has kept a journal in " in err) == is_told
+        assert ("no worker wrote a journal in " in err) == is_told
 
 
 def test_commits_of_a_program_without_a_journal_are_counted(supervised: Run) -> None:
@@ -58,7 +58,9 @@ def test_commits_of_a_program_without_a_journal_are_counted(supervised: Run) -> 
     code, _, err = supervised.run("pass")
     assert code == 0
     said = " ".join(err.split())
-    assert f"2 commit(s) in {directory}, newest step 100. If another program" in said
+    assert (
+        f"2 commit(s) in {directory}, newest step 100, all made before this run" in said
+    )
     waits = "while not os.path.exists('go'): time.sleep(0.01)"
     supervised.start(f"tell('begun', '')\n{waits}")
     supervised.wait_told("begun")
@@ -67,7 +69,7 @@ def test_commits_of_a_program_without_a_journal_are_counted(supervised: Run) -> 
     code, _, err = supervised.finish()
     assert code == 0, err
     assert "newest step 120" in err
-    assert "If another program" not in err
+    assert "made before this run" not in err
 
 
 def test_a_url_is_handed_on_and_the_journal_stays_here(supervised: Run) -> None:
@@ -121,7 +123,7 @@ def test_the_preemption_budget(supervised: Run, restart_code: int) -> None:
         f"sys.exit({restart_code})", "--workers", "2", "--max-preemptions", "1"
     )
     assert code == restart_code
-    assert "the preemption budget is used up" in err
+    assert "limit of preemptions reached" in err
     assert "incarnations: 2, preemptions: 2" in err
 
 
@@ -129,13 +131,13 @@ def test_the_failure_budget_and_the_error_lines(supervised: Run) -> None:
     program = "until_told() if me == 0 else 1 / 0"
     code, _, err = supervised.run(program, "--workers", "2", "--max-failures", "1")
     assert code == 1
-    assert "the failure budget is used up" in err
+    assert "limit of failures reached" in err
     assert "  | Traceback (most recent call last):" in err
     assert "  | ZeroDivisionError: division by zero" in err
-    assert "worker 1 failed (exit code 1), from" in err
-    why = "the last failure: worker 1, exit code 1: ZeroDivisionError: division by zero"
+    assert "worker 1 failed (exit code 1); error in" in err
+    why = "; last failure: worker 1, exit code 1: ZeroDivisionError: division by zero"
     assert err.splitlines()[-1].endswith(why)
-    told = "worker-0 is told to leave, because worker 1 failed (exit code 1) ==="
+    told = "SIGTERM to worker-0, because worker 1 failed (exit code 1) ==="
     assert supervised.log(0).count(told) == 2
     log = supervised.log(1)
     assert log.count("ZeroDivisionError") == 2
@@ -162,7 +164,7 @@ def test_the_last_line_of_a_killed_worker_is_not_its_reason(supervised: Run) -> 
     _, _, err = supervised.run(program, "--max-failures", "0")
     log = supervised.directory / "logs" / "worker-0.log"
     assert f"worker 0 ended: killed by SIGUSR1, see {log}" in err
-    why = f"the last failure: worker 0, killed by SIGUSR1: {log}"
+    why = f"; last failure: worker 0, killed by SIGUSR1: {log}"
     assert err.splitlines()[-1].endswith(why)
 
 
@@ -183,8 +185,8 @@ def test_a_stop_is_passed_on_and_ends_with_the_restart_code(
     code, _, err = supervised.finish()
     assert code == 42
     assert time.monotonic() - began < 5  # not the grace period
-    assert f"{number.name}: waiting as long as it takes for the workers" in err
-    assert "told to stop" in err
+    assert f"{number.name}: waiting for the workers to commit (no time limit)" in err
+    assert "stopped by a signal, to be restarted" in err
     events = {r["event"]: r for r in supervised.records()}
     assert events["told_to_stop"]["signal"] == number.name
     assert events["left"]["code"] == 42
@@ -201,7 +203,7 @@ def test_a_signal_to_all_processes_of_a_job_is_a_stop(supervised: Run) -> None:
         os.kill(int(process), signal.SIGUSR1)
     code, _, err = supervised.finish()
     assert code == 143
-    assert "SIGUSR1: waiting as long as it takes for the workers" in err
+    assert "SIGUSR1: waiting for the workers to commit (no time limit)" in err
     assert [r["event"] for r in supervised.records()][-1] == "left"
 
 
@@ -282,7 +284,7 @@ time.sleep(60)
         supervised.wait_recorded(event)
     code, _, err = supervised.finish()
     assert code == 143
-    assert "still waiting for worker(s) 0, 1. Ctrl-C once more" in err
+    assert "still waiting for worker(s) 0, 1. Another Ctrl-C kills" in err
     assert "sent SIGKILL to worker(s) 0, 1" in err
     assert not any(map(is_alive, pids))
 
@@ -490,7 +492,7 @@ def test_too_few_descriptors_for_a_supervisor_are_an_error(
     wrapper = ("bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash")
     code, _, err = supervised.run("pass", wrapper=wrapper)
     assert code == 1
-    assert f"Error: Too many open files: this process may open {limit}," in err
+    assert f"Error: Too many open files: the limit of {limit} open files" in err
     assert "Traceback" not in err
 
 
@@ -503,7 +505,9 @@ def test_a_start_without_descriptors_is_tried_again(supervised: Run) -> None:
     before = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (0, before[1]))
     os.kill(worker, signal.SIGTERM)
-    wait_until(lambda: "failure: restarting" in supervised.err(), "the first attempt")
+    wait_until(
+        lambda: "restarting after a failure" in supervised.err(), "the first attempt"
+    )
     resource.prlimit(supervisor, resource.RLIMIT_NOFILE, before)
     supervised.wait_told("ready-0-2")
     supervised.signal(signal.SIGTERM)
@@ -582,8 +586,8 @@ def test_a_checkpoint_directory_that_is_gone_is_not_made_anew(supervised: Run) -
     program = "os.rename('ckpt', 'away'); sys.exit(143)"
     code, _, err = supervised.run(program, "--log-dir", "ckpt/logs")
     assert code == 1
-    assert "the checkpoint directory is not the one of the start" in err
-    assert "put it back" in err
+    assert "the checkpoint directory was moved or replaced" in err
+    assert "move it back" in err
     assert not (supervised.directory / "ckpt").exists()
     assert (supervised.directory / "away" / "journal" / "supervisor.jsonl").exists()
 
@@ -633,7 +637,7 @@ sys.exit(143 if restart == 0 else 0)
     code, out, err = supervised.run(program, *options, wrapper=wrapper)
     assert code == 0
     assert err.count("cannot write the log") == 1
-    assert "No space left on device. Training goes on" in err
+    assert "No space left on device. Training continues" in err
     assert out.count("[worker-0] ") == 4000
 
 
@@ -757,7 +761,7 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--hang-timeout", "1", "--", "true"], "1.0 is not in the range x>=2.0"),
         (["--hang-timeout", "soon", "--", "true"], "'soon' is not a valid auto"),
         (["--restart-code", "0", "--", "true"], "0 is not in the range"),
-        (["--log-size", "0", "--", "true"], "'0' is no size"),
+        (["--log-size", "0", "--", "true"], "'0' is not a size"),
         (["--log-files", "0", "--", "true"], "0 is not in the range"),
         (
             ["--quiet", "--log-dir", "file/logs", "--", "true"],
@@ -769,7 +773,7 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
             ["--checkpoint-dir", "c", "--mirror-dir", "c/m", "--", "true"],
             "or one lies in the other",
         ),
-        (["--", "./train.py"], "write: python ./train.py"),
+        (["--", "./train.py"], "use: python ./train.py"),
         (["--no-such-option", "--", "true"], "No such option"),
     ],
 )

@@ -357,9 +357,9 @@ def test_a_killed_worker_is_named_by_its_signal(training: Run) -> None:
 @pytest.mark.parametrize(
     ("cause", "code", "said", "status"),
     [
-        ("finished", 0, "training is finished", 0),
-        ("failure", 1, "the failure budget is used up", 1),
-        ("stopped", 143, "to be started again", 1),
+        ("finished", 0, "training is complete", 0),
+        ("failure", 1, "limit of failures reached", 1),
+        ("stopped", 143, "to be restarted", 1),
     ],
 )
 def test_how_a_job_ended(

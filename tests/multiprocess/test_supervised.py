@@ -143,6 +143,6 @@ def test_two_preemptions_under_the_supervisor(
     assert found["tfpreempt_worker_state training 0"] == 1
     assert found["tfpreempt_notice_timestamp_seconds 1"] > 0
     code, told = status(here)
-    assert (code, told["ended"]) == (0, "training is finished, exit code 0")
+    assert (code, told["ended"]) == (0, "training is complete, exit code 0")
     assert (told["commits"], told["restarts"]) == (3, {"preemption": 2})
     assert [(w["state"], w["step"]) for w in told["workers"]] == [("finished", 12)] * 2

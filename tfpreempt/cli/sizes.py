@@ -53,7 +53,8 @@ class Size(click.ParamType[int]):
             size = float(match[1]) * base ** " KMGT".index(match[2] or " ")
         if not 1 <= size < _TOO_LARGE:
             self.fail(
-                f"{value!r} is no size. Write it like 256MiB, 2G (GiB) or 1.5GB.", param
+                f"{value!r} is not a size. Expected, for example, 256MiB, 2G or 1.5GB.",
+                param,
             )
         return int(size)
 

@@ -64,8 +64,8 @@ class Address(click.ParamType[tuple[str, int]]):
         found = value if isinstance(value, tuple) else parse_address(str(value))
         if found is None:
             self.fail(
-                f"{value!r} is no port. Write it like 9464, 127.0.0.1:9464 or "
-                "[::1]:9464.",
+                f"{value!r} is not a port. Expected, for example, 9464, "
+                "127.0.0.1:9464 or [::1]:9464.",
                 param,
             )
         return found
@@ -206,7 +206,7 @@ def run(
         tfpreempt run --workers 2 --checkpoint-dir ckpt -- python train.py
 
     A worker that exits with a restart code was preempted: all workers are restarted.
-    Any other exit code except 0 is a failure: the other workers are ended, and all
+    Any other exit code except 0 is a failure: the other workers are terminated, and all
     workers are restarted from the last commit. On SIGTERM or SIGINT the workers commit,
     and the supervisor exits with their restart code, so that the platform restarts the
     run.
@@ -222,9 +222,8 @@ def run(
         if task is not None and workers not in (None, 1):
             raise ConfigurationError(
                 f"--workers {workers} was given, and TF_CONFIG is set (task "
-                f"{task}). With TF_CONFIG each machine's supervisor has one "
-                "worker: leave --workers out, or unset TF_CONFIG to have a local "
-                "cluster made."
+                f"{task}). With TF_CONFIG the supervisor of each machine has one "
+                "worker: omit --workers, or unset TF_CONFIG to start a local cluster."
             )
         _check_command(command)
         for place in (checkpoint_dir, mirror_dir):
@@ -257,8 +256,8 @@ def run(
             raise
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise click.ClickException(
-            f"{error.strerror}: this process may open {limit}, which is too few to "
-            f"supervise {workers or 1} worker(s). Raise the limit, as by ulimit -n 1024"
+            f"{error.strerror}: the limit of {limit} open files is too low for "
+            f"{workers or 1} worker(s). Raise the limit, for example: ulimit -n 1024"
         ) from error
     raise SystemExit(code)
 
@@ -280,7 +279,7 @@ def _check_command(command: tuple[str, ...]) -> None:
     if shutil.which(command[0]) is None:
         hint = "Check its spelling and PATH."
         if command[0].endswith(".py") and Path(command[0]).exists():
-            hint = f"It is no executable file; write: python {command[0]}"
+            hint = f"The file is not executable; use: python {command[0]}"
         raise ConfigurationError(f"The command {command[0]!r} was not found. {hint}")
 
 
@@ -294,8 +293,8 @@ def _checked_remote(given: str | None, checkpoint_dir: str | None) -> str | None
         return None
     if checkpoint_dir is not None and is_url(checkpoint_dir):
         raise ConfigurationError(
-            f"--checkpoint-dir {checkpoint_dir} is in object storage already; leave "
-            "--mirror-dir out, or name a local directory."
+            f"--checkpoint-dir {checkpoint_dir} is already in object storage. Omit "
+            "--mirror-dir, or name a local --checkpoint-dir."
         )
     if checkpoint_dir is not None:
         check_apart(given, checkpoint_dir)
@@ -327,6 +326,6 @@ def _make_directory(given: str | None) -> str | None:
     except OSError as error:
         raise ConfigurationError(
             f"Cannot use --checkpoint-dir {given!r} ({error.strerror}). Expected a "
-            "directory that exists or can be made."
+            "directory that exists or can be created."
         ) from error
     return str(path)

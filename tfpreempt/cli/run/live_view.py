@@ -88,7 +88,7 @@ def _written(
     except OSError as error:
         raise ConfigurationError(
             f"Cannot write --metrics-file {str(path)!r} ({error.strerror}). Name a "
-            "file in a directory that exists and can be written."
+            "file in an existing, writable directory."
         ) from error
 
     def write() -> None:

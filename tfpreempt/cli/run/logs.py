@@ -77,8 +77,8 @@ class WorkerLog:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise ConfigurationError(
-                    f"Cannot write the log file {path} ({error.strerror}). With "
-                    "--log-dir name a directory that can be written."
+                    f"Cannot write the log file {path} ({error.strerror}). Name a "
+                    "writable directory with --log-dir."
                 ) from error
             lost(path, error)
         self.reading, self.writing = os.pipe()
@@ -171,7 +171,7 @@ class WorkerLog:
         try:
             if self._left_out:
                 self._make_directory()
-                said = f"up to {self._left_out} bytes were left out here: no room"
+                said = f"up to {self._left_out} bytes of output lost: disk full"
                 self._write(self._own_line(said))
                 self._left_out = 0
             self._write(data)

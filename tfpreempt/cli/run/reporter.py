@@ -80,17 +80,17 @@ class Reporter:
     def told_to_stop(self, signal_name: str, grace: float | None) -> None:
         """Records that the supervisor received a signal to stop."""
         self._add("told_to_stop", signal=signal_name)
-        limit = "as long as it takes" if grace is None else f"up to {grace:g} s"
-        self._say(f"{signal_name}: waiting {limit} for the workers to commit")
+        limit = "no time limit" if grace is None else f"at most {grace:g} s"
+        self._say(f"{signal_name}: waiting for the workers to commit ({limit})")
 
     def urged(self, workers: Sequence[int], seconds: float | None) -> None:
         """Records a Ctrl-C after the signal to stop, and shows the awaited workers."""
         self._add("urged", workers=workers, seconds=seconds)
-        whom = _names(workers) if workers else "what the workers left behind"
-        limit = "" if seconds is None else f", up to {seconds:.0f} s"
+        whom = _names(workers) if workers else "child processes of the workers"
+        limit = "" if seconds is None else f" (at most {seconds:.0f} s)"
         self._say(
-            f"still waiting for {whom}{limit}. Ctrl-C once more kills them at once: "
-            "what they have not committed is lost"
+            f"still waiting for {whom}{limit}. Another Ctrl-C kills the processes at "
+            "once; steps without a commit are then lost"
         )
 
     def ended_others(
@@ -108,7 +108,7 @@ class Reporter:
             for each in hangs
         ]
         self._add("hang", incarnation=self._incarnation, workers=told)
-        self._say("the workers hang:", *(_how(each) for each in hangs))
+        self._say("workers are hung:", *(_how(each) for each in hangs))
 
     def stacks(self, stacks: Mapping[int, str]) -> None:
         """Records the stacks of hung workers; empty text for workers without stacks."""
@@ -116,20 +116,20 @@ class Reporter:
             told = {"incarnation": self._incarnation, "worker": worker, "stacks": text}
             self._add("stacks", **told)
             if not text:
-                self._say(f"worker {worker} could not write its stacks")
+                self._say(f"worker {worker} wrote no stacks")
                 continue
             main = text.rstrip().rpartition("\n\n")[2].splitlines()  # the oldest thread
             own = [line for line in main[_NEWEST_LINES:] if _LIBRARIES not in line]
             shown = (main[:_NEWEST_LINES] + own)[:_SHOWN_LINES]
             self._say(
-                f"worker {worker} hangs here (all stacks: {self.journal.path}):",
+                f"stack of worker {worker} (all threads: {self.journal.path}):",
                 *(f"  | {line}" for line in shown),
             )
 
     def failed(self, failure: WorkerExit, lines: Sequence[str], log: Path) -> None:
         """Shows the error lines of the worker whose failure ended a run."""
         self._say(
-            f"worker {failure.worker} failed ({failure.describe()}), from {log}:",
+            f"worker {failure.worker} failed ({failure.describe()}); error in {log}:",
             *(f"  | {line}" for line in lines),
         )
 
@@ -147,33 +147,33 @@ class Reporter:
             delay=verdict.delay if isinstance(verdict, Restart) else None,
         )
         if isinstance(verdict, Restart):
-            used = f"{spent.preemptions} preemption(s), {spent.failures} failure(s)"
+            used = f"preemptions: {spent.preemptions}, failures: {spent.failures}"
             is_preempted = verdict.cause is Cause.PREEMPTION
             idle = spent.idle_in_a_row if is_preempted else spent.in_a_row
             if idle > 1:
-                used += f", {idle} in a row without progress that is seen"
+                used += f", in a row without progress: {idle}"
             delay = f" in {verdict.delay:.1f} s" if verdict.delay else ""
-            self._say(f"{verdict.cause.value}: restarting{delay} ({used} so far)")
+            self._say(f"restarting after a {verdict.cause.value}{delay} ({used})")
         elif verdict.cause is Cause.NO_PROGRESS:
             self._say(
                 f"giving up: {spent.idle_in_a_row} preemptions in a row without a "
-                "newer commit in the checkpoint directory, and without a run of "
-                f"{limits.backoff_reset:g} s. Either a notice stays up on this machine "
-                "(`tfpreempt doctor` shows what is asked), or the program leaves with "
-                "a restart code by itself; see its log. "
+                "newer commit in the checkpoint directory and without a run of "
+                f"{limits.backoff_reset:g} s. Either a notice stays active on this "
+                "machine (check with `tfpreempt doctor`), or the program itself exits "
+                "with a restart code (see the log). "
                 "--max-preemptions-without-progress allows more"
             )
         elif verdict.cause is Cause.FAILURE_RATE:
             self._say(
-                f"giving up: {len(spent.failed_at)} failures within an hour, although "
-                "the run made progress between them. The workers' logs have the error; "
-                f"--max-failures {len(spent.failed_at)} allows that many in an hour"
+                f"giving up: {len(spent.failed_at)} failures within an hour, with "
+                "progress between failures. See the errors in the workers' logs; "
+                f"--max-failures {len(spent.failed_at)} allows as many per hour"
             )
         elif verdict.cause is Cause.MOVED:
             self._say(
-                "giving up: the checkpoint directory is not the one of the start any "
-                "more; training would begin anew in what has taken its place. Mount it "
-                "again or put it back, and start this again"
+                "giving up: the checkpoint directory was moved or replaced after the "
+                "start, and a restart would train from scratch. Mount the directory "
+                "again or move it back, and run the command again"
             )
 
     def left(
@@ -193,23 +193,22 @@ class Reporter:
         journal = self.journal.path.parent
         if verdict.cause is Cause.FINISHED and not any(journal.glob("worker-*.jsonl")):
             advice = (
-                "its commits are elsewhere, or there are none. Let the program make "
-                "its handler, or callback, with the directory that it finds in "
-                "TFPREEMPT_CHECKPOINT_DIR"
+                "the program uses another directory, or makes no commits. Create the "
+                "handler or callback with the directory in TFPREEMPT_CHECKPOINT_DIR"
             )
             commits = commits_in(journal.parent)
             found = count_commits(journal.parent, commits)
             began = SystemClock().wall() - seconds
             times = [each.saved_at or 0.0 for each in commits]
             if max(times, default=0.0) < began:
-                before = f"{found}. If another program made these, " if found else ""
+                before = f"{found}, all made before this run: " if found else ""
                 found = f"{before}{advice}"
-            self._say(f"no worker has kept a journal in {journal}: {found}")
+            self._say(f"no worker wrote a journal in {journal}: {found}")
         self._say(
             f"outcome: {OUTCOMES[verdict.cause]}, exit code: {verdict.code}, "
             f"incarnations: {incarnations}, preemptions: {spent.preemptions}, "
             f"failures: {spent.failures}, time: {seconds:.1f} s"
-            + (f"; the last failure: {why}" if why else "")
+            + (f"; last failure: {why}" if why else "")
         )
 
     def log_lost(self, log: Path, error: OSError) -> None:
@@ -218,8 +217,8 @@ class Reporter:
             self._has_told_loss = True
             self._add("log_lost", log=str(log), error=str(error))
             self._say(
-                f"cannot write the log {log}: {error}. Training goes on, and what the "
-                "workers write is left out until there is room."
+                f"cannot write the log {log}: {error}. Training continues; output of "
+                "the workers is lost until the disk has space"
             )
 
     def metrics_lost(self, path: Path, error: OSError) -> None:
@@ -227,7 +226,9 @@ class Reporter:
         if not self._has_told_metrics_loss:
             self._has_told_metrics_loss = True
             self._add("metrics_lost", file=str(path), error=str(error))
-            self._say(f"cannot write the metrics to {path}: {error}. Training goes on")
+            self._say(
+                f"cannot write the metrics to {path}: {error}. Training continues"
+            )
 
     def close(self) -> None:
         """Closes the journal, and the console once its text is printed."""
@@ -254,8 +255,9 @@ def _counts(spent: BudgetUsed) -> dict[str, int]:
 
 
 def _how(hang: Hang) -> str:
-    behind = ", behind the others" if hang.is_behind else ""
-    what = "waits for the others" if hang.stage is WorkerPhase.WAITS else "no step"
+    behind = ", behind other workers" if hang.is_behind else ""
+    is_waiting = hang.stage is WorkerPhase.WAITS
+    what = "waiting for other workers" if is_waiting else "no step"
     return (
         f"  worker {hang.worker} at step {hang.step}{behind}: {what} for "
         f"{hang.seconds:.0f} s, process {hang.state}"

@@ -45,14 +45,14 @@ class Cause(enum.Enum):
 
 
 OUTCOMES = {
-    Cause.FINISHED: "training is finished",
-    Cause.PREEMPTION: "the preemption budget is used up",
-    Cause.FAILURE: "the failure budget is used up",
-    Cause.HANG: "the failure budget is used up by hangs",
-    Cause.NO_PROGRESS: "preempted again and again without progress",
+    Cause.FINISHED: "training is complete",
+    Cause.PREEMPTION: "limit of preemptions reached",
+    Cause.FAILURE: "limit of failures reached",
+    Cause.HANG: "limit of failures reached by hangs",
+    Cause.NO_PROGRESS: "limit of preemptions without progress reached",
     Cause.FAILURE_RATE: "too many failures within an hour",
-    Cause.MOVED: "the checkpoint directory is not the one of the start",
-    Cause.STOPPED: "told to stop, and to be started again by the platform",
+    Cause.MOVED: "checkpoint directory moved or replaced",
+    Cause.STOPPED: "stopped by a signal, to be restarted by the platform",
 }
 """Outcome of a supervisor as text, by the cause of its exit."""
 

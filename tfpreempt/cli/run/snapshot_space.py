@@ -62,12 +62,12 @@ def lent(
     except OSError as error:
         if asked > 0:
             raise ConfigurationError(
-                f"--snapshots cannot have its memory: {error}"
+                f"--snapshots: no memory can be reserved: {error}"
             ) from error
         if asked:
             log.warning(
-                "tfpreempt: there are no snapshots in memory, so a death without a "
-                "notice costs what came after the last commit: %s",
+                "tfpreempt: no memory for snapshots, so a crash without a notice loses "
+                "the steps since the last commit: %s",
                 error,
             )
     if made is None:
@@ -104,10 +104,10 @@ def _lend(
         return None
     room = _room(found[0]) if found else 0
     if asked > room:
-        where = f"on {found[0]}" if found else "as neither /dev/shm nor a tmpfs is here"
+        where = f"on {found[0]}" if found else "(no /dev/shm or other tmpfs)"
         raise ConfigurationError(
-            f"--snapshots asks for {size_text(asked)}, and {size_text(room)} can be "
-            f"had {where}. Ask for less, or leave it to auto."
+            f"--snapshots requests {size_text(asked)}, but {size_text(room)} are "
+            f"available {where}. Request less, or use --snapshots auto."
         )
     share = (room // _SHARE if asked == AUTO else asked) // workers
     if not found or (asked == AUTO and share < _LEAST):

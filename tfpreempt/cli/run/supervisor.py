@@ -289,7 +289,7 @@ class Supervisor:
         self.fleet.ask()
         for worker in others if why else ():
             self.logs[worker].note(
-                f"{self.options.label(worker)} is told to leave, because {why}"
+                f"SIGTERM to {self.options.label(worker)}, because {why}"
             )
 
     def _first_failure(self) -> WorkerExit | None:

@@ -60,8 +60,8 @@ def claimed_ports(count: int) -> Iterator[tuple[int, ...]]:
                 claims[port] = ends.enter_context(claim)
         if len(claims) < count:
             raise ConfigurationError(
-                f"Found {len(claims)} free ports on {_HOST}, {count} were asked for. "
-                "Use fewer workers, or end what takes the ports."
+                f"{len(claims)} free ports on {_HOST}, {count} needed. Use fewer "
+                "workers, or stop the processes that use the ports."
             )
         yield tuple(claims)
 

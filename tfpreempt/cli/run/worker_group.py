@@ -103,7 +103,12 @@ class WorkerGroup:
             OSError: memory or process ids are exhausted.
         """
         process = subprocess.Popen(
-            [*_SCRIPT, str(_HERE / "exec_with_pdeathsig.py"), str(os.getpid()), *command],
+            [
+                *_SCRIPT,
+                str(_HERE / "exec_with_pdeathsig.py"),
+                str(os.getpid()),
+                *command,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
