@@ -37,7 +37,6 @@ DISK, BUCKET, MEMORY = "disk", "bucket", "memory"
 _OF_COMMIT = re.compile(
     rf"({DISK}|{BUCKET}|{MEMORY}/[^/]+)/(?:(?:ckpt-)?([123])(?!\d)|states/)"
 )
-_USUAL = ("tfpreempt: goes on at", "tfpreempt: fetching")  # warnings that are none
 _ADVICE = re.compile(r"[Pp]ut the (files|objects) back")
 _FLAT_INDEX = re.compile(rf"{DISK}/ckpt-\d\.index")
 _FOOTER = 48  # bytes at the end of an index, some of which mean nothing
@@ -715,8 +714,7 @@ class Ears(logging.Handler):
         self.said: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not (text := record.getMessage()).startswith(_USUAL):
-            self.said.append(text)
+        self.said.append(record.getMessage())
 
 
 @contextlib.contextmanager

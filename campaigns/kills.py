@@ -123,8 +123,8 @@ AT_START = {"read": "restore", "lease": "takeover"}
 REMOVED = 0.15
 """Share of the kills after which somebody removes a commit by hand."""
 
-GOES_ON = "tfpreempt: goes on at step"
-TAKEN = re.compile(r"tfpreempt: the snapshot of step (\d+) stopped training")
+RESUMED = "resumed at step"
+TAKEN = re.compile(r"the snapshot of step (\d+) stopped training")
 
 Operations = list[collections.Counter[str]]
 """How many of each kind, by worker."""
@@ -348,7 +348,7 @@ def prepare() -> Iterator[Trial]:
                     cluster.expect(*[0] * job.world)
                     committed = check_restored(job, cluster, here, committed)
                     assert results_of(job, cluster, here) == known.results
-                    assert GOES_ON in cluster[0].output or not is_told
+                    assert RESUMED in cluster[0].output or not is_told
                 differs = left_in(here) ^ known.left
                 assert not differs, f"left, or gone: {sorted(differs)}"
                 check_kept(here)

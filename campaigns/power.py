@@ -155,7 +155,7 @@ class Crash:
         return Reported(
             committed=max([newest(r"^committed (\d+)\n"), *map(int, steps)]),
             noted=newest(r"^noted (\d+)\n"),
-            copied=newest(r"tfpreempt: step (\d+) is in .+\n"),
+            copied=newest(r"checkpoint for step (\d+) uploaded to .+\n"),
         )
 
 

@@ -7,6 +7,7 @@ TFPREEMPT_TEST_SEED to the seed that a failing run printed to draw its cases aga
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import re
@@ -53,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell's background job ignores Ctrl-C and quit; here both are pressed on purpose.
     """
+    # `caplog` has what a user sees, whether or not a test before made a handler.
+    logging.getLogger("tfpreempt").setLevel(logging.INFO)
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -164,7 +164,7 @@ def count(directory: str, last: int) -> object:
     os.environ["TFPREEMPT_CHECKPOINT_DIR"] = directory
     losses = Losses()
     if tfpreempt.load_state(losses):
-        logging.info("goes on at step %d", len(losses.all))
+        logging.info("resumed at step %d", len(losses.all))
     while len(losses.all) < (last or STEPS):
         losses.all.append(len(losses.all) / 3)
     tfpreempt.save_all_states()

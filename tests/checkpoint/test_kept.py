@@ -101,7 +101,7 @@ def test_a_checkpoint_of_an_earlier_day_is_gone_on_from(
             result(kind, tmp_path)
         return
     check_equal(result(kind, tmp_path), undisturbed[kind])
-    assert "goes on at step" in caplog.text
+    assert "resumed at step" in caplog.text
 
 
 @pytest.mark.timeout(600)
@@ -113,7 +113,7 @@ def test_so_is_one_of_two_workers_of_states_alone_and_of_a_mirror(
     new, old = tmp_path / "new", unpack(archive, tmp_path / "old")
     new.mkdir()
     again = ended(here, kind, old)
-    assert all("goes on at step 4" in each.output for each in again), again.story()
+    assert all("resumed at step 4" in each.output for each in again), again.story()
     undisturbed = ended(here, kind, new)
     for found, expected in zip(again.results(), undisturbed.results(), strict=True):
         check_equal(found, expected)

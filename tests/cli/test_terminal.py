@@ -167,8 +167,11 @@ def test_log_records_and_errors_of_a_command_are_escaped(
         raise click.ClickException(f"no {NAME}")
 
     monkeypatch.setattr(type(main), "get_command", lambda *_: say)
+    monkeypatch.setattr(logging.getLogger("tfpreempt"), "handlers", [])
     result = call("say")
-    assert f"lost {plain(NAME)}\nError: no {plain(NAME)}\n" == result.stderr
+    assert result.stderr == (
+        f"tfpreempt: WARNING: lost {plain(NAME)}\nError: no {plain(NAME)}\n"
+    )
     assert not logging.getLogger("tfpreempt").handlers
 
 

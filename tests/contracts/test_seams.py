@@ -80,7 +80,7 @@ def test_an_unseen_minor_is_named_once(
         if each.name == private_api.__name__
     ]
     assert sorted(named) == [
-        f"tfpreempt: not yet tested with {library} {private_api.version(library)}; "
+        f"not yet tested with {library} {private_api.version(library)}; "
         "tested with 2.0.0, 2.1.0rc0. A resumed run may differ from an undisturbed "
         "run: compare the two before you rely on the resume, or install "
         f"{library}==2.0.0"

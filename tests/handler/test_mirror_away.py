@@ -103,7 +103,7 @@ def test_the_way_out_says_that_the_copy_is_whole(
     with pytest.raises(SystemExit):
         handler.run(program.step)
     (said,) = [r.message for r in caplog.records if "whole" in r.message]
-    assert said == f"tfpreempt: the copy of step 1 in {store.uri} is whole"
+    assert said == f"the copy of step 1 in {store.uri} is whole"
     handler._run.close()
 
 

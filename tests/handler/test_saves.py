@@ -282,7 +282,7 @@ def test_a_restart_that_finds_no_commit_says_where_it_looked(
         assert caplog.text == ""  # a first start
     monkeypatch.setenv("TFPREEMPT_NUM_RESTARTS", "2")
     with Program(program.directory / "other").handler():
-        assert "this is restart 2, and there is no commit in" in caplog.text
+        assert " at restart 2: training starts from step 0" in caplog.text
         assert str(program.directory / "other") in caplog.text
 
 

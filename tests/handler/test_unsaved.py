@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import logging
 import random
 import types
 from collections.abc import Callable
@@ -48,6 +49,12 @@ class Trainer:
 
     def __call__(self) -> None:
         self.parts["forgotten"].assign_add(1.0)
+
+
+@pytest.fixture(autouse=True)
+def _only_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Removes normal events, such as commits, from `caplog`."""
+    caplog.set_level(logging.WARNING)
 
 
 def optimizer() -> Any:

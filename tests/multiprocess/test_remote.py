@@ -180,7 +180,7 @@ def test_a_preempted_worker_dies_within_a_step(
     remote.replace(1)
     remote.here.release(f"{moment}-5")
     client.expect(RESTART)
-    assert "committed nothing" in client[0].output
+    assert "without a checkpoint: " in client[0].output
     second = remote.start()
     second.expect(0)
     assert trained(second) == list(range(4, STEPS + 1))

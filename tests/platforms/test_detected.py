@@ -252,7 +252,7 @@ def test_one_line_names_the_platform(
         found_by(resolve_config(None, root=tmp_path))
     [line] = [each for each in caplog.messages if "platform" in each]
     assert line.startswith(
-        f"tfpreempt: platform gce-cpu, because {gce.url} answers as GCE's metadata "
+        f"platform gce-cpu, because {gce.url} answers as GCE's metadata "
         "server. Watches signal:SIGTERM (grace period unknown), gce:preempted (30 s), "
         "gce:maintenance-event (60 s)."
     )

@@ -62,8 +62,8 @@ def test_preempted_requeued_and_exact(
     text = log.read_text()
     assert "start 0\n" in text
     assert "start 1\n" in text
-    assert "is committed; leaving to be started again" in text
-    assert "goes on at step" in text
+    assert "committed; exiting to be restarted" in text
+    assert "resumed at step" in text
 
     alone = copy(tmp_path / "undisturbed")
     done = subprocess.run(

@@ -26,6 +26,7 @@ import click
 
 import tfpreempt
 from tfpreempt.cli.terminal import LogHandler, plain_lines
+from tfpreempt.core.log_output import LineFormatter
 
 # Command -> (folder with the click command, line in `tfpreempt --help`). The lines are
 # repeated here so that `tfpreempt --help` imports no command.
@@ -58,6 +59,7 @@ class _LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Runs a command, with errors and log records escaped like all other output."""
         log, handler = logging.getLogger("tfpreempt"), LogHandler(logging.WARNING)
+        handler.setFormatter(LineFormatter())
         log.addHandler(handler)
         try:
             return super().invoke(ctx)

@@ -225,7 +225,7 @@ class Coordinator:
         """Handles the loss of the store, reported by the runtime."""
         with self._changed:
             if self.state.watch is not WatcherState.GONE:
-                log.warning("tfpreempt: %s", error)
+                log.warning("%s", error)
                 where = ev.PHASES[self.state.main]
                 gone = f"worker 0, the host of the store, was lost in {where}: {error}"
                 self.notes.lost_because = self.notes.lost_because or gone
@@ -405,7 +405,7 @@ class Coordinator:
             reason = str(extra.get("reason") or f"worker {worker} left")
             self.notes.lost_because = self.notes.lost_because or reason
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
-            log.warning("tfpreempt: goes on without worker %d: %s", worker, reason)
+            log.warning("goes on without worker %d: %s", worker, reason)
         elif key is Key.DONE and extra.get("final") is True:
             self.notes.must_exit = True
 
@@ -445,7 +445,7 @@ class Coordinator:
     def _last_call(self) -> None:
         with self._changed:
             if self.state.held is NoticeKind.TRAIN_ON:
-                log.info("tfpreempt: the grace period is almost over")
+                log.info("the grace period is almost over")
                 self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
     def _on_deadline(self, is_told: bool) -> bool:
@@ -491,7 +491,7 @@ class Coordinator:
         ):
             self.notes.timeouts_left -= not is_alone
             if self.notes.timeouts_left > 0:
-                log.warning("tfpreempt: the save takes long; waiting for it")
+                log.info("the save takes long; waiting for it")
                 return ""
             return "the save with the other workers did not end"
         if main is MainThreadState.TRAINING and not state_machine.is_over(self.state):

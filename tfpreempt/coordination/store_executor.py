@@ -168,7 +168,7 @@ class StoreExecutor:
                     self.on_gone(error)
             except Exception as error:
                 log.exception(
-                    "tfpreempt: this worker cannot talk with the others any more, by a "
+                    "this worker cannot talk with the others any more, by a "
                     "bug of tfpreempt: please report it. No commit is touched"
                 )
                 self.on_gone(

@@ -12,6 +12,7 @@ frameworks         the adapters of the frameworks that a program computes with
 heartbeat          heartbeats: a worker reports its progress to its supervisor
 journal            the record of events, one JSON object per line
 lazy_import        public names that are loaded on first use
+log_output         the log lines on stderr in programs without logging of their own
 object_graph       a walk over the objects reachable from Python objects
 private_api        the private names of TensorFlow and Keras in use, checked once
 progress_bar       a progress bar for bytes, on a terminal

@@ -34,4 +34,4 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:
         vars(error).setdefault("__notes__", []).append(note)
-        log.error("tfpreempt: %s: %s", type(error).__name__, note)
+        log.error("%s: %s", type(error).__name__, note)

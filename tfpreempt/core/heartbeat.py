@@ -93,7 +93,7 @@ def start_heartbeat(sign: Callable[[], Heartbeat]) -> None:
         stacks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError as error:
         log.warning(
-            "tfpreempt: this worker cannot tell its supervisor how far it is, so "
+            "this worker cannot tell its supervisor how far it is, so "
             "--hang-timeout watches none of this machine: %s. Let the workers run as "
             "the supervisor's user, with the supervisor's /proc",
             error,

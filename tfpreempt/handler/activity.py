@@ -236,8 +236,8 @@ class SnapshotScheduler:
                 beside, made = 0.0, 0
             period = self.interval.after(stood=stood, beside=beside, steps=made)
         of_step = f"of step {run.base + taken.steps}"
-        log.info(
-            "tfpreempt: the snapshot %s stopped training for %.3f s, and the %d steps "
+        log.debug(
+            "the snapshot %s stopped training for %.3f s, and the %d steps "
             "after it took %.3f s; the next one in %.1f s",
             "that a commit broke off" if snapshots.is_dropped else of_step,
             stood,

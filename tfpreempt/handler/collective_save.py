@@ -682,9 +682,8 @@ class RoundSave:
         c.extra[Key.COMMIT] = extra
         kind = c.commit_kind(steps_follow=steps_follow)
         if kind is CommitKind.TRAIN_ON and because == "preemption" and done:
-            log.warning(
-                "tfpreempt: step %d is committed; training goes on while the grace "
-                "lasts",
+            log.info(
+                "step %d is committed; training goes on while the grace lasts",
                 done[0].step,
             )
         return kind

@@ -25,6 +25,7 @@ from tfpreempt.core.cluster import Cluster, cluster_from_environment, read_clust
 from tfpreempt.core.deadline import until_end
 from tfpreempt.core.events import Notice
 from tfpreempt.core.heartbeat import start_heartbeat
+from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.errors import ConfigurationError, UsageError
 from tfpreempt.handler.exit import (
     blocking_threads_and_children,
@@ -106,7 +107,7 @@ def _warn_of_others() -> None:
         named = cluster_from_environment(os.environ)
         if named.num_workers > 1:
             log.warning(
-                "tfpreempt: TF_CONFIG says that this process is worker %d of %d, and "
+                "TF_CONFIG says that this process is worker %d of %d, and "
                 "the program has no cluster: it trains, and commits, alone. If all "
                 "are to train together, pass strategy.cluster_resolver of a "
                 "tf.distribute.MultiWorkerMirroredStrategy (model.fit: make the model "
@@ -250,7 +251,7 @@ class EarlyNoticeHandler:
         if receives_notices():
             self._left = notice
             return
-        text = f"tfpreempt: notice from {notice.origin}"
+        text = f"notice from {notice.origin}"
         wait = _seconds_to_wait(notice)
         if wait == 0.0:
             self._leave(f"{text}, and nothing is being trained")
@@ -280,7 +281,7 @@ class EarlyNoticeHandler:
         """Exits at the end of the grace period if the notice is still unhandled."""
         if take_back(notice):
             self._leave(
-                "tfpreempt: the machine goes, nothing is being trained, and the "
+                "the machine goes, nothing is being trained, and the "
                 f"process waits for {', '.join(blocking_threads_and_children())}"
             )
 
@@ -299,11 +300,11 @@ class EarlyNoticeHandler:
             return
         name = type(error).__name__
         log.error(
-            "tfpreempt: %s is taken for a consequence of the notice, not for a failure",
+            "%s is taken for a consequence of the notice, not for a failure",
             name,
             exc_info=None if is_printed else error,
         )
-        self._leave(f"tfpreempt: the machine goes, and {name} was raised")
+        self._leave(f"the machine goes, and {name} was raised")
 
     def _leave(self, why: str) -> None:
         """Ends the process from this thread: the main thread may be in C++ for long."""
@@ -348,6 +349,7 @@ def handle_early_notices(termination_config: Any = None) -> EarlyNoticeHandler:
             signals to be watched.
     """
     global _protection
+    show_log_lines()
     config = resolve_config(termination_config)
     cluster_from_environment(os.environ)  # raises now, not when a notice arrives
     made = EarlyNoticeHandler(config, config._notice_sources(), config._source_finder())

@@ -80,7 +80,7 @@ def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
         if is_saving() and not told:
             told = True
             log.warning(
-                "tfpreempt: Ctrl-C is honoured when the save that is under way is "
+                "Ctrl-C is honoured when the save that is under way is "
                 "finished; press it again to give that up"
             )
 
@@ -168,7 +168,7 @@ def exit_hard(leave: Callable[[], Any]) -> None:
         end_now(exit)
     except Exception:
         log.exception(
-            "tfpreempt: an error came while the process was leaving, so it ends with "
+            "an error came while the process was leaving, so it ends with "
             "exit code 1, as a failure; what was committed stands"
         )
         end_now(SystemExit(1))
@@ -244,8 +244,7 @@ class ExitWatchdog(ManagedThread):
         if self.stop_event.wait(self._seconds) or not self.is_under_way():
             return
         log.error(
-            "tfpreempt: the process was to leave %.1f s ago and waits for %s; it ends "
-            "now",
+            "the process was to leave %.1f s ago and waits for %s; it ends now",
             self._seconds,
             ", ".join(blocking_threads_and_children()),
         )
@@ -463,7 +462,7 @@ class ExitController:
             return
         keep_streams()
         log.error(
-            "tfpreempt: %s; the process ends now. The last commit stands, and what was "
+            "%s; the process ends now. The last commit stands, and what was "
             "trained since is trained again. If steps or evaluations take this long, "
             "call save_checkpoint_if_preempted() within them.",
             why,
@@ -499,7 +498,7 @@ class ExitController:
             call_within(limit, put_away)
         except CallTimeoutError:
             log.error(
-                "tfpreempt: the journal lacks this: its disk did not answer in %.2f s",
+                "the journal lacks this: its disk did not answer in %.2f s",
                 limit,
             )
             return
@@ -538,7 +537,7 @@ class ExitController:
                 ):  # training continued after a commit
                     self.leave(Outcome.LOST, coordinator.notes.lost_because)
                 if (why := coordinator.notes.lost_because) != mine:
-                    add_note(error, f"tfpreempt: the last commit stands: {why}")
+                    add_note(error, f"the last commit stands: {why}")
 
 
 def describe(error: BaseException) -> str:
@@ -579,4 +578,4 @@ def tell_peers(
     try:
         call_within(5.0, lambda: send(message, code))
     except Exception as failure:  # noqa: BLE001 - the error itself is raised anyway
-        log.info("tfpreempt: peers could not be told of the error: %s", failure)
+        log.debug("peers could not be told of the error: %s", failure)

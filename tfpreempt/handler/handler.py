@@ -24,6 +24,7 @@ from tfpreempt.checkpoint.restore.handle import (
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_freq, check_timeout
+from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
 from tfpreempt.handler.collective_save import PLAIN, Stages
 from tfpreempt.handler.current_session import find_session, take_over
@@ -112,6 +113,7 @@ class PreemptionCheckpointHandler:
         mirror_dir: Any = None,
         async_save: bool = True,
     ) -> None:
+        show_log_lines()
         given = checkpoint_or_checkpoint_manager
         if given is not None:
             adapter_of(given).check_directory(given, checkpoint_dir)
@@ -438,7 +440,7 @@ class PreemptionCheckpointHandler:
         """Warns if random numbers were drawn between the restore and the first step."""
         if self._run.source.random_bytes() != self._random_at_start:
             log.warning(
-                "tfpreempt: random numbers were drawn after the restart and before the "
+                "random numbers were drawn after the restart and before the "
                 "first save_checkpoint_if_preempted(); the generators are set back to "
                 "the commit only now. For an exact resume enter "
                 "watch_preemption_scope() before the loop, or call this first in it."

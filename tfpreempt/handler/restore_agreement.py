@@ -352,7 +352,7 @@ def _find_newest(
         )
     instead = f"{commit.path!r} is used" if commit else "it is passed over"
     for problem in (*skipped, *lost):
-        log.warning("tfpreempt: %s; %s", problem.rstrip("."), instead)
+        log.warning("%s; %s", problem.rstrip("."), instead)
     return Agreed(
         directory=opened,
         candidate=commit,
@@ -478,7 +478,7 @@ def agree_on_snapshot(
         except Exception as error:  # noqa: BLE001 - e.g. of a State; the peers wait
             mine = "\n".join(attempts)
             log.warning(
-                "tfpreempt: the snapshots in memory cannot be verified, so the newest "
+                "the snapshots in memory cannot be verified, so the newest "
                 "commit is restored: %s: %s",
                 type(error).__name__,
                 error,

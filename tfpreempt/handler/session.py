@@ -343,7 +343,7 @@ class Session:
             return
         where = "within a step" if seconds > left else "in the save"
         log.warning(
-            "tfpreempt: a step takes %.1f s and the save after it %.1f s with margins, "
+            "a step takes %.1f s and the save after it %.1f s with margins, "
             "and a notice leaves %g s: it may end the process %s, and the last commit "
             "stands then. Do less in each run(), or commit more often (save_freq=)",
             seconds,
@@ -449,7 +449,7 @@ class Session:
             match c.wait(limit):
                 case None:
                     log.warning(
-                        "tfpreempt: other workers still train after %s s; this one "
+                        "other workers still train after %s s; this one "
                         "leaves without waiting any longer",
                         limit,
                     )
@@ -593,7 +593,7 @@ class Session:
         if not (is_whole or (is_alone and is_reading)) or not self.is_noticed(within):
             return False
         log.error(
-            "tfpreempt: this error is taken for a consequence of the notice, not for a "
+            "this error is taken for a consequence of the notice, not for a "
             "failure: the process leaves to be started again",
             exc_info=error,
         )
@@ -642,7 +642,7 @@ class Session:
         """
         if killed := ", ".join(killed_children()):
             log.warning(
-                "tfpreempt: children of this process were killed: %s. If they read "
+                "children of this process were killed: %s. If they read "
                 "data, the step that waits for these hangs or fails. Have the signal "
                 "sent to the main process alone (docs/platforms/signals.md)",
                 killed,

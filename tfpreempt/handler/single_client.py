@@ -159,7 +159,7 @@ def notice_was_served() -> None:
     try:
         call_within(FORGET_LIMIT, _service().forget_native_notice)
     except (errors.TfpreemptError, CallTimeoutError) as error:
-        log.info("tfpreempt: TensorFlow's notice could not be deleted: %s", error)
+        log.debug("TensorFlow's notice could not be deleted: %s", error)
     read_again(_connection.notice_identity)
 
 

@@ -146,9 +146,7 @@ class Snapshots:
         try:
             return catalog.scan(self.directory.path)
         except OSError as error:
-            log.warning(
-                "tfpreempt: snapshots cannot be read, so none is used: %s", error
-            )
+            log.warning("snapshots cannot be read, so none is used: %s", error)
             return []
 
     def missing(self, attempts: Collection[str]) -> list[str]:
@@ -194,7 +192,7 @@ class Snapshots:
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     os.link(restored.file(file.name), target)
         except OSError as error:
-            log.info("tfpreempt: States of a snapshot cannot be kept: %s", error)
+            log.debug("States of a snapshot cannot be kept: %s", error)
             return restored
         return dataclasses.replace(restored, store=LocalStore(folder))
 
@@ -329,7 +327,7 @@ class Snapshots:
             for entry in self.find():
                 retention.delete(self.directory.files, entry)
         except (OSError, errors.CheckpointError) as error:
-            log.info("tfpreempt: snapshots could not be removed: %s", error)
+            log.debug("snapshots could not be removed: %s", error)
 
     # --- room ------------------------------------------------------------------------
 
@@ -394,7 +392,7 @@ class Snapshots:
     def _failed(self, error: Exception) -> None:
         """Records and logs a failure; any thread."""
         self._why = str(error)
-        log.info("tfpreempt: a snapshot failed: %s", error)
+        log.debug("a snapshot failed: %s", error)
 
     def end(self, why: str = "") -> None:
         """Stops taking snapshots, and deletes the existing snapshots to free memory.
@@ -410,7 +408,7 @@ class Snapshots:
             f"{self._why or 'another worker, whose log may say more'}"
         )
         log.warning(
-            "tfpreempt: no snapshots are taken any more: %s. A death without a notice "
+            "no snapshots are taken any more: %s. A death without a notice "
             "costs what came after the last commit",
             why.rstrip("."),
         )
@@ -471,7 +469,7 @@ class Snapshots:
             if file_reading.is_dir(states):
                 shutil.rmtree(states)
         except OSError as error:
-            log.info("tfpreempt: snapshots could not be removed: %s", error)
+            log.debug("snapshots could not be removed: %s", error)
 
 
 def open_snapshots(
@@ -496,7 +494,7 @@ def open_snapshots(
         directory.start()
     except errors.TfpreemptError as error:
         log.warning(
-            "tfpreempt: there can be no snapshots, so a death without a notice costs "
+            "there can be no snapshots, so a death without a notice costs "
             "what came after the last commit: %s",
             error,
         )
@@ -506,7 +504,7 @@ def open_snapshots(
 
 def _tell_of_damage(problem: str) -> None:
     text = problem.rstrip(".")
-    log.warning("tfpreempt: %s; this snapshot is passed over", text)
+    log.warning("%s; this snapshot is passed over", text)
 
 
 def _size(captured: Save) -> int:

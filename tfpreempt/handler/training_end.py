@@ -148,7 +148,7 @@ def close(session: Session, run: Run, limit: float | None = None) -> None:
     if session.gate.busy:
         raise UsageError("close() was called inside run(); call it after the loop")
     if run.amid and not run.is_at_end:
-        log.info("tfpreempt: %s did not come to its end", run.amid)
+        log.debug("%s did not come to its end", run.amid)
         close_unfinished(session, run)
         return
     with session.activity.hang_detection_paused():
@@ -313,7 +313,7 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
                 "the program again."
             )
         log.warning(
-            "tfpreempt: no step was made since the restart, and the commit has "
+            "no step was made since the restart, and the commit has "
             "variables that this program did not make: it stands as it is. What "
             "named States have taken up since is not saved"
         )
@@ -407,7 +407,7 @@ def _follow(
     if outcome.lost and not outcome.failed:
         session.runs.record(Fault(where="the end", error=outcome.lost))
         log.error(
-            "tfpreempt: %s. So all workers leave to be started again; where the "
+            "%s. So all workers leave to be started again; where the "
             "end is committed they find nothing left to do",
             outcome.lost,
         )
@@ -466,7 +466,7 @@ def at_interpreter_end(session: Session) -> None:
 def _close_all(session: Session, runs: list[Run]) -> None:
     if gone := ", ".join(map(repr, REGISTRY.gone())):
         log.warning(
-            "tfpreempt: the program has ended, its handler is open, and the State "
+            "the program has ended, its handler is open, and the State "
             "%s is gone with the function that made it: the last commit is without "
             "it. Call handler.close(), or use `with`, where the State still lives",
             gone,
@@ -477,7 +477,7 @@ def _close_all(session: Session, runs: list[Run]) -> None:
             close(session, run, session.coordinator.deadlines.peer_timeout)
         except Exception as error:
             log.error(
-                "tfpreempt: the end of training is not committed, so the exit code "
+                "the end of training is not committed, so the exit code "
                 "is 1; the next start trains again what came after the last commit",
                 exc_info=error,
             )

@@ -19,6 +19,7 @@ from tfpreempt.checkpoint.restore.handle import (
     latest_prefix,
 )
 from tfpreempt.core.arguments import check_timeout
+from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.core.scratch import local_directory
 from tfpreempt.keras.callbacks import builtin_callbacks, callback_files
 from tfpreempt.keras.callbacks.callback_state import capture_files
@@ -121,6 +122,7 @@ class PreemptionCallback:
             mirror_dir=mirror_dir,
             async_save=async_save,
         )
+        show_log_lines()
         # Keras may start processes that read data before the fit begins.
         resolve_config(termination_config)._shield_children()
         self._training: Training | None = None

@@ -263,7 +263,7 @@ class Fit(Protocol):
         try:
             self.trace(self.model.test_step, iterator)
         except Exception as error:  # noqa: BLE001 - what is missing will be named
-            log.info("tfpreempt: the test step cannot be traced: %s", error)
+            log.debug("the test step cannot be traced: %s", error)
 
 
 def instead_once(

@@ -73,7 +73,7 @@ class _WatchedSignal:
         receiver = self.receiver = ManagedThread(f"tfpreempt-{name}", receive)
         receiver.start()
         _logger.info(
-            "tfpreempt: %s is blocked in this process's signal mask, which the process "
+            "%s is blocked in this process's signal mask, which the process "
             "that started it may have set. A thread of tfpreempt receives the signal; "
             "programs that are started from here have it blocked, as before",
             name,

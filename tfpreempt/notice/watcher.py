@@ -130,7 +130,7 @@ class Watcher:
                     watched.source.start(functools.partial(self._receive, watched))
                 except errors.TfpreemptError as error:
                     _logger.warning(
-                        "tfpreempt: the notice source %s cannot be watched here (%s); "
+                        "the notice source %s cannot be watched here (%s); "
                         "the other sources are watched",
                         watched.source.name,
                         error,

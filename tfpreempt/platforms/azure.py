@@ -82,11 +82,11 @@ class AzureTerminationConfig(TerminationConfig):
     def _acknowledge(self) -> None:
         try:
             for event in AzureWatch(self._graces).acknowledge():
-                _logger.warning("tfpreempt: acknowledged Azure's event %s", event)
+                _logger.warning("acknowledged Azure's event %s", event)
         except Exception as error:
             # A failed acknowledgement must not change the exit code.
             _logger.error(
-                "tfpreempt: Azure's event could not be acknowledged (%s). Nothing is "
+                "Azure's event could not be acknowledged (%s). Nothing is "
                 "lost: the machine goes at the announced time instead of at once",
                 error,
                 exc_info=not isinstance(error, NoticeError),

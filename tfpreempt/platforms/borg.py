@@ -75,7 +75,7 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
         if not thread.join(self._wait_limit):
             thread.stop_event.set()
             _logger.warning(
-                "tfpreempt: the TPU workers are still there after %.0f s; leaving "
+                "the TPU workers are still there after %.0f s; leaving "
                 "without waiting any longer. A larger wait_limit waits longer",
                 self._wait_limit,
             )

@@ -129,7 +129,7 @@ class DetectedTerminationConfig(TerminationConfig):
         )
         if cloud.cloud is None and wrong:
             _log_once(
-                f"tfpreempt: {', '.join(wrong)}: no metadata server of a cloud "
+                f"{', '.join(wrong)}: no metadata server of a cloud "
                 f"answered there within {LIMIT_SECONDS:g} s, so no notices of a cloud "
                 "are watched. Set the variable to the server's host, or unset it",
                 logging.WARNING,
@@ -159,7 +159,7 @@ def _log_platform(
         for each in sources
     ]
     _log_once(
-        f"tfpreempt: platform {name}, because {'; '.join(evidence)}. Watches "
+        f"platform {name}, because {'; '.join(evidence)}. Watches "
         f"{', '.join(texts)}. TFPREEMPT_PLATFORM or termination_config= overrides it"
     )
 

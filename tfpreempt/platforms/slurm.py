@@ -107,7 +107,7 @@ class SlurmTerminationConfig(TerminationConfig):
         """Exits, and requeues the job unless no restart is left."""
         if self._is_exhausted:
             _logger.error(
-                "tfpreempt: SLURM_RESTART_COUNT is %s and max_restarts allows no more; "
+                "SLURM_RESTART_COUNT is %s and max_restarts allows no more; "
                 "leaving with exit code %d, which requeues nothing. To go on from the "
                 "last commit submit the job again, or allow more restarts",
                 self._environment.get("SLURM_RESTART_COUNT"),
@@ -130,7 +130,7 @@ class SlurmTerminationConfig(TerminationConfig):
         shown = " ".join(command)
         if code not in (None, self.exit_code):  # None: exit_fn's code, for a restart
             _logger.warning(
-                "tfpreempt: nothing was committed, or its copy was not in time; "
+                "nothing was committed, or its copy was not in time; "
                 "leaving with exit code %s, as the config says, which requeues "
                 "nothing. To go on from the last commit submit the job again, or call "
                 "`%s` if Slurm still knows it",
@@ -138,7 +138,7 @@ class SlurmTerminationConfig(TerminationConfig):
                 shown,
             )
             return
-        _logger.warning("tfpreempt: %s", shown)
+        _logger.warning("%s", shown)
         try:
             said = self._run_command(command, SCONTROL_SECONDS)
         except Exception as error:  # noqa: BLE001 - the exit code must go on
@@ -146,7 +146,7 @@ class SlurmTerminationConfig(TerminationConfig):
             said = f"{type(error).__name__}: {why}"
         if said := said.strip():
             _logger.error(
-                "tfpreempt: `%s` failed (%s). The job leaves with its exit code, "
+                "`%s` failed (%s). The job leaves with its exit code, "
                 "which requeues it only where slurm.conf lists that in RequeueExit; "
                 "otherwise call `%s` by hand",
                 shown,

@@ -151,7 +151,7 @@ def load_state(state: State) -> bool:
 @functools.cache
 def _warn_of_no_directory() -> None:
     _log.warning(
-        "tfpreempt: save_all_states() saves nothing: no handler is open, and the "
+        "save_all_states() saves nothing: no handler is open, and the "
         "environment variable %s is not set. `tfpreempt run --checkpoint-dir DIR` sets "
         "the variable; or set it to a directory that all workers share; or make a "
         "PreemptionCheckpointHandler first",

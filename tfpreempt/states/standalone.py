@@ -21,6 +21,7 @@ from tfpreempt.checkpoint.restore.save import Save
 from tfpreempt.checkpoint.restore.state_loader import StateLoader
 from tfpreempt.checkpoint.state.state import REGISTRY, State, sync_states
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import current_session
 from tfpreempt.states.standalone_mirror import StandaloneMirror
 from tfpreempt.states.values import StepCounter
@@ -43,6 +44,7 @@ class StandaloneStates:
     """
 
     def __init__(self, places: Places, cluster: Cluster) -> None:
+        show_log_lines()
         self._named = places.directory
         self._directory = directory = paths.absolute(self._named)
         self._cluster = cluster
@@ -193,7 +195,7 @@ class StandaloneStates:
         if not self._is_warned and self._lease.head.has_moved(self._commits()):
             self._is_warned = True
             _log.warning(
-                "tfpreempt: a newer commit appeared in %s while worker %d loaded its "
+                "a newer commit appeared in %s while worker %d loaded its "
                 "States, so the States may come from two steps. Let all workers meet "
                 "between the last load_state() and the first save_all_states()",
                 self._directory,

@@ -142,7 +142,7 @@ class StandaloneMirror:
                 f"back; or, to begin anew, move them away or {instead}"
             )
         for problem in lost:
-            _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
+            _log.warning("%s; it is passed over", problem.rstrip("."))
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[Files | None]:

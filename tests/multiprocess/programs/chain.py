@@ -81,6 +81,7 @@ class Own:
 def main() -> None:
     directory, last = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(level=logging.INFO)
+    logging.getLogger("tfpreempt").setLevel(logging.DEBUG)  # names snapshots
     chain = Chain("chain")
     if "TFPREEMPT_CHECKPOINT_DIR" in os.environ:
         tfpreempt.load_state(chain)

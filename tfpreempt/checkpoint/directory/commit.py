@@ -271,7 +271,7 @@ def tidying(directory: str) -> Iterator[None]:
         yield
     except (OSError, errors.CheckpointError) as error:
         _log.warning(
-            "tfpreempt: the commit in %s stands; clearing up after it failed, which "
+            "the commit in %s stands; clearing up after it failed, which "
             "the next commit tries again: %s",
             directory,
             error,

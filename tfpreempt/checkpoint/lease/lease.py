@@ -122,8 +122,8 @@ def try_acquire(
                 "or let both write there"
             ) from error
         if found.holder is not None and why:
-            _log.warning(
-                "tfpreempt: took over %s from %s, %s",
+            _log.info(
+                "took over %s from %s, %s",
                 place.where,
                 found.holder,
                 why,
@@ -197,8 +197,8 @@ class Lease:
                     raise errors.DirectoryLockedError(_in_use(place, patience))
                 if patience.waited >= said_at + SAID_EACH:
                     said_at = patience.waited
-                    _log.warning(
-                        "tfpreempt: %s is held by %s; waiting up to %.0f s for it to "
+                    _log.info(
+                        "%s is held by %s; waiting up to %.0f s for it to "
                         "leave (two runs need a directory each)",
                         place.where,
                         patience.holder or "a process that just took it",
@@ -297,7 +297,7 @@ class Lease:
             call_within(RELEASE, tenure.end)
         except CallTimeoutError:
             _log.warning(
-                "tfpreempt: %s does not answer; the next start may have to wait until "
+                "%s does not answer; the next start may have to wait until "
                 "its lease expires",
                 tenure.place.where,
             )
@@ -345,7 +345,7 @@ class Lease:
                 "commits nothing any more, and leaves"
             )
             call = self._on_loss
-        _log.error("tfpreempt: %s", self._lost)
+        _log.error("%s", self._lost)
         self.release()
         if call is not None and not is_forked:
             call(self._lost)
@@ -405,7 +405,7 @@ class _ActiveLease(ManagedThread):
                 if not is_said:
                     is_said = True
                     _log.warning(
-                        "tfpreempt: the lease of %s cannot be renewed, and is tried "
+                        "the lease of %s cannot be renewed, and is tried "
                         "again; training goes on: %s",
                         self.place.where,
                         error,
@@ -427,7 +427,7 @@ class _ActiveLease(ManagedThread):
             self.place.end(self.token)
         except (OSError, errors.CheckpointError, RuntimeError) as error:
             _log.warning(
-                "tfpreempt: the lease of %s cannot be given back, so the next start "
+                "the lease of %s cannot be given back, so the next start "
                 "may have to wait until it expires: %s",
                 self.place.where,
                 error,

@@ -119,7 +119,7 @@ class ObjectStoreLease:
                 self._store.delete(name)
         except errors.CheckpointError as error:
             _log.warning(
-                "tfpreempt: older leases stay in %s, which does no harm: %s",
+                "older leases stay in %s, which does no harm: %s",
                 self.where,
                 error,
             )

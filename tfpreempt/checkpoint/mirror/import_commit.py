@@ -74,7 +74,7 @@ def look_for_newer(
         if local is None or mirror.scratch is not None:
             raise _unknown(mirror, error, instead) from error
         _log.warning(
-            "tfpreempt: %s cannot be asked for a newer commit, and %s (step %s) is "
+            "%s cannot be asked for a newer commit, and %s (step %s) is "
             "restored. If there is a newer one, its steps are trained again: %s",
             mirror.store.uri,
             local.path,
@@ -153,7 +153,7 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
             "from a copy; or, to begin anew, move them away or pass restore=False"
         )
     if flat := resolve.listed_in_store(store):
-        _log.warning("tfpreempt: fetching %s, which TensorFlow wrote", flat.path)
+        _log.info("fetching %s, which TensorFlow wrote", flat.path)
         download(flat, directory, progress=True, files=files)
         latest = checkpoint_state.CheckpointStateFile(
             latest=flat.name, paths=(flat.name,)
@@ -171,7 +171,7 @@ def _look_aloud(mirror: Mirror, *, timeout: float | None) -> list[Entry]:
         if error.is_permanent:
             raise
         _log.warning(
-            "tfpreempt: %s does not answer, and is asked again for up to %g s "
+            "%s does not answer, and is asked again for up to %g s "
             "before the start goes on or ends: %s",
             mirror.store.uri,
             timeout or RETRY_SECONDS,
@@ -260,8 +260,8 @@ def bring(
     """
     step, sequence = commit.step or 0, commit.sequence or 0
     staged = layout.staging_directory(directory, layout.FETCH + commit.token)
-    _log.warning(
-        "tfpreempt: fetching step %d (%d bytes) from %s",
+    _log.info(
+        "fetching step %d (%d bytes) from %s",
         step,
         commit.size,
         commit.store.uri,

@@ -66,7 +66,7 @@ class JournalMirror:
             call_within(seconds, self._put_all)
         except CallTimeoutError:
             _log.warning(
-                "tfpreempt: the copy of the journal in %s may lack its end: %.1f s "
+                "the copy of the journal in %s may lack its end: %.1f s "
                 "were not enough",
                 self._store.uri,
                 seconds,
@@ -86,7 +86,7 @@ class JournalMirror:
                     if not self._has_warned:
                         self._has_warned = True
                         _log.warning(
-                            "tfpreempt: the journal %s cannot be copied to %s (%s). "
+                            "the journal %s cannot be copied to %s (%s). "
                             "Commits are copied all the same; `tfpreempt report` of "
                             "that place will lack some of the story.",
                             path,

@@ -132,7 +132,7 @@ class Mirror:
                 if self.scratch is not None:
                     raise
                 _log.warning(
-                    "tfpreempt: the lease of %s cannot be taken yet, and the first "
+                    "the lease of %s cannot be taken yet, and the first "
                     "copy tries again; training goes on: %s",
                     self.store.uri,
                     error,
@@ -221,7 +221,7 @@ class Mirror:
         )
         if not is_kept:
             _log.warning(
-                "tfpreempt: %s is deleted before the mirror in %s has a copy, because "
+                "%s is deleted before the mirror in %s has a copy, because "
                 "the disk has no room for two more commits. A newer commit is copied",
                 path,
                 self.store.uri,
@@ -528,7 +528,7 @@ class Mirror:
                 # If the start could not list the store, the run's commits may rank
                 # below the store's commits, and retention would delete them.
                 _log.warning(
-                    "tfpreempt: step %d is not copied to %s, which has newer commits "
+                    "step %d is not copied to %s, which has newer commits "
                     "than this run could see when it started; the next commit ranks "
                     "above them",
                     entry.step,
@@ -541,7 +541,7 @@ class Mirror:
         except (upload.CommitGoneError, upload.CommitDamagedError) as error:
             if isinstance(error, upload.CommitDamagedError):
                 self._fault(error, "is given up for this commit")
-            _log.info("tfpreempt: a commit is not copied to the mirror: %s", error)
+            _log.info("a commit is not copied to the mirror: %s", error)
             dropped = entry
         finally:
             with self._changed:
@@ -555,12 +555,12 @@ class Mirror:
         step = entry.step or 0
         if self.lease is not None:  # perhaps of the last run, never foreign
             self.lease.head.follow([entry], self.lease)
-        _log.info("tfpreempt: step %d is in %s", step, self.store.uri)
+        _log.info("checkpoint for step %d uploaded to %s", step, self.store.uri)
         if self.scratch is not None:
             self.scratch.note_copied(entry)
         with self._changed:
             if self.status.last_error is not None:
-                _log.warning("tfpreempt: the mirror in %s works again", self.store.uri)
+                _log.info("the mirror in %s works again", self.store.uri)
             self._tries.succeeded()
             self._retention.naming = Naming.DUE
             self._pending = [each for each in self._pending if each is not entry]
@@ -588,7 +588,7 @@ class Mirror:
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # already logged
         _log.warning(
-            "tfpreempt: copying to %s failed and %s; training goes on: %s",
+            "copying to %s failed and %s; training goes on: %s",
             self.store.uri,
             then,
             text,

@@ -124,7 +124,7 @@ class Retention:
             if not self._is_naming_logged:
                 self._is_naming_logged = True
                 _log.warning(
-                    "tfpreempt: the state file %s/%s cannot be written, and the write "
+                    "the state file %s/%s cannot be written, and the write "
                     "is retried. The commits of the mirror are intact, but "
                     "tf.train.latest_checkpoint may find an older commit, and no "
                     "commit is deleted from the mirror until the write succeeds: %s",
@@ -220,7 +220,7 @@ class Retention:
                 return
             self._are_parts_logged = True
             _log.warning(
-                "tfpreempt: %d parts of uploads below %s cannot be deleted, though the "
+                "%d parts of uploads below %s cannot be deleted, though the "
                 "copies are whole without them; they only take up room: %s",
                 len(unneeded),
                 os.path.join(self._store.uri, PARTS),

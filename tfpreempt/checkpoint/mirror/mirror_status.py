@@ -63,8 +63,8 @@ def say_waiting(status: MirrorStatus, patience: float, timeout: float | None) ->
     if status.is_complete:
         return
     limit = f"until {patience:g} s bring nothing new"
-    _log.warning(
-        "tfpreempt: waiting for the copy of step %s in %s (%s), %s%s",
+    _log.info(
+        "waiting for the copy of step %s in %s (%s), %s%s",
         status.latest_step,
         status.uri,
         status.progress,
@@ -83,8 +83,8 @@ def say_finished(status: MirrorStatus, directory: str) -> None:
     if status.latest_step is None:
         return
     if status.is_complete:
-        _log.warning(
-            "tfpreempt: the copy of step %s in %s is whole",
+        _log.info(
+            "the copy of step %s in %s is whole",
             status.latest_step,
             status.uri,
         )
@@ -92,7 +92,7 @@ def say_finished(status: MirrorStatus, directory: str) -> None:
     known = status.mirrored_step
     there = "what was there before" if known is None else f"step {known}"
     _log.error(
-        "tfpreempt: the copy of step %s in %s was not whole when the time was up "
+        "the copy of step %s in %s was not whole when the time was up "
         "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
         "start on another machine goes on from %s.",
         status.latest_step,

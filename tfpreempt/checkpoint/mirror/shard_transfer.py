@@ -109,7 +109,7 @@ class ShardTransfer:
             remove_if_empty(self._files, os.path.dirname(directory))
         except OSError as error:
             _log.warning(
-                "tfpreempt: %s could not be removed; it only takes up room: %s",
+                "%s could not be removed; it only takes up room: %s",
                 directory,
                 error,
             )
@@ -147,8 +147,7 @@ class ShardTransfer:
                     self._take(staged, worker, min(_SECONDS, max(0.1, left() / 2)))
                 except (errors.CheckpointError, OSError) as error:
                     _log.error(
-                        "tfpreempt: worker %d's part of this save did not come by way "
-                        "of %s: %s",
+                        "worker %d's part of this save did not come by way of %s: %s",
                         worker,
                         self._store.uri,
                         error,

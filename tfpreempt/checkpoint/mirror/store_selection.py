@@ -184,7 +184,7 @@ class Scratch:
             self._note(LocalFiles(self.directory), expected)
         except OSError as error:
             _log.warning(
-                "tfpreempt: %s in %s cannot be written; if this process ends before "
+                "%s in %s cannot be written; if this process ends before "
                 "the next upload, a start deletes commits that are only there: %s",
                 _EXPECTED,
                 self.directory,
@@ -255,7 +255,7 @@ class Scratch:
         if lost:
             steps = ", ".join(str(each.step) for each in lost)
             _log.warning(
-                "tfpreempt: %s was changed by another program, and counts: the commits "
+                "%s was changed by another program, and counts: the commits "
                 "of step(s) %s, which are only in the scratch directory %s, are "
                 "deleted there",
                 self.url,
@@ -399,7 +399,7 @@ def _below(place: str, checkpoint_dir: str) -> str | None:
         return place
     if below.split(os.sep)[0] == os.pardir:
         _log.warning(
-            "tfpreempt: %s=%s is for what lies in %s; the checkpoints in %s are not "
+            "%s=%s is for what lies in %s; the checkpoints in %s are not "
             "copied there. Pass mirror_dir= to have them copied.",
             REMOTE_VARIABLE,
             place,

@@ -57,7 +57,7 @@ from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-LEFT_BEHIND = "tfpreempt: %s could not be removed; it only takes up room: %s"
+LEFT_BEHIND = "%s could not be removed; it only takes up room: %s"
 _UNFINISHED = 8  # finished saves whose late shares are deleted
 _heads: dict[tuple[str, str], Head] = {}  # by process name and directory
 
@@ -136,7 +136,7 @@ class Directory:
                 _log.info("Removed %s, left by a save that never committed", path)
         except OSError as error:
             _log.warning(
-                "tfpreempt: what unfinished saves left in %s could not be removed; it "
+                "what unfinished saves left in %s could not be removed; it "
                 "only takes up room: %s",
                 self.path,
                 error,
@@ -147,7 +147,7 @@ class Directory:
             self.identity = DirectoryIdentity(self.path)
         except OSError as error:
             _log.warning(
-                "tfpreempt: the checkpoint directory %s could not be prepared; the "
+                "the checkpoint directory %s could not be prepared; the "
                 "next save tries again: %s",
                 self.path,
                 error,
@@ -233,7 +233,7 @@ class Directory:
                 restoring.verify(found)
                 return found
         except errors.CheckpointCorruptedError as error:
-            _log.warning("tfpreempt: %s; it is fetched again", error)
+            _log.warning("%s; it is fetched again", error)
         commit = import_commit.find(store, token)
         if commit is None:
             return None
@@ -320,8 +320,7 @@ class Directory:
                 ) or not has_part_of(candidate, self.cluster)
             if not is_there:
                 _log.warning(
-                    "tfpreempt: %s has no State %r; the State stays as the program "
-                    "made it",
+                    "%s has no State %r; the State stays as the program made it",
                     candidate.path,
                     state.name,
                 )
@@ -387,7 +386,7 @@ class Directory:
             )
         if entry is None:
             _log.warning(
-                "tfpreempt: %r is not (any more) in this directory, so there was "
+                "%r is not (any more) in this directory, so there was "
                 "nothing to delete",
                 checkpoint,
             )
@@ -420,8 +419,7 @@ class Directory:
             return catalog.read_at(path)
         except (OSError, errors.CheckpointError) as error:
             _log.warning(
-                "tfpreempt: %s is committed, but cannot be read back, so it is not "
-                "mirrored: %s",
+                "%s is committed, but cannot be read back, so it is not mirrored: %s",
                 path,
                 error,
             )

@@ -80,8 +80,8 @@ def verify(
     if (size := entry.size or 0) < MUCH:
         found = faults(entry, every_byte=True, threads=_THREADS, sums=sums)
     else:
-        _log.warning(
-            "tfpreempt: reading %.1f GiB of %s, to see whether they are whole",
+        _log.info(
+            "reading %.1f GiB of %s, to see whether they are whole",
             size / (1 << 30),
             entry.path,
         )
@@ -149,7 +149,7 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
     assert manifest is not None
     if manifest.world_size != cluster.num_workers:
         _log.warning(
-            "tfpreempt: %s was written by %d worker(s), now there are %d. Weights and "
+            "%s was written by %d worker(s), now there are %d. Weights and "
             "step are as saved. So is the place in tfpreempt.data, and in other data "
             "whose global batches all workers share, if a strategy read them then as "
             "now. Any other dataset iterator begins anew. Random generators and values "

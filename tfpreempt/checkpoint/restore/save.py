@@ -273,7 +273,7 @@ class Save(StagedSave):
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:
             _log.warning(
-                "tfpreempt: workers %s wrote their parts of this save, and worker 0 "
+                "workers %s wrote their parts of this save, and worker 0 "
                 "does not see them in %s, so the commit is without them. Mount one "
                 "storage for all workers",
                 missing,

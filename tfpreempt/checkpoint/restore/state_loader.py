@@ -89,7 +89,7 @@ class StateLoader:
         for problem in problems:
             if problem not in self._told:
                 self._told.add(problem)
-                _log.warning("tfpreempt: %s; it is passed over", problem.rstrip("."))
+                _log.warning("%s; it is passed over", problem.rstrip("."))
         sequence = 0 if commit is None else commit.sequence or 0
         is_newer = own is not None and own[0] >= sequence
         if commit is not None and not is_newer and self._load_from(commit, state):
@@ -113,7 +113,7 @@ class StateLoader:
         ):
             if self.clock.monotonic() > end:
                 _log.warning(
-                    "tfpreempt: %s was not committed within %g s; what is loaded may "
+                    "%s was not committed within %g s; what is loaded may "
                     "be older than on other workers",
                     self._pending,
                     _SECONDS,
@@ -172,7 +172,7 @@ class StateLoader:
             restoring.warn_about_workers(commit, self.cluster)
             return
         _log.warning(
-            "tfpreempt: %s has no State %r; the State stays as the program made it",
+            "%s has no State %r; the State stays as the program made it",
             commit.path,
             state.name,
         )
@@ -187,7 +187,7 @@ class StateLoader:
         if restart is None or type(wrote) is not int or restart - wrote <= 1:
             return
         _log.warning(
-            "tfpreempt: this is restart %d, and the newest whole commit, %s, was "
+            "this is restart %d, and the newest whole commit, %s, was "
             "written by %s: what was trained after it is lost, and trained again. See "
             "the logs of the starts between for why they committed nothing",
             restart,

@@ -113,7 +113,7 @@ def _generators(framework: str) -> Any | None:
         return frameworks.adapter(framework, "generators")
     except errors.TensorFlowMissingError:
         _log.warning(
-            "tfpreempt: the commit has the state of the random generators of %s, which "
+            "the commit has the state of the random generators of %s, which "
             "is not installed here, so that state is not restored. If the program "
             "draws from these generators, install %s and start again",
             framework,

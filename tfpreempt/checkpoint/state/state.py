@@ -265,7 +265,7 @@ def try_states(states: Iterable[State]) -> None:
                     state.save(file)
         except Exception as error:  # noqa: BLE001 - from user code
             _log.warning(
-                "tfpreempt: %r cannot be saved: %s: %s. As long as that is so no save "
+                "%r cannot be saved: %s: %s. As long as that is so no save "
                 "succeeds, at a preemption neither. Mend its save().",
                 state,
                 type(error).__name__,

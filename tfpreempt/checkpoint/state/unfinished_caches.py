@@ -144,7 +144,7 @@ def clear_abandoned(paths: Iterable[str]) -> None:
         locks = [file for rest, file in _files(path) if rest.endswith(".lockfile")]
         if locks and not is_complete(path):
             _log.warning(
-                "tfpreempt: the cache %s is unfinished: another program writes it now, "
+                "the cache %s is unfinished: another program writes it now, "
                 "or a run was killed while it did. TensorFlow refuses to write a cache "
                 "while %s is there. If no other program uses the cache, delete %s_*",
                 path,
@@ -228,7 +228,7 @@ def _delete(files: Sequence[str]) -> None:
             pass
         except OSError as error:
             _log.warning(
-                "tfpreempt: an interrupted run left the file %r of an unfinished "
+                "an interrupted run left the file %r of an unfinished "
                 "cache, and the file cannot be deleted: %s. TensorFlow may refuse the "
                 "cache; delete the file, or give the cache another path",
                 file,
@@ -236,7 +236,7 @@ def _delete(files: Sequence[str]) -> None:
             )
     if deleted:
         _log.warning(
-            "tfpreempt: an interrupted run left files of an unfinished cache, which "
+            "an interrupted run left files of an unfinished cache, which "
             "is written again: %s were deleted",
             ", ".join(deleted),
         )

@@ -46,8 +46,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 _NOT_CHECKED = (
-    "tfpreempt: cannot see what the step changes, so state that a restart would lose "
-    "is not named"
+    "cannot see what the step changes, so state that a restart would lose is not named"
 )
 _ADVICE = "Put them into a named State (tfpreempt.states)."
 
@@ -482,4 +481,4 @@ def _warn(
         if mine:
             problems.append(each.advice_on_iterators(mine))
     if problems:
-        _log.warning("tfpreempt: %s", " ".join(problems))
+        _log.warning("%s", " ".join(problems))

@@ -208,7 +208,7 @@ def _moved(files: Files, part: Part, path: str) -> Part:
         files.rename(part.path, path)
     except OSError as error:
         _log.warning(
-            "tfpreempt: %s cannot be moved, so it is written anew, which takes longer "
+            "%s cannot be moved, so it is written anew, which takes longer "
             "and loses nothing: %s",
             part.path,
             error,

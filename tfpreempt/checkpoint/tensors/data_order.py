@@ -131,7 +131,7 @@ def check(saved: Order, here: Order, where: str) -> None:
             "the interrupted run, or another checkpoint directory."
         )
     for kind in differing:
-        log.warning("tfpreempt: %s.", _WARNINGS[kind])
+        log.warning("%s.", _WARNINGS[kind])
 
 
 def parse(saved: Any) -> Order:

@@ -437,7 +437,7 @@ def reading(
             raise  # more important than the body's error: the peers wait
         except Exception as error:  # noqa: BLE001  (the body's error counts)
             _log.warning(
-                "tfpreempt: the read that all workers take part in failed too, beside "
+                "the read that all workers take part in failed too, beside "
                 "the error that is raised: %s",
                 error,
             )

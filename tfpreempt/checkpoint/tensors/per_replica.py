@@ -130,7 +130,7 @@ class PerReplicaState(State):
             )
         if saved:
             _log.warning(
-                "tfpreempt: the checkpoint has metrics or seed generators that are not "
+                "the checkpoint has metrics or seed generators that are not "
                 "here, or not under the same path, so they are not restored: %s. Build "
                 "the model before the handler, or the fit, as the run that saved them "
                 "did: called once or not, with a strategy or without.",

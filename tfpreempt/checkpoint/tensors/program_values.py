@@ -109,7 +109,7 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
     ]
     if lost:
         _log.warning(
-            "tfpreempt: the layers %s of tf_keras draw random numbers from ops whose "
+            "the layers %s of tf_keras draw random numbers from ops whose "
             "state cannot be saved: after a restart they draw others than an "
             "undisturbed run. Call tf_keras.backend.experimental."
             "enable_tf_random_generator() before the model is made.",

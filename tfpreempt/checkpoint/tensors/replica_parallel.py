@@ -145,7 +145,7 @@ class ReplicaParallelWriter:
                     continue
             except _InvalidShareError as error:
                 _log.warning(
-                    "tfpreempt: worker %d's share of step %d cannot be used, so "
+                    "worker %d's share of step %d cannot be used, so "
                     "worker 0 writes it; nothing is lost: %s",
                     worker,
                     save.step,
@@ -201,7 +201,7 @@ class ReplicaParallelWriter:
         names = sorted({stretch.tensor.name for _, stretch in unlike})
         self._unlike |= set(names)
         _log.warning(
-            "tfpreempt: at step %d %r%s has another value on worker(s) %s than on "
+            "at step %d %r%s has another value on worker(s) %s than on "
             "worker 0. Either the program sets it on each worker by itself, or the "
             "replicas have drifted apart, though their strategy is to keep them equal: "
             "see which. Every commit has the value of worker 0, which writes it alone "

@@ -55,6 +55,7 @@ from tfpreempt.checkpoint.tensors.variables import (
 )
 from tfpreempt.core import private_api
 from tfpreempt.core.cluster import Cluster
+from tfpreempt.core.log_output import FallbackHandler
 from tfpreempt.storage import os_errors
 from tfpreempt.storage.files import Files
 
@@ -258,7 +259,7 @@ class _Tracked(Contents):
                 gather.prepare(self.checkpoint, attach(self.checkpoint))
         except Exception as error:  # noqa: BLE001 - of the program's objects
             _log.warning(
-                "tfpreempt: TensorFlow cannot list the objects of the Checkpoint: "
+                "TensorFlow cannot list the objects of the Checkpoint: "
                 "%s: %s. As long as that is so no save succeeds, at a preemption "
                 "neither. Correct the objects that the error names.",
                 type(error).__name__,
@@ -346,12 +347,12 @@ def _writing(what: str) -> Iterator[None]:
 
     TensorFlow's save calls `logging.info()`, which sets up a program's logging: a root
     logger without handlers gets a handler there, and later lines look different from
-    earlier lines. So in the body a root logger without handlers has Python's own
-    default handler (`logging.lastResort`).
+    earlier lines. So in the body a root logger without handlers has a handler that acts
+    like Python's own default handler.
     """
-    last = None if logging.root.handlers else logging.lastResort
-    if last is not None:
-        logging.root.addHandler(last)
+    fallback = None if logging.root.handlers else FallbackHandler()
+    if fallback is not None:
+        logging.root.addHandler(fallback)
     try:
         with private_api.checkpoint_context.preemption_save_context():
             yield
@@ -364,8 +365,8 @@ def _writing(what: str) -> Iterator[None]:
             + ". No older checkpoint was touched."
         ) from error
     finally:
-        if last is not None:
-            logging.root.removeHandler(last)
+        if fallback is not None:
+            logging.root.removeHandler(fallback)
 
 
 def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -533,7 +534,7 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - of TensorFlow, or no thread, say
         _log.warning(
-            "tfpreempt: this worker's share of step %d cannot be written, so worker 0 "
+            "this worker's share of step %d cannot be written, so worker 0 "
             "writes it; nothing is lost: %s: %s",
             step,
             type(error).__name__,
@@ -614,7 +615,7 @@ class _ManagerContents(_Tracked):
             if os.path.dirname(os.path.abspath(prefix)) != own:
                 del self.manager._maybe_delete[prefix]
                 _log.warning(
-                    "tfpreempt: the file %r in %s names the checkpoint %r; expected "
+                    "the file %r in %s names the checkpoint %r; expected "
                     "only checkpoints in %s. That checkpoint is kept, and the name is "
                     "removed from the file. Find out who wrote the name.",
                     layout.POINTER,

@@ -66,7 +66,7 @@ def lent(
             ) from error
         if asked:
             log.warning(
-                "tfpreempt: no memory for snapshots, so a crash without a notice loses "
+                "no memory for snapshots, so a crash without a notice loses "
                 "the steps since the last commit: %s",
                 error,
             )

@@ -196,7 +196,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs an error of the metrics; a closed connection is not an error."""
         if not isinstance(sys.exc_info()[1], OSError):
-            _logger.exception("tfpreempt: metrics cannot be served")
+            _logger.exception("metrics cannot be served")
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ class UserCallbacks:
         theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
         if lost := unsupported(theirs):
             log.warning(
-                "tfpreempt: the state of these callbacks is not saved, so they begin "
+                "the state of these callbacks is not saved, so they begin "
                 "anew after a restart: %s. Give them get_state() and set_state(state), "
                 "or keep what they remember in a tfpreempt.State.",
                 "; ".join(lost),
@@ -229,7 +229,7 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
             )
         if is_backup:
             log.warning(
-                "tfpreempt: %s (backup_dir=%r) is in the same fit. It loads weights "
+                "%s (backup_dir=%r) is in the same fit. It loads weights "
                 "and sets the first epoch at the start, against what "
                 "PreemptionCallback restores. Remove it: PreemptionCallback does its "
                 "work.",

@@ -47,7 +47,7 @@ def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> EncodedVal
                 raise
             del arrays[before:]
             log.error(
-                "tfpreempt: the state of %s is left out of this commit, and would "
+                "the state of %s is left out of this commit, and would "
                 "begin anew after a restart from it: %s",
                 name,
                 error,
@@ -174,14 +174,13 @@ def _matched(
             yield callback, header[name]
         elif is_kept(callback):
             log.warning(
-                "tfpreempt: the checkpoint has no state for the callback %s, so it "
-                "begins anew",
+                "the checkpoint has no state for the callback %s, so it begins anew",
                 name,
             )
     for name in header:
         if name not in now and not name.endswith(".ProgbarLogger"):
             log.warning(
-                "tfpreempt: the checkpoint has the state of a callback %s, which this "
+                "the checkpoint has the state of a callback %s, which this "
                 "fit does not have; it is left out",
                 name,
             )

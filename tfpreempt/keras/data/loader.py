@@ -60,7 +60,7 @@ class LoaderTracker(ReplayTracker):
             self.fit, self._loader, taken=self._loader.taken()
         )
         if (problem := self._handed.problem) is not None:
-            log.warning("tfpreempt: %s (%s).", AGAIN, problem)
+            log.warning("%s (%s).", AGAIN, problem)
             warn_of_states()
 
     def save(self, iterator: Any, position: Position) -> Position:
@@ -178,12 +178,12 @@ class _DeliveredBatches:
 
 
 _UNKNOWN = (
-    "tfpreempt: the place of the loader of the training data after %d batches is not "
+    "the place of the loader of the training data after %d batches is not "
     "known (%s). A restart from this checkpoint reads those batches again, which is "
     "exact only if they come in the same order again."
 )
 _BOTH = (
-    "tfpreempt: %r is loaded after a restart, and the batches of this fit are read "
+    "%r is loaded after a restart, and the batches of this fit are read "
     "again besides. If the fit reads from that loader, take the State out: it would go "
     "on at a wrong place, because a fit reads ahead of training. Of loaders Keras 3 "
     "takes Grain's, and tf_keras any iterator with such methods; those go on at once, "

@@ -203,7 +203,7 @@ class IteratorTracker(Tracker):
         try:
             states = _states(iterator)
         except tf.errors.OpError as error:  # an error that occurs only after a read
-            log.warning("tfpreempt: %s (%s).", AGAIN, error.message)
+            log.warning("%s (%s).", AGAIN, error.message)
             return dataclasses.replace(position, kind="replay")
         return dataclasses.replace(position, states=states)
 

@@ -49,14 +49,14 @@ _UNSEEDED = (
 )
 
 _CHANGES = (
-    "tfpreempt: the training data change attributes of their own while batches are "
+    "the training data change attributes of their own while batches are "
     "read: %s. After a restart these are as the program makes them, so batches that "
     "depend on them differ from an uninterrupted run. Let __getitem__ derive a batch "
     "from its index, and change what differs between epochs in on_epoch_end, or give "
     "the class get_state() and set_state(state)."
 )
 _DRAWN = (
-    "tfpreempt: the training data are %s, which draws random numbers for each batch "
+    "the training data are %s, which draws random numbers for each batch "
     "in the order in which batches are read. After a restart within an epoch the order "
     "and the count of batches begin again, so the batches differ from an uninterrupted "
     "run. %s, or give the class get_state() and set_state(state)."
@@ -112,7 +112,7 @@ class SequenceTracker(Tracker):
         users = [k for k in mro if k.__module__.partition(".")[0] not in _KERAS]
         changes = any(hook in vars(kind) for hook in HOOKS for kind in users)
         if changes and not self._has_state and not is_seeded():
-            log.warning("tfpreempt: %s.", _UNSEEDED)
+            log.warning("%s.", _UNSEEDED)
 
     def epoch_begins(self) -> None:
         state = encode(self._sequence.get_state()) if self._has_state else None

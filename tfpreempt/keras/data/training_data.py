@@ -75,7 +75,7 @@ class TrainingData:
         if type(self.tracker) is Tracker:  # no way is chosen yet
             way, problem = choose(self._fit, self.dataset.dataset, iterator)
             if problem is not None:
-                log.warning("tfpreempt: %s.", problem)
+                log.warning("%s.", problem)
             self._choose(way)
         self.tracker.begins(iterator)
 
@@ -148,7 +148,7 @@ class TrainingData:
         if saved is None:
             if batches:
                 log.warning(
-                    "tfpreempt: this worker's position in the data is not in the "
+                    "this worker's position in the data is not in the "
                     "checkpoint (it was made by another number of workers or "
                     "replicas, which shared these data in another way), so the %d "
                     "batches of the epoch are read again",
@@ -165,7 +165,7 @@ class TrainingData:
             self._choose(WAYS[saved.kind])
         if missing := self.tracker.prepare(saved):
             log.warning(
-                "tfpreempt: files of the cache that the training data are read from "
+                "files of the cache that the training data are read from "
                 "are missing: %s. The %d batches before the position are read again, "
                 "and the cache is written again. A cache must lie on storage that "
                 "outlives the machine",

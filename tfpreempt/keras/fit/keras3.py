@@ -242,7 +242,7 @@ class Keras3Fit(Fit):
                 if model.run_eagerly or is_own:
                     return
             except Exception as error:  # noqa: BLE001 - models without a call of their own
-                log.info("tfpreempt: the train step is to be traced: %s", error)
+                log.debug("the train step is to be traced: %s", error)
                 if model.run_eagerly:
                     # Python in the step needs values; the restore names missing
                     # variables.

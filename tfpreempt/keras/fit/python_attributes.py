@@ -317,9 +317,7 @@ class Attributes:
         for (what, _), reason in values["lost"].items():
             if what not in self._lost:
                 why = self._lost[what] = str(reason.header)
-                log.warning(
-                    "tfpreempt: %s was not restored by this restart: %s.", what, why
-                )
+                log.warning("%s was not restored by this restart: %s.", what, why)
 
     def traced_by(
         self,
@@ -399,7 +397,7 @@ class Attributes:
             now and now.encoded.digest != was.encoded.digest for now, was in pairs
         ):
             log.warning(
-                "tfpreempt: the settings with which the test function was traced were "
+                "the settings with which the test function was traced were "
                 "not restored by this restart: this fit is complete and validates no "
                 "more, so evaluate() and the first validation of a later fit use the "
                 "newest settings. Call make_test_function(force=True) after this fit, "
@@ -424,7 +422,7 @@ class Attributes:
             return True
         for value in outdated:
             log.warning(
-                "tfpreempt: the %s function of the interrupted run was traced while "
+                "the %s function of the interrupted run was traced while "
                 "%r of %s was %r. The trace of this restart has another value, because "
                 "with several workers only settings of Keras are restored in a trace. "
                 "Training continues with that other value. Keep the value in a "
@@ -445,9 +443,7 @@ class Attributes:
         """
         if what not in self._lost:
             self._lost[what] = why
-            log.warning(
-                "tfpreempt: %s will not be restored after a restart: %s.", what, why
-            )
+            log.warning("%s will not be restored after a restart: %s.", what, why)
 
     def _put(
         self, wanted: Mapping[Any, TrackedAttribute]

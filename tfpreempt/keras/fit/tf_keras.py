@@ -227,7 +227,7 @@ class TfKerasFit(Fit):
                 generator._rng_type, generator._built = "stateful", False
                 generator._maybe_init()
         names = ", ".join(layer.name for layer in layers)
-        log.info("tfpreempt: %s draw from tf.random.Generator, which is saved", names)
+        log.debug("%s draw from tf.random.Generator, which is saved", names)
 
     def loop_state(self) -> dict[str, Any]:
         return {
@@ -262,7 +262,7 @@ class TfKerasFit(Fit):
         try:  # the train function is not traced with run_eagerly
             tf.function(train_function).get_concrete_function(iterator)
         except Exception as error:  # noqa: BLE001 - Python in the step needs values
-            log.info("tfpreempt: the train step cannot be traced: %s", error)
+            log.debug("the train step cannot be traced: %s", error)
             if self.model.built:
                 with self.model.distribute_strategy.scope():
                     self.model.optimizer.build(self.model.trainable_variables)

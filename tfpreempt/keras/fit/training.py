@@ -172,13 +172,13 @@ class Training:
         )
         self._phase = self._plan.beginning
         if self._plan.note:
-            log.warning("tfpreempt: %s", self._plan.note)
+            log.warning("%s", self._plan.note)
         if self._saved.fit == self._plan.number and self._saved.made_of.get("varies"):
             self._state.varies = True
 
         # The callbacks and the data of the fit.
         if problem := validation_problem(arguments["validation_data"]):
-            log.warning("tfpreempt: %s.", problem)
+            log.warning("%s.", problem)
         if self._phase is FitPhase.SKIP and files is not None:
             callback_state.restore_files(self._others.callbacks, files)
         if self._phase is FitPhase.EXTEND:
@@ -249,7 +249,7 @@ class Training:
             raise
         if problem:
             self._state.varies = True
-            log.warning("tfpreempt: %s.", problem)
+            log.warning("%s.", problem)
 
     # --- steps -----------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Training:
         elif model.stop_training:
             model.stop_training, self._is_stop_held = False, True
             log.warning(
-                "tfpreempt: model.stop_training was set while a notice is pending. It "
+                "model.stop_training was set while a notice is pending. It "
                 "does not end this fit: the next start continues after batch %d of "
                 "epoch %d. A callback that stopped for another reason can stop again "
                 "after its next batch or epoch.",

@@ -1,0 +1,99 @@
+"""Log lines in processes that configure `logging`, or that leave it to tfpreempt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+START = """
+import logging
+from tfpreempt.core.log_output import FallbackHandler, show_log_lines
+log = logging.getLogger("tfpreempt.handler.run")
+other = logging.getLogger("other")
+def say():
+    log.debug("debug")
+    log.info("resumed at step %d", 3)
+    log.warning("disk full")
+"""
+USUAL = "tfpreempt: resumed at step 3\ntfpreempt: WARNING: disk full\n"
+
+
+def stderr_of(program: str, *before: str) -> str:
+    command = [sys.executable, "-c", START + "\n".join([*before, program])]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""
+    return ended.stderr
+
+
+def test_a_program_without_logging_sees_normal_events() -> None:
+    assert stderr_of("show_log_lines(); show_log_lines(); say()") == USUAL
+
+
+def test_an_import_alone_configures_nothing() -> None:
+    program = "import tfpreempt; assert not logging.getLogger('tfpreempt').handlers"
+    assert stderr_of(program + "; say()") == "disk full\n"
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_no_line_comes_twice_if_the_root_logger_has_a_handler(is_before: bool) -> None:
+    calls = ["logging.basicConfig(format='%(name)s %(message)s')", "show_log_lines()"]
+    expected = (
+        "tfpreempt.handler.run resumed at step 3\ntfpreempt.handler.run disk full\n"
+    )
+    ordered = calls if is_before else calls[::-1]
+    assert stderr_of("say()", *ordered) == expected
+
+
+def test_levels_of_the_program_have_precedence() -> None:
+    warning = "logging.getLogger('tfpreempt').setLevel(logging.WARNING)"
+    line = "tfpreempt: WARNING: disk full\n"
+    assert stderr_of("say()", warning, "show_log_lines()") == line
+    assert stderr_of("say()", "show_log_lines()", warning) == line
+    root = "logging.basicConfig(level=logging.ERROR)"
+    assert stderr_of("say()", root, "show_log_lines()") == ""
+
+
+def test_a_handler_of_the_program_is_the_only_handler() -> None:
+    handler = "logging.getLogger('tfpreempt').addHandler(logging.StreamHandler())"
+    expected = "resumed at step 3\ndisk full\n"
+    assert stderr_of("say()", handler, "show_log_lines()") == expected
+
+
+def test_lines_during_a_save_come_once() -> None:
+    # `other` has the lines of Python without any handler; TensorFlow has a handler.
+    during = "logging.root.addHandler(FallbackHandler())"
+    others = "other.info('no'); other.warning('once')"
+    own = "other.addHandler(logging.StreamHandler())"
+    assert stderr_of(f"say(); {others}", "show_log_lines()", during) == USUAL + "once\n"
+    assert stderr_of(f"say(); {others}", "show_log_lines()", during, own) == (
+        USUAL + "once\n"
+    )
+
+
+@pytest.mark.tensorflow
+def test_a_training_program_shows_each_line_once(tmp_path: Path) -> None:
+    """TensorFlow's save configures the root logger."""
+    program = f"""
+import tensorflow as tf, tfpreempt
+step = tf.Variable(0)
+for number in range(2):
+    checkpoint = tf.train.Checkpoint(step=step)
+    made = tfpreempt.PreemptionCheckpointHandler(None, checkpoint, {str(tmp_path)!r})
+    with made as handler:
+        handler.run(lambda: step.assign_add(1))
+    assert bool(logging.root.handlers) == bool(number), logging.root.handlers
+    tf.train.Checkpoint(step=step).save({str(tmp_path / "other" / "ckpt")!r})
+assert logging.root.handlers
+"""
+    lines = [
+        each for each in stderr_of(program).splitlines() if "checkpoint for" in each
+    ]
+    place = f"{tmp_path}/"
+    assert lines == [
+        f"tfpreempt: checkpoint for step 1 committed: {place}1",
+        f"INFO:tfpreempt.handler.run:checkpoint for step 2 committed: {place}2",
+    ]
