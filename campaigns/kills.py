@@ -43,7 +43,7 @@ AFTER = 0.2
 ROOM = 64 << 20
 TOO_LATE = "too late"
 NUMBERS = re.compile(r"[0-9a-f]*\d[0-9a-f]*([.-]([0-9a-f]*\d[0-9a-f]*|[0-9a-f]{8}))*")
-NEITHER = re.compile(r"/\.tfpreempt-put-|\.metadata\.json$|\.beat$")
+NEITHER = re.compile(r"/\.tfpreempt-put-|\.metadata\.json$|\.renewals$")
 KEPT = 2
 
 

@@ -58,12 +58,12 @@ class Other:
     def __init__(self, directory, **more):
         self.holder = dataclasses.replace(ELSEWHERE, token="theirs", **more)
         self.place = DirectoryLease(str(directory))
-        self.beats = 0
+        self.renewals = 0
         assert self.place.take(self.holder)
 
-    def beat(self):
-        self.beats += 1
-        self.place.renew("theirs", self.beats)
+    def renew(self):
+        self.renewals += 1
+        self.place.renew("theirs", self.renewals)
 
     def leave(self):
         self.place.end("theirs")
@@ -188,9 +188,20 @@ def test_what_is_provably_dead_is_taken_over_at_once(tmp_path, holder, caplog):
     assert "which is dead" in caplog.text
 
 
+def test_a_leftover_of_an_earlier_version_is_taken_over_and_removed(tmp_path):
+    """Earlier versions counted the renewals in a file called `beat`."""
+    Other(tmp_path)
+    (tmp_path / layout.LEASE / "theirs" / "beat").write_bytes(b"7")
+    pause = Waiting()
+    lease = acquired(tmp_path, pause)
+    assert EXPIRY <= pause.waited < EXPIRY + MARGIN
+    lease.release()
+    assert os.listdir(tmp_path) == []
+
+
 def test_of_another_pid_namespace_nothing_is_known(tmp_path):
     other = Other(tmp_path, pid=2**22 + 1, boot=HERE.boot, namespace="pid:[1]")
-    pause = Waiting(lambda waited: other.leave() if waited > 3 else other.beat())
+    pause = Waiting(lambda waited: other.leave() if waited > 3 else other.renew())
     acquired(tmp_path, pause)
     assert 3 < pause.waited < 4
 
@@ -198,7 +209,7 @@ def test_of_another_pid_namespace_nothing_is_known(tmp_path):
 def test_of_another_boot_nothing_is_known_whatever_the_machine_is_called(tmp_path):
     """Machines and containers that were cloned share their name, and all live."""
     other = Other(tmp_path, host=HERE.host, boot="another", pid=HERE.pid)
-    pause = Waiting(lambda waited: other.leave() if waited > 3 else other.beat())
+    pause = Waiting(lambda waited: other.leave() if waited > 3 else other.renew())
     acquired(tmp_path, pause)
     assert 3 < pause.waited < 4
 
@@ -263,7 +274,7 @@ def test_a_zombie_is_dead(tmp_path):
 
 def test_a_start_goes_on_as_soon_as_the_holder_leaves(tmp_path, caplog):
     other = Other(tmp_path)
-    pause = Waiting(lambda waited: other.leave() if waited > 12 else other.beat())
+    pause = Waiting(lambda waited: other.leave() if waited > 12 else other.renew())
     acquired(tmp_path, pause)
     assert 12 < pause.waited < 13
     said = [r.message for r in caplog.records if "waiting up to" in r.message]
@@ -273,7 +284,7 @@ def test_a_start_goes_on_as_soon_as_the_holder_leaves(tmp_path, caplog):
 
 def test_what_nobody_renews_is_taken_over(tmp_path, caplog):
     other = Other(tmp_path)
-    pause = Waiting(lambda waited: other.beat() if waited < 5 else None)
+    pause = Waiting(lambda waited: other.renew() if waited < 5 else None)
     acquired(tmp_path, pause)
     assert EXPIRY < pause.waited < EXPIRY + 6
     assert "did not renew it for 30 s" in caplog.text
@@ -292,20 +303,20 @@ def test_a_living_holder_is_named_when_its_time_to_leave_is_over(
 ):
     other = Other(tmp_path, grace_seconds=grace)
     before = sorted(tmp_path.rglob("*"))
-    pause = Waiting(lambda waited: other.beat())
+    pause = Waiting(lambda waited: other.renew())
     with pytest.raises(errors.DirectoryLockedError) as caught:
         acquired(tmp_path, pause)
     assert limit <= pause.waited < limit + 1
     for part in (str(tmp_path), "process 4711 on node-7", "since 20", "end it"):
         assert part in str(caught.value)
-    assert [e for e in sorted(tmp_path.rglob("*")) if e.name != "beat"] == before
+    assert [e for e in sorted(tmp_path.rglob("*")) if e.name != "renewals"] == before
 
 
 def test_a_pause_of_who_waits_is_no_silence_of_the_holder(tmp_path):
     """Both were on one machine that stood still, or this process was stopped."""
     other = Other(tmp_path, grace_seconds=0.0)
-    beats = iter(range(1000))
-    pause = Waiting(lambda waited: next(beats) % 20 or other.beat(), takes=100.0)
+    polls = iter(range(1000))
+    pause = Waiting(lambda waited: next(polls) % 20 or other.renew(), takes=100.0)
     with pytest.raises(errors.DirectoryLockedError):
         acquired(tmp_path, pause)
 
@@ -313,13 +324,13 @@ def test_a_pause_of_who_waits_is_no_silence_of_the_holder(tmp_path):
 def test_a_clock_that_stands_still_ends_the_wait_too(tmp_path):
     other = Other(tmp_path)
     with pytest.raises(errors.DirectoryLockedError):
-        acquired(tmp_path, Waiting(lambda waited: other.beat(), takes=0.0))
+        acquired(tmp_path, Waiting(lambda waited: other.renew(), takes=0.0))
 
 
 def test_looks_that_take_long_count_as_long_as_they_take():
     """A slow store would be waited for many times its expiry, or the limit."""
     patience = LeaseWait(HERE, RenewalIntervals(renewal=15.0, expiry=60.0, poll=1.0))
-    other = ObservedLease(token="theirs", holder=ELSEWHERE, beat=b"1")
+    other = ObservedLease(token="theirs", holder=ELSEWHERE, renewals=b"1")
     looks = 0
     while patience.expiry_reason(other) is None:
         looks += 1
@@ -762,7 +773,9 @@ def test_a_thread_renews_it_and_tells_of_its_loss(tmp_path, monkeypatch):
     lease.on_loss(lambda reason: (heard.append(reason), lost.set()))
     place = DirectoryLease(str(tmp_path))
     first = place.read_owner()
-    wait_until(lambda: place.read_owner().beat not in (b"", first.beat), "a beat")
+    wait_until(
+        lambda: place.read_owner().renewals not in (b"", first.renewals), "a renewal"
+    )
     steal(tmp_path)
     assert lost.wait(20)
     assert "is held by process 4711 on node-7" in heard[0]

@@ -55,7 +55,7 @@ NAMES = [
     ".tfpreempt-lease",
     f".tfpreempt-lease/{TOKEN}",
     f".tfpreempt-lease/{TOKEN}/holder",
-    f".tfpreempt-lease/{TOKEN}/beat",
+    f".tfpreempt-lease/{TOKEN}/renewals",
     f".tfpreempt-lease.{TOKEN}",
     f".tfpreempt-lease.{TOKEN}/{TOKEN}",
     f".tfpreempt-lease.{TOKEN}/{TOKEN}/holder",
@@ -204,7 +204,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(root / "own", root / "outside")
     shutil.copytree(root / "own" / "1", root / "outside", dirs_exist_ok=True)
     (root / "outside" / "chapter").mkdir()
-    for name in ("holder", "beat", "part-00000-of-00001.index", "chapter/b.tex"):
+    for name in ("holder", "renewals", "part-00000-of-00001.index", "chapter/b.tex"):
         (root / "outside" / name).write_bytes(b"years of work")
     return root
 

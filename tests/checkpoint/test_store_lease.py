@@ -36,11 +36,11 @@ class Other:
         self.place.read_owner()
         self.token = self.place.take(dataclasses.replace(ELSEWHERE))
         assert self.token
-        self.beats = 0
+        self.renewals = 0
 
-    def beat(self):
-        self.beats += 1
-        self.place.renew(self.token, self.beats)
+    def renew(self):
+        self.renewals += 1
+        self.place.renew(self.token, self.renewals)
 
 
 def acquired(store, pause=None):
@@ -76,7 +76,7 @@ def test_of_two_that_saw_the_same_one_takes_it(store):
 def test_a_start_waits_for_another_machine_and_names_it(store):
     other = Other(store)
     with pytest.raises(errors.DirectoryLockedError, match="process 4711 on node-7"):
-        acquired(store, Waiting(lambda waited: other.beat()))
+        acquired(store, Waiting(lambda waited: other.renew()))
 
 
 def test_what_nobody_renews_is_taken_over(store):
@@ -84,6 +84,14 @@ def test_what_nobody_renews_is_taken_over(store):
     pause = Waiting()
     assert acquired(store, pause).token == "2"
     assert pause.waited >= PACE.expiry
+
+
+def test_a_leftover_of_an_earlier_version_is_taken_over_and_removed(store):
+    """Earlier versions counted the renewals in an object called `.beat`."""
+    Other(store)
+    store.replace("lease/0000000001.beat", b"7")
+    acquired(store)
+    assert not [name for name in store.list("lease/") if "0000000001" in name]
 
 
 def test_who_was_taken_over_finds_out(store):
@@ -106,16 +114,16 @@ def expired(store):
 
 
 def test_a_rule_that_deletes_old_objects_ends_no_run(store):
-    """The record is as old as the run, and its beat is young."""
-    lease, beats = acquired(store), ObjectStoreLease(store)
-    beats.renew(lease.token, 1)
+    """The record is as old as the run, and its renewals are young."""
+    lease, backend = acquired(store), ObjectStoreLease(store)
+    backend.renew(lease.token, 1)
     store.delete("lease/0000000001")
     lease.check()
-    beats.renew(lease.token, 2)
+    backend.renew(lease.token, 2)
     for name in list(store.list("lease/")):
         store.delete(name)
     lease.check()
-    beats.renew(lease.token, 3)
+    backend.renew(lease.token, 3)
     lease.check()
     assert expired(store).token == "2"
     with pytest.raises(errors.LeaseLostError):

@@ -252,7 +252,7 @@ def test_a_chief_that_waits_for_a_lease_is_waited_for_as_long(tmp_path: Path) ->
     """By all: who gave it up before would fail, and the chief then too."""
     waits = LeaseWait(this_process(0.0), PACE)
     holder = dataclasses.replace(this_process(LONGEST_GRACE), boot="another")
-    waits.expiry_reason(ObservedLease(token=holder.token, holder=holder, beat=b""))
+    waits.expiry_reason(ObservedLease(token=holder.token, holder=holder, renewals=b""))
     assert waits.limit == LEASE_TIMEOUT
     worker = Cluster(worker=1, jobs=(("worker", 2),))
     with pytest.raises(errors.PeerTimeoutError, match=r"plan took longer than 0\.3 s"):

@@ -3,7 +3,7 @@
 In the checkpoint directory:
 
     .tfpreempt-lease/<token>/holder     record of the holder; never changed
-    .tfpreempt-lease/<token>/beat       a counter, rewritten while the holder runs
+    .tfpreempt-lease/<token>/renewals   number of renewals, rewritten by the holder
     .tfpreempt-lease.<token>/           a lease about to be taken
 
 **Taking the lease** is one rename of a complete directory, with the holder's record
@@ -51,7 +51,7 @@ from tfpreempt.storage.files import (
     write_durably,
 )
 
-_HOLDER, _BEAT = "holder", "beat"
+_HOLDER, _RENEWALS = "holder", "renewals"
 _UNREADABLE = b"?"  # in place of a record that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
@@ -121,11 +121,14 @@ class DirectoryLease:
         for token in self._names(self._root):
             record = self._read(token, _HOLDER)
             if record:
-                holder, beat = from_json(record, token), self._read(token, _BEAT) or b""
-                return ObservedLease(token=token, holder=holder, beat=beat)
+                return ObservedLease(
+                    token=token,
+                    holder=from_json(record, token),
+                    renewals=self._read(token, _RENEWALS) or b"",
+                )
             # The record is empty after a power loss; or the entry is no lease, and not
             # ours to remove.
-            leaving = leaving or ObservedLease(token=token, holder=None, beat=b"")
+            leaving = leaving or ObservedLease(token=token, holder=None, renewals=b"")
         return leaving
 
     def take(self, holder: LeaseOwner) -> str | None:
@@ -204,11 +207,15 @@ class DirectoryLease:
     def renew(self, token: str, count: int) -> None:
         """Renews a lease.
 
+        Args:
+            token: token of the lease.
+            count: number of renewals of the lease, including this renewal.
+
         Raises:
             FileNotFoundError: the lease was ended, or the directory is missing.
             OSError: error of the file system.
         """
-        path = os.path.join(self._root, token, _BEAT)
+        path = os.path.join(self._root, token, _RENEWALS)
         self._disk.write(path, [b"%d" % count])
 
     def fenced_path(self, token: str) -> str:

@@ -106,12 +106,13 @@ class ObservedLease:
     Attributes:
         token: token of the lease.
         holder: holder of the lease; None while the lease is being ended.
-        beat: last heartbeat of the holder, a counter.
+        renewals: number of renewals by the holder, in ASCII; empty before the first
+            renewal.
     """
 
     token: str
     holder: LeaseOwner | None
-    beat: bytes
+    renewals: bytes
 
 
 def this_process(grace_seconds: float) -> LeaseOwner:

@@ -17,8 +17,8 @@ class RenewalIntervals:
     """The times of a kind of lease, in seconds.
 
     Attributes:
-        renewal: period of the holder's heartbeats.
-        expiry: time without a heartbeat after which the lease has expired.
+        renewal: period of the holder's renewals.
+        expiry: time without a renewal after which the lease has expired.
         poll: pause of a waiting process between two polls of the lease.
     """
 
@@ -69,8 +69,8 @@ class LeaseWait:
     def expiry_reason(self, found: ObservedLease) -> str | None:
         """Returns why a lease can be taken over, for people; None if the lease still
         counts."""
-        if self._last != (found.token, found.beat):
-            self._last, self._silent = (found.token, found.beat), 0.0
+        if self._last != (found.token, found.renewals):
+            self._last, self._silent = (found.token, found.renewals), 0.0
         self.holder = found.holder
         if found.holder is None:
             return "which was leaving"

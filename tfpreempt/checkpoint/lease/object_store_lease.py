@@ -1,14 +1,14 @@
 """The lease of a mirror in an object store, by names created only once.
 
     lease/<n>           record of the n-th holder, put if absent; the highest n holds it
-    lease/<n>.beat      the holder's counter; the holder alone rewrites this object
+    lease/<n>.renewals  number of renewals; the holder alone rewrites this object
     lease/<n>.marking   the folder about to be marked as a commit by the holder
     lease/<n>.over      the holder has ended; any process may write this name
 
 **Taking the lease** is the creation of the next number: of many attempts, one succeeds.
 Numbers are not used again, because the highest number stays when its holder exits. A
 lifecycle rule of the bucket may delete the record of a long run as an old object. The
-young beat then takes the record's place, and only a higher number or an `.over` ends
+young `.renewals` then replaces the record, and only a higher number or an `.over` ends
 the lease.
 
 **The fence.** An object store cannot make an operation fail for a process without the
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 PACE = RenewalIntervals(renewal=15.0, expiry=60.0, poll=1.0)
 _FOLDER = "lease"
 _NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
-_BEAT, _MARKING, _OVER = ".beat", ".marking", ".over"
+_RENEWALS, _MARKING, _OVER = ".renewals", ".marking", ".over"
 _MAX_BYTES = 16 << 20
 _PUT_SECONDS = 5.0  # timeout of a start for its record
 _SECONDS = 1.0  # timeout of an exiting process for `.over`
@@ -76,7 +76,7 @@ class ObjectStoreLease:
         return ObservedLease(
             token=str(number),
             holder=from_json(record, str(number)),
-            beat=self._get(_name(number, _BEAT)) or b"",
+            renewals=self._get(_name(number, _RENEWALS)) or b"",
         )
 
     def take(self, holder: LeaseOwner) -> str | None:
@@ -110,7 +110,7 @@ class ObjectStoreLease:
         # the earlier names before. A name written later by an earlier holder is too
         # late.
         at_work = max(
-            (_number(n) for n in older if n.endswith((_BEAT, _MARKING))), default=0
+            (_number(n) for n in older if n.endswith((_RENEWALS, _MARKING))), default=0
         )
         if _name(at_work, _MARKING) in older:
             self._settle(self._get(_name(at_work, _MARKING)) or b"")
@@ -142,12 +142,16 @@ class ObjectStoreLease:
     def renew(self, token: str, count: int) -> None:
         """Renews a lease.
 
+        Args:
+            token: token of the lease.
+            count: number of renewals of the lease, including this renewal.
+
         Raises:
             FileNotFoundError: the lease is over.
         """
         if not self.has(token):
             raise FileNotFoundError(f"the lease of {self.where} is over")
-        self._store.replace(_name(int(token), _BEAT), b"%d" % count)
+        self._store.replace(_name(int(token), _RENEWALS), b"%d" % count)
 
     def sweep(self) -> None:
         """Does nothing: `take` removes the objects of earlier holders."""
