@@ -479,7 +479,7 @@ TARGETS = (
     ),
     Target(name="restarts", read=read_restarts, seeds=[b"3", b" 12 "]),
     Target(
-        name="place",
+        name="location",
         read=read_place,
         seeds=[b"gs://bucket/run/1", b"s3://bucket", b"file:///a%20b/c", b"/a/b"],
     ),
@@ -558,7 +558,7 @@ KEPT: Sequence[tuple[str, bytes]] = (
     ("state in parts", parts_of(np.ones(2)).replace(b'"<f8"', b'",f8"')),
     ("lease", dataclasses.replace(HERE, pid=1 << 40).to_json()),
     ("TF_CONFIG", b'{"task": {"index": 1e999}}'),
-    ("place", b"s3://b[ket/run"),
+    ("location", b"s3://b[ket/run"),
     ("command line", b"run\0--snapshots\0" + b"9" * 400 + b"\0--\0true"),
     ("key: count", DEEP),
     ("key: count", b'{"count": 1e999, "final": true}'),

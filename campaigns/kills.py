@@ -359,7 +359,7 @@ def prepare() -> Iterator[Trial]:
             "job": job.name,
             "processes": f"{job.world}",
             "kills": sum(when.startswith("killed") for when in whens),
-            "went on from memory": len(restored),
+            "resumed from memory": len(restored),
             **collections.Counter(whens),
         }
 

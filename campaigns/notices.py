@@ -317,7 +317,7 @@ CAMPAIGN = Campaign(
         "interpreter changed the exit code (`handler/test_protected_processes.py`).",
         "A process of a pool that got an external SIGTERM in addition to the "
         "SIGTERM of its pool blocked the end of the program for ever. So did a "
-        "process that died of the signal while holding the lock of the pool's queue "
+        "process killed by the signal while holding the lock of the pool's queue "
         "(`notice/test_signal_processes.py`).",
     ),
 )

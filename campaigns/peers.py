@@ -517,7 +517,7 @@ CAMPAIGN = Campaign(
     mark="multiprocess",
     prepare=prepare,
     fixed=(
-        "At the start the workers waited five minutes for a dead worker "
+        "At the start the workers waited five minutes for a crashed worker "
         "(`coordination/test_rendezvous.py`).",
         "A worker without memory for its part of a collective read in a periodic "
         "save continued training, and its next step met the read of the other "
@@ -538,9 +538,9 @@ CAMPAIGN = Campaign(
         "waited for ever (`coordination/test_runtime.py`, "
         "`campaigns/test_peers.py`).",
         "A worker that had reported its part of the final save exited with 0; a "
-        "chief that died or failed afterwards restarted alone. The same held for "
-        "the other workers if one died after its last step. A first fix mistook a "
-        "late reply of the chief for a missing reply "
+        "chief that crashed or failed afterwards restarted alone. The same held for "
+        "the other workers if a worker crashed after its last step. A first fix "
+        "mistook a late reply of the chief for a missing reply "
         "(`handler/test_final_vote.py`).",
         "A worker whose error came from a closed connection did not name the peer "
         "without other news of the peer (`handler/test_lost_peers.py`).",

@@ -42,7 +42,7 @@ CAMPAIGN = Campaign(
     fixed=(
         "A worker that was many steps before the boundary of a periodic save "
         "answered no notice until that boundary, if the save had failed or was "
-        "asynchronous. The worker counted as dead (`cluster/test_schedules.py`).",
+        "asynchronous. The worker counted as crashed (`cluster/test_schedules.py`).",
         "While a machine with a long grace period waited for its first commit, "
         "another machine announced its last moments. The commit did not end the "
         "run, and hardly any time was left for a second commit, which missed a "

@@ -472,7 +472,7 @@ def prepare() -> Iterator[Trial]:
 CAMPAIGN = Campaign(
     name="stores",
     promise=(
-        "Machines commit, mirror, delete, die, exit under a deadline, restart, or "
+        "Machines commit, mirror, delete, crash, exit under a deadline, restart, or "
         "start elsewhere, over gs:// and s3://. The faults: 503 storms, stalls, "
         "resets, truncated and changed bodies, lost replies, whole objects instead "
         "of ranges, expired credentials and wrong clocks.\n\n"

@@ -32,7 +32,7 @@ class UnsupportedClusterError(ConfigurationError, NotImplementedError):
 
 
 class UsageError(TfpreemptError, RuntimeError):
-    """A method was called at a time or from a place where the call cannot work."""
+    """A method was called at a time, or from code, where the call cannot work."""
 
 
 class HandlerClosedError(UsageError):

@@ -131,7 +131,7 @@ def test_a_process_that_lost_the_lease_writes_no_state_file(tmp_path, make_mirro
 
     store = Lost()
     mirror = make_mirror(store, lease=lease)
-    mirror._place = types.SimpleNamespace(
+    mirror._lease_backend = types.SimpleNamespace(
         record_pending_marker=lambda token, folder: None
     )
     mirror.add(commit(tmp_path, 5))

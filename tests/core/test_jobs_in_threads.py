@@ -55,7 +55,9 @@ def test_the_first_failure_ends_the_others():
 
     jobs = ["long", "failing", "never"]
     with pytest.raises(OSError, match="first"):
-        map_in_threads(work, jobs, threads=2, name="test", failed=failed, patience=60.0)
+        map_in_threads(
+            work, jobs, threads=2, name="test", failed=failed, stop_timeout=60.0
+        )
     assert ended.is_set()
     assert "never" not in begun
 

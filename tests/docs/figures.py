@@ -324,11 +324,11 @@ FIGURES = (
         "training. The figure for tfpreempt comes from the shipped "
         "coordinator; TensorFlow and JAX are simulated by the messages of "
         "their protocols. All use the same store, with 20,000 messages per "
-        "second. With dead workers TensorFlow's handler never continues, and "
+        "second. With crashed workers TensorFlow's handler never continues, and "
         "JAX never decides.",
         benches=("agreement_scale", "agreement_10000"),
-        label="{protocol}, {workers:,} workers, {dead} dead",
-        sides={"known": "all know", "through": "goes on"},
+        label="{protocol}, {workers:,} workers, {dead} crashed",
+        sides={"known": "all know", "through": "continues"},
         more={
             "known_p99": "all know, p99",
             "undecided": "undecided",

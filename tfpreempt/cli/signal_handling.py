@@ -1,6 +1,6 @@
 """Signals received by waiting instead of by a handler.
 
-A waiting thread receives a signal at one place only, never between two arbitrary lines.
+A waiting thread receives a signal at one point only, never between two arbitrary lines.
 A wait that relied on a handler could miss a signal just before the wait begins.
 """
 

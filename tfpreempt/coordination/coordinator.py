@@ -169,8 +169,8 @@ class Coordinator:
         if state.notice in PREEMPTION:
             return self.deadlines.at
         if state.main is MainThreadState.AWAITING and self.notes.lost_at is not None:
-            # No machine is preempted, but a required worker is reported dead. The chief
-            # may be in a step that waits for this worker.
+            # No machine is preempted, but a required worker has crashed. The chief may
+            # be in a step that waits for this worker.
             return self.notes.lost_at + self.deadlines.default_wait_seconds
         return None
 
@@ -285,7 +285,7 @@ class Coordinator:
                 )
                 if key is Key.BYE:
                     self.notes.leave_by = 1.0 + self.deadlines.limits().of[key]
-                # Before a notice workers may train for long: give up only dead workers.
+                # Before a notice workers may train long: give up only crashed workers.
                 if key is not Key.COUNT or self.state.notice in PREEMPTION:
                     self._limit(gathering)
             case ev.Directive():

@@ -1,9 +1,9 @@
 """Collects a key of many workers: blocking reads, ended by an insert.
 
 A read of a key that never comes cannot be cancelled. So a wait is ended by inserting a
-tombstone under the key: at once for a worker reported dead by the service, at the
-deadline for a late worker. The first insert, by the worker or with a tombstone, is the
-value seen by every worker.
+tombstone under the key: at once for a worker reported as crashed by the service, at
+the deadline for a late worker. The first insert, by the worker or with a tombstone, is
+the value seen by every worker.
 """
 
 from __future__ import annotations

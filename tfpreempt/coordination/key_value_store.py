@@ -49,7 +49,7 @@ class KeyValueStore(Protocol):
         ...
 
     def dead_workers(self) -> frozenset[int]:
-        """Returns indices of workers that the service reports dead; empty if unknown.
+        """Returns the indices of crashed workers, by the service; empty if unknown.
 
         Raises:
             CoordinationServiceUnavailableError: the store cannot be reached.

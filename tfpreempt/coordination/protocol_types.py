@@ -75,7 +75,7 @@ class StepCount:
 
 @value
 class Tombstone:
-    """Replaces a missing value: the worker is dead, late, or has exited."""
+    """Replaces a missing value: the worker has crashed, is late, or has exited."""
 
 
 @value

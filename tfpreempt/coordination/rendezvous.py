@@ -65,7 +65,7 @@ def agree(
 
     Raises:
         CoordinationError: a key holds a value that this version does not write.
-        PeerTimeoutError: a worker did not come in time, or is dead.
+        PeerTimeoutError: a worker did not come in time, or has crashed.
         CoordinationServiceUnavailableError: the store cannot be reached.
     """
     if cluster.is_chief:
@@ -84,8 +84,8 @@ def agree(
             ready = {MISSING: str(error)}
         _put(store, f"{prefix}/ready", ready)
     else:
-        patience = timeout + proposing
-        plan = _take(store, f"{prefix}/plan", patience, "worker 0's plan", "ok")
+        limit = timeout + proposing
+        plan = _take(store, f"{prefix}/plan", limit, "worker 0's plan", "ok")
         if not plan["ok"]:
             return plan, None, {0: str(plan.get("problem"))}
         try:
@@ -93,8 +93,8 @@ def agree(
         except TfpreemptError as error:
             answer, mine = describe(error), None
         _put(store, f"{prefix}/hello/{cluster.worker}", {"problem": answer})
-        patience = timeout + HEARD_WITHIN
-        ready = _take(store, f"{prefix}/ready", patience, "worker 0's go-ahead")
+        limit = timeout + HEARD_WITHIN
+        ready = _take(store, f"{prefix}/ready", limit, "worker 0's go-ahead")
     if MISSING in ready:
         raise PeerTimeoutError(ready[MISSING])
     answers = {i: ready[f"{i}"] for i in range(cluster.num_workers) if f"{i}" in ready}
@@ -111,10 +111,10 @@ def _hear_all(
 ) -> dict[str, str]:
     """Returns the objections of the other workers, by worker; on the chief.
 
-    The wait is interrupted if the store reports a dead worker.
+    The wait is interrupted if the store reports a crashed worker.
 
     Raises:
-        PeerTimeoutError: a worker is dead, or too late.
+        PeerTimeoutError: a worker has crashed, or is too late.
     """
     others = range(1, num_workers)
     clock, missing = SystemClock(), set(others)

@@ -38,7 +38,7 @@ class StoreExecutor:
         store: key-value store of the workers.
         clock: time source for alarms.
         on_gone: function called (at least once) when the store cannot be reached.
-        deaths_every: seconds between two queries for dead workers.
+        deaths_every: seconds between two queries for crashed workers.
     """
 
     store: KeyValueStore
@@ -117,7 +117,7 @@ class StoreExecutor:
     def watch_deaths(
         self, until: threading.Event, then: Callable[[frozenset[int]], None]
     ) -> None:
-        """Calls `then` with the dead workers, if any, until `until` is set."""
+        """Calls `then` with the crashed workers, if any, until `until` is set."""
 
         def ask() -> None:
             dead = self.store.dead_workers()
@@ -130,7 +130,7 @@ class StoreExecutor:
             lambda: None if until.is_set() else self._writes.put(ask),
         )
 
-    def watch_store(self, key: str, until: threading.Event, patience: float) -> None:
+    def watch_store(self, key: str, until: threading.Event, interval: float) -> None:
         """Treats a store without a response as lost, until `until` is set.
 
         A blocking read detects neither a frozen host nor a broken network. So a key is
@@ -140,7 +140,7 @@ class StoreExecutor:
         Args:
             key: key of this worker.
             until: event that ends the checks.
-            patience: seconds between two inserts, and the timeout of a response.
+            interval: seconds between two inserts, and the timeout of a response.
         """
         answered = threading.Event()
 
@@ -149,14 +149,14 @@ class StoreExecutor:
                 return
             if not answered.is_set():
                 raise CoordinationServiceUnavailableError(
-                    f"the coordination service has not answered for {patience:g} s. "
+                    f"the coordination service has not answered for {interval:g} s. "
                     "Its host, worker 0, is frozen or cut off; all workers must start "
                     "again."
                 )
-            self.watch_store(key, until, patience)
+            self.watch_store(key, until, interval)
 
         self.insert(key, "", lambda held: answered.set())
-        self.call_at(self.clock.monotonic() + patience, look)
+        self.call_at(self.clock.monotonic() + interval, look)
 
     def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
         """Runs jobs; reports a lost store to the coordinator, and logs a bug."""

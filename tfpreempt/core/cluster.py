@@ -63,10 +63,10 @@ def read_cluster(resolver: Any, *, drives_others: bool = False) -> Cluster:
     if drives_others:
         return LOCAL
     spec: dict[str, Any] = resolver.cluster_spec().as_dict()
-    return _place(spec, resolver.task_type, resolver.task_id)
+    return _from_spec(spec, resolver.task_type, resolver.task_id)
 
 
-def _place(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
+def _from_spec(spec: Mapping[str, Any], task_type: Any, task_id: Any) -> Cluster:
     """Returns the cluster and the index of a task in it.
 
     Args:
@@ -150,4 +150,4 @@ def cluster_from_environment(environment: Mapping[str, str]) -> Cluster:
         ConfigurationError: TF_CONFIG has no cluster that tfpreempt can serve.
     """
     task = given_task(environment)
-    return LOCAL if task is None else _place(task.jobs, task.type, task.index)
+    return LOCAL if task is None else _from_spec(task.jobs, task.type, task.index)

@@ -232,9 +232,9 @@ def walk(
     todo = collections.deque(ObjectPath(path=p, value=v) for p, v in roots.items())
     entered: dict[int, Any] = {}
     while todo:
-        place = todo.popleft()
-        yield place
-        value = place.value
+        location = todo.popleft()
+        yield location
+        value = location.value
         if id(value) in entered:
             continue
         entered[id(value)] = value
@@ -255,7 +255,7 @@ def walk(
         for number, (key, inner) in enumerate(items):
             if not skips(inner):
                 suffix = _suffix(key, number) if is_inside else f".{key}"
-                path = f"{place.path}{suffix}"
+                path = f"{location.path}{suffix}"
                 todo.append(ObjectPath(path=path, value=inner, owner=value, key=key))
             elif reached and is_container(inner) and type(inner) is not tuple:
                 is_whole = len(inner) > MANY and is_data(inner)

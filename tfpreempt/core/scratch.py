@@ -20,9 +20,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LONGEST_READABLE = 60  # characters of a URL in the name of its scratch directory
 
 
-def is_url(place: str | os.PathLike[str]) -> bool:
+def is_url(location: str | os.PathLike[str]) -> bool:
     """Returns whether a path is a URL, not a path of this machine."""
-    return _URL.match(os.fspath(place)) is not None
+    return _URL.match(os.fspath(location)) is not None
 
 
 def scratch_directory(url: str) -> str:

@@ -101,7 +101,7 @@ def map_in_threads(
     name: str,
     watch: Callable[[], None] = lambda: None,
     failed: threading.Event | None = None,
-    patience: float = 0.0,
+    stop_timeout: float = 0.0,
 ) -> list[_T]:
     """Runs jobs in daemon threads, started in order; the first error ends the work.
 
@@ -116,7 +116,7 @@ def map_in_threads(
         watch: function called about ten times a second by the calling thread; an
             exception from the function ends the work.
         failed: event set when an error ends the work; long jobs check the event.
-        patience: total timeout in seconds for the threads to end after an error.
+        stop_timeout: total timeout in seconds for the threads to end after an error.
 
     Returns:
         The results of the jobs, in order.
@@ -156,7 +156,7 @@ def map_in_threads(
         is_over.set()
         raise
     finally:
-        limit = time.monotonic() + patience
+        limit = time.monotonic() + stop_timeout
         for thread in workers:
             thread.join(max(0.0, limit - time.monotonic()))
     if failures:

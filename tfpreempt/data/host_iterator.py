@@ -230,7 +230,7 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
         [worker] = value._iterators
         if not self.cut.is_ahead:
             return [worker.iterator]
-        return [worker.iterator, *worker.slices, worker.place]
+        return [worker.iterator, *worker.slices, worker.position]
 
     def _from_components(self, components: Any) -> HostIterator:
         [one] = super()._component_specs
@@ -242,11 +242,11 @@ class _GlobalBatchSpec(_DistributedSpec):  # type: ignore[misc]  # TensorFlow is
                 iterator=iterator, device=host, cut=self.cut, spec=spec
             )
         else:
-            iterator, *slices, place = components
+            iterator, *slices, position = components
             worker = PrefetchedSlices(
                 iterator=iterator,
                 slices=slices,
-                place=place,
+                position=position,
                 devices=workers.compute_devices_for_worker(0),
                 spec=spec,
             )
@@ -281,7 +281,7 @@ def host_iterator(dataset: Any) -> HostIterator:
             if shared is not None and spec.cut.is_ahead:
                 devices = workers.compute_devices_for_worker(0)
                 ahead = AheadIterator(part, spec.cut, devices)
-                components += ahead, *ahead.slices, ahead.place.handle
+                components += ahead, *ahead.slices, ahead.position.handle
             else:
                 components.append(iter(part))
     made: HostIterator = spec._from_components(components)

@@ -42,7 +42,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
     Attributes:
         slices: iterators, one on each device, of pairs: a slice and the position after
             the slice's batch.
-        place: variable to which a step writes the position.
+        position: variable to which a step writes the position.
     """
 
     def __init__(self, dataset: Any, cut: BatchSplit, devices: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
         self._resources = [self._iterator_resource, *self._seeds.resources]
         # Not a tf.Variable: in a strategy's scope TensorFlow would make a variable for
         # each replica.
-        self.place = private_api.resource_variable_ops.ResourceVariable(
+        self.position = private_api.resource_variable_ops.ResourceVariable(
             _serialized(self._resources), trainable=False
         )
         self._marked = _marked_slices(self._resources, dataset.element_spec, cut)
@@ -73,7 +73,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
 
     def state(self) -> Any:
         """Returns the position of training, with the seeds drawn up to the position."""
-        state, *probes = tf.unstack(tf.io.parse_tensor(self.place, tf.string))
+        state, *probes = tf.unstack(tf.io.parse_tensor(self.position, tf.string))
         return self._seeds.join(
             tf.io.parse_tensor(state, tf.variant),
             [tf.io.parse_tensor(each, tf.variant) for each in probes],
@@ -88,7 +88,7 @@ class AheadIterator(_Owned):  # type: ignore[misc]  # TensorFlow is untyped
             )
         done: list[Any] = super()._restore_from_tensors(restored_tensors)
         self._seeds.restore(restored_tensors["_STATE"])
-        self.place.assign(_serialized(self._resources))
+        self.position.assign(_serialized(self._resources))
         self._copier = self._new_copier()
         # Traced functions hold the old iterators, so make the old iterators read the
         # new data.
@@ -144,10 +144,10 @@ def _marked_slices(
         iterator = tf.data.IteratorSpec(spec)._from_components([resources[0]])
         return iterator.get_next_as_optional(), _serialized(resources)
 
-    def slices(batch: Any, place: tf.Tensor) -> tf.data.Dataset:
+    def slices(batch: Any, position: tf.Tensor) -> tf.data.Dataset:
         whole = batch.get_value()
         each = [
-            tf.data.Dataset.from_tensors((cut.slice_of(number, whole), place))
+            tf.data.Dataset.from_tensors((cut.slice_of(number, whole), position))
             for number in range(len(cut.local))
         ]
         return functools.reduce(tf.data.Dataset.concatenate, each)
@@ -165,7 +165,7 @@ class PrefetchedSlices:
 
     iterator: Any
     slices: Sequence[Any]
-    place: Any  # handle of the variable
+    position: Any  # handle of the variable
     devices: Sequence[str]
     spec: Any  # spec of a slice
 
@@ -175,8 +175,8 @@ class PrefetchedSlices:
         for device, each in zip(self.devices, self.slices, strict=True):
             with tf.device(device):
                 found.append(each.get_next())
-        parts, places = zip(*found, strict=True)
-        tf.raw_ops.AssignVariableOp(resource=self.place, value=places[0])
+        parts, positions = zip(*found, strict=True)
+        tf.raw_ops.AssignVariableOp(resource=self.position, value=positions[0])
         return [*parts]
 
     def get_next_as_optional_list(self) -> list[Any]:
@@ -184,13 +184,13 @@ class PrefetchedSlices:
         for device, each in zip(self.devices, self.slices, strict=True):
             with tf.device(device):
                 found.append(each.get_next_as_optional())
-        before = tf.raw_ops.ReadVariableOp(resource=self.place, dtype=tf.string)
+        before = tf.raw_ops.ReadVariableOp(resource=self.position, dtype=tf.string)
         first = found[0]
         with tf.device(self.devices[0]):
-            place = tf.cond(
+            position = tf.cond(
                 first.has_value(), lambda: first.get_value()[1], lambda: before
             )
-        tf.raw_ops.AssignVariableOp(resource=self.place, value=place)
+        tf.raw_ops.AssignVariableOp(resource=self.position, value=position)
         return [_WithoutPosition(each, self.spec) for each in found]
 
 

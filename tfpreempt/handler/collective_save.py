@@ -1,6 +1,6 @@
 """Saves of all workers: in a round, or at a common point of the program.
 
-A common point is a place in the program reached by every worker.
+A common point is a point in the program reached by every worker.
 
 A save has three steps: the workers stage their parts, every worker is done, the chief
 writes the marker. In a round, the agreement controls the steps. Outside of a round,

@@ -156,8 +156,8 @@ def _silence(name: str) -> None:
 def exit_hard(leave: Callable[[], Any]) -> None:
     """Calls a function, and ends the process if the function raises.
 
-    For places where SystemExit would not end the process. An error, such as an error of
-    an exit function, would not end the process there either; the exit code is then 1.
+    For code in which SystemExit would not end the process. An error, such as an error
+    of an exit function, would not end the process there either; the code is then 1.
 
     Args:
         leave: function that may raise SystemExit.

@@ -4,7 +4,7 @@ No platform restarts a worker after exit code 0. If only some workers exited wit
 restarted worker would wait for its peers for ever. So the chief asks for votes after
 the final save, every worker votes on its own final save, and a single key, `word`,
 holds the outcome for the cluster. The key is insert-once: a worker without time for the
-vote inserts the outcome "lost" itself, and then obeys the outcome held by the key. The
+vote inserts the outcome "lost" itself, and then uses the outcome held by the key. The
 chief hosts the store, and exits after every worker has read the outcome. (These are the
 two phases of a distributed commit. Not covered: a worker that crashes between its vote
 and the outcome, which is a window of one message.)

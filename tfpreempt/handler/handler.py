@@ -330,7 +330,7 @@ class PreemptionCheckpointHandler:
             checkpoint: a commit of this handler's directory or mirror.
 
         Raises:
-            ConfigurationError: the commit is in neither place; or belongs to a
+            ConfigurationError: the commit is in neither; or belongs to a
                 CheckpointManager, which deletes its own checkpoints; or the argument is
                 not a `tfpreempt.Checkpoint`.
             HandlerClosedError: the handler was closed before.

@@ -17,7 +17,7 @@ from tfpreempt import errors
 from tfpreempt.checkpoint.lease.lease import Lease
 from tfpreempt.checkpoint.lease.lease_timeouts import GRACE
 from tfpreempt.checkpoint.mirror.mirror import Mirror
-from tfpreempt.checkpoint.mirror.store_selection import choose_places
+from tfpreempt.checkpoint.mirror.store_selection import choose_storage
 from tfpreempt.checkpoint.restore.opening import adapter_of
 from tfpreempt.core import frameworks, private_api
 from tfpreempt.core.clock import SystemClock
@@ -113,16 +113,16 @@ def register(
             raise _url_refused(
                 "CheckpointManager" if is_managed else "save_fn", directory
             )
-        places = choose_places(options.mirror_dir, directory, options.max_to_keep)
+        storage = choose_storage(options.mirror_dir, directory, options.max_to_keep)
         cluster, connected = session.cluster, connection()
         lease = Lease(config.grace_seconds or GRACE) if cluster.is_chief else None
         mirror = None
-        if places.store is not None and cluster.is_chief:
+        if storage.store is not None and cluster.is_chief:
             mirror = Mirror(
-                places.store,
+                storage.store,
                 max_to_keep=options.max_to_keep,
                 lease=Lease(config.grace_seconds or GRACE),
-                scratch=places.scratch,
+                scratch=storage.scratch,
             )
         takes_snapshots = options.async_save and not (config.save_fn or connected)
 
@@ -130,13 +130,13 @@ def register(
         session.saves.wait()  # the directory belongs to this run from here on
         start = RestoreAgreement(
             checkpoint=checkpoint,
-            directory=places.directory,
+            directory=storage.directory,
             cluster=cluster,
             restore=options.restore,
-            max_to_keep=places.max_to_keep,
+            max_to_keep=storage.max_to_keep,
             save_fn=config.save_fn,
             io_device=None if connected is None else connected.device,
-            store=places.store,
+            store=storage.store,
             mirror=mirror,
             lease=lease,
             memory=from_environment() if takes_snapshots else None,

@@ -102,7 +102,7 @@ class Agreed:
         token: unique string of the start, equal on every worker; prefix of the names of
             saves.
         skipped: descriptions of the skipped commits (chief only).
-        damaged: the reason if there are commits and no commit can be restored (chief
+        corrupt: the reason if there are commits and no commit can be restored (chief
             only).
         tier: location of the candidate: "memory", "disk" or "bucket".
         on_disk: newest commit of the directory; differs from the candidate only if the
@@ -116,7 +116,7 @@ class Agreed:
     candidate: Entry | None = None
     token: str = ""
     skipped: Sequence[str] = ()
-    damaged: str = ""
+    corrupt: str = ""
     tier: str = "disk"
     on_disk: Entry | None = None
     snapshots: Snapshots | None = None
@@ -186,8 +186,8 @@ def agree(
             agreed = agree_on_snapshot(agreed, attempts, keys, memory, cluster, timeout)
             if agreed.tier != "memory" and agreed.snapshots is not None:
                 agreed.snapshots.directory.contents.free_read_ahead()
-        if plan["damaged"] and agreed.candidate is None:
-            raise errors.CheckpointCorruptedError(plan["damaged"])
+        if plan["corrupt"] and agreed.candidate is None:
+            raise errors.CheckpointCorruptedError(plan["corrupt"])
         undo.pop_all()
     return dataclasses.replace(agreed, seconds=time.monotonic() - began)
 
@@ -299,8 +299,8 @@ def _propose(start: RestoreAgreement, apart: frozenset[int]) -> tuple[Plan, Agre
             for each in snapshots.find()
             if is_newer(each, agreed.candidate, highest)
         ]
-    if agreed.damaged and not attempts:
-        raise errors.CheckpointCorruptedError(agreed.damaged)
+    if agreed.corrupt and not attempts:
+        raise errors.CheckpointCorruptedError(agreed.corrupt)
     lease = start.lease.token if start.lease is not None else None
     token = (lease or uuid.uuid4().hex)[:12]
     agreed = dataclasses.replace(agreed, token=token, snapshots=snapshots)
@@ -311,7 +311,7 @@ def _propose(start: RestoreAgreement, apart: frozenset[int]) -> tuple[Plan, Agre
         "num_workers": start.cluster.num_workers,
         "token": token,
         "snapshots": attempts,
-        "damaged": agreed.damaged,
+        "corrupt": agreed.corrupt,
     }
     return plan, agreed
 
@@ -339,13 +339,13 @@ def _find_newest(
     ):
         check_nothing_came(opened.path)  # now with commits from the mirror
         commit, tier = opened.newest(skipped.append, lost.append), "bucket"
-    damaged = ""
+    corrupt = ""
     if lost and commit is None:
         found = "; ".join(text.rstrip(".") for text in lost)
         places = opened.path
         if mirror is not None:
             places += f" or {mirror.store.uri}"
-        damaged = (
+        corrupt = (
             f"no commit in {places} is whole ({found}), and a training that begins "
             "anew would write over them. Put the files back from a copy; or, to begin "
             f"anew, move them away or {RESTORE_FALSE}"
@@ -359,7 +359,7 @@ def _find_newest(
         on_disk=commit,
         tier=tier,
         skipped=(*skipped, *lost),
-        damaged=damaged,
+        corrupt=corrupt,
     )
 
 

@@ -5,7 +5,7 @@ Behaviour and cost were measured. An insert, or a get of an existing key, takes 
 than a millisecond. A get that times out leaks memory in both processes, so no thread
 polls. The barrier of the service holds the GIL while it waits, so barriers are built
 from keys. A query of the task states holds the GIL too: only the host, whose query
-needs no network, asks for dead workers.
+needs no network, asks for crashed workers.
 """
 
 from __future__ import annotations

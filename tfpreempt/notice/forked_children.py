@@ -7,7 +7,7 @@ the sender of a signal. A signal from the parent (`Process.terminate()`,
 other process is ignored, because the parent received the signal too.
 
 An ignored signal ends the child later, when the parent has been exiting for a moment
-and may wait for the child. Not at once: a pool's child would die with its queue's lock
+and may wait for the child. Not at once: a pool's child would end with its queue's lock
 held, and the pool's own termination, at the same moment, waits for the lock. A child
 always ends when the parent has ended.
 

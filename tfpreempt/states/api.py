@@ -15,8 +15,8 @@ from tfpreempt.checkpoint.directory import layout
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.mirror.store_selection import (
     REMOTE_VARIABLE,
-    Places,
-    choose_places,
+    RunStorage,
+    choose_storage,
 )
 from tfpreempt.checkpoint.state import state_file
 from tfpreempt.checkpoint.state.state import REGISTRY, State, check_state, sync_states
@@ -169,10 +169,10 @@ def _alone_in(directory: str) -> StandaloneStates:
     is_copied = bool(named) and paths.absolute(named) == paths.absolute(directory)
     key = (paths.absolute(directory), _cluster())
     if key not in _alone:
-        places = Places(directory=directory, max_to_keep=MAX_TO_KEEP)
+        storage = RunStorage(directory=directory, max_to_keep=MAX_TO_KEEP)
         if is_copied:
-            places = choose_places(None, directory, MAX_TO_KEEP)
-        _alone[key] = StandaloneStates(places, key[1])
+            storage = choose_storage(None, directory, MAX_TO_KEEP)
+        _alone[key] = StandaloneStates(storage, key[1])
     return _alone[key]
 
 

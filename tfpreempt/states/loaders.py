@@ -120,8 +120,8 @@ class LoaderState(State):
 
     def load(self, fileobj: IO[bytes]) -> None:
         state = self._read(fileobj)
-        place = _check(self.loader, repr(self))
-        place.restore(state, f"The loader of {self!r}")
+        accessor = _check(self.loader, repr(self))
+        accessor.restore(state, f"The loader of {self!r}")
 
     def validate(self, fileobj: IO[bytes]) -> None:
         self._read(fileobj)
@@ -144,8 +144,8 @@ def _check(loader: Any, what: str) -> LoaderAccessor:
     Raises:
         ConfigurationError: the loader has neither pair of methods.
     """
-    if (place := accessor_of(loader)) is not None:
-        return place
+    if (accessor := accessor_of(loader)) is not None:
+        return accessor
     received = f"{what} was given {loader!r}, a {type(loader).__name__}"
     advice = "make its state known by two such methods, or write a State of your own"
     if isinstance(loader, type):

@@ -12,7 +12,7 @@ from tfpreempt.checkpoint.directory.catalog import Entry
 from tfpreempt.checkpoint.directory.head import Head
 from tfpreempt.checkpoint.lease.directory_lease import FencedFiles
 from tfpreempt.checkpoint.lease.lease import Lease
-from tfpreempt.checkpoint.mirror.store_selection import Places
+from tfpreempt.checkpoint.mirror.store_selection import RunStorage
 from tfpreempt.checkpoint.restore.checkpoint_directory import (
     Directory,
     check_nothing_came,
@@ -38,28 +38,28 @@ class StandaloneStates:
     another worker, so a commit contains no values that differ between workers.
 
     Args:
-        places: the checkpoint directory, created by the first save if missing; and the
+        storage: the checkpoint directory, created by the first save if missing; and the
             mirror of the commits.
         cluster: the workers of the run.
     """
 
-    def __init__(self, places: Places, cluster: Cluster) -> None:
+    def __init__(self, storage: RunStorage, cluster: Cluster) -> None:
         show_log_lines()
-        self._named = places.directory
+        self._named = storage.directory
         self._directory = directory = paths.absolute(self._named)
         self._cluster = cluster
         self._loader = StateLoader(directory, cluster)
         self._lease = Lease()  # acquired on the chief only
         self._copies: StandaloneMirror | None = None
-        self._max_to_keep = places.max_to_keep
-        if places.store is not None:
+        self._max_to_keep = storage.max_to_keep
+        if storage.store is not None:
             self._copies = StandaloneMirror(
-                places.store,
+                storage.store,
                 directory,
                 cluster,
                 self._loader.newest,
                 self._files(),
-                places.scratch,
+                storage.scratch,
             )
         self._opened: Directory | None = None  # set by the first save
         self._has_directory = False  # set by the first save of the registered States

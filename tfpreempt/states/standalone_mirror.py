@@ -79,7 +79,7 @@ class StandaloneMirror:
 
         On the chief, uploads begin, first of the commits that the last run did not
         upload. A handler takes over the uploads while open; after the handler, uploads
-        begin again.
+        resume.
 
         Args:
             hold: on the chief, takes the lease of the directory. No other worker looks

@@ -21,39 +21,39 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
-def local_path(place: str) -> str | None:
+def local_path(location: str) -> str | None:
     """Returns the absolute path of a local path or file:// URI; None for other URIs.
 
     Raises:
         ConfigurationError: a file:// URI has another host or a query; a URI has lost a
             "/", as by pathlib; or a URI is malformed.
     """
-    paths.check_no_user_info(place)
-    match = _SCHEME.match(place)
-    if match and match[2] == "/" and not os.path.exists(place):
+    paths.check_no_user_info(location)
+    match = _SCHEME.match(location)
+    if match and match[2] == "/" and not os.path.exists(location):
         raise errors.ConfigurationError(
-            f"{paths.without_secrets(place)!r} is neither a path nor a URI; expected "
-            f"two slashes, as in '{match[1]}://...'. pathlib.Path makes one of them: "
-            "pass a str."
+            f"{paths.without_secrets(location)!r} is neither a path nor a URI; "
+            f"expected two slashes, as in '{match[1]}://...'. pathlib.Path makes one "
+            "of them: pass a str."
         )
-    if not is_url(place):
-        return os.path.abspath(place)
+    if not is_url(location):
+        return os.path.abspath(location)
     try:
-        parts = urllib.parse.urlsplit(place)
+        parts = urllib.parse.urlsplit(location)
     except ValueError as error:
         raise errors.ConfigurationError(
-            f"{place!r} is no URI: {error}; expected one of {_schemes()}."
+            f"{location!r} is no URI: {error}; expected one of {_schemes()}."
         ) from error
     if parts.scheme != "file":
         return None
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise errors.ConfigurationError(
-            f"{place!r} names the host {parts.netloc!r}; expected file:///path of this "
-            "machine, with three slashes."
+            f"{location!r} names the host {parts.netloc!r}; expected file:///path of "
+            "this machine, with three slashes."
         )
     if parts.query or parts.fragment:
         raise errors.ConfigurationError(
-            f"{paths.without_secrets(place)!r} has a '?' or '#'; expected "
+            f"{paths.without_secrets(location)!r} has a '?' or '#'; expected "
             "file:///path. Write %3F for a question mark and %23 for a hash in a name."
         )
     return os.path.abspath(urllib.parse.unquote(parts.path))
@@ -70,7 +70,7 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
         ConfigurationError: both are the same directory, or one contains the other.
     """
     places = [local_path(mirror), local_path(checkpoint_dir)]
-    real = [os.path.realpath(place) for place in places if place is not None]
+    real = [os.path.realpath(location) for location in places if location is not None]
     if len(real) == 2 and os.path.commonpath(real) in real:
         raise errors.ConfigurationError(
             f"Commits in {checkpoint_dir!r} cannot be copied to {mirror!r}: they are "
@@ -80,29 +80,30 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
         )
 
 
-def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectStore:
-    """Opens the store at a place. Makes no request.
+def open_store(location: str | os.PathLike[str], filesystem: Any = None) -> ObjectStore:
+    """Opens the store at a path or URI. Makes no request.
 
     Args:
-        place: a local path, file://, gs://bucket/prefix or s3://bucket/prefix; with a
-            `filesystem`, a path in the file system.
+        location: a local path, file://, gs://bucket/prefix or s3://bucket/prefix; with
+            a `filesystem`, a path in the file system.
         filesystem: a store of tfpreempt, or a file system of pyarrow or fsspec.
 
     Raises:
-        ConfigurationError: the place is invalid; the message names valid places.
+        ConfigurationError: the location is invalid; the message names valid locations.
     """
-    place = os.fspath(place)
-    if not isinstance(place, str) or not place:
+    location = os.fspath(location)
+    if not isinstance(location, str) or not location:
         raise errors.ConfigurationError(
-            f"Got the place {place!r}; expected a path or a URI of one of {_schemes()}."
+            f"Got the location {location!r}; expected a path or a URI of one of "
+            f"{_schemes()}."
         )
-    paths.check_no_user_info(place)
+    paths.check_no_user_info(location)
     if filesystem is not None:
-        return _in_filesystem(place, filesystem)
-    path = local_path(place)
+        return _in_filesystem(location, filesystem)
+    path = local_path(location)
     if path is not None:
         return LocalStore(path)
-    scheme, bucket, prefix = split(place)
+    scheme, bucket, prefix = split(location)
     if scheme == "gs":
         from tfpreempt.storage.gcs import GcsStore  # the import takes a second
 
@@ -111,7 +112,7 @@ def open_store(place: str | os.PathLike[str], filesystem: Any = None) -> ObjectS
         from tfpreempt.storage.s3 import S3Store
     except ImportError as error:
         raise errors.ConfigurationError(
-            f"{place!r} needs obstore, which is not installed: {to_install('s3')} "
+            f"{location!r} needs obstore, which is not installed: {to_install('s3')} "
             f"({error})."
         ) from error
     return S3Store(bucket, prefix)
@@ -146,26 +147,26 @@ def split(uri: str) -> tuple[str, str, str]:
     return scheme, bucket, _checked(prefix, uri)
 
 
-def _in_filesystem(place: str, filesystem: Any) -> ObjectStore:
-    if is_url(place):
+def _in_filesystem(location: str, filesystem: Any) -> ObjectStore:
+    if is_url(location):
         raise errors.ConfigurationError(
-            f"Got the URI {paths.without_secrets(place)!r} together with "
+            f"Got the URI {paths.without_secrets(location)!r} together with "
             f"filesystem={filesystem!r}; expected one of the two. Pass the path in "
             "that file system, or leave it out."
         )
     if isinstance(filesystem, ObjectStore):
-        prefix = _checked(place, place)
+        prefix = _checked(location, location)
         return PrefixedStore(filesystem, prefix) if prefix else filesystem
     if (theirs := as_fsspec(filesystem)) is not None:
-        _checked(place, place)
-        return FsspecStore(theirs, place)
+        _checked(location, location)
+        return FsspecStore(theirs, location)
     raise errors.ConfigurationError(
         f"Got filesystem={filesystem!r}; expected one of tfpreempt's stores, or a file "
         "system object of pyarrow or fsspec."
     )
 
 
-def _checked(prefix: str, place: str) -> str:
+def _checked(prefix: str, location: str) -> str:
     """Returns the prefix without the "/" at its ends.
 
     Raises:
@@ -175,8 +176,8 @@ def _checked(prefix: str, place: str) -> str:
     reason = paths.why_unsafe(trimmed) if trimmed else None
     if reason:
         raise errors.ConfigurationError(
-            f"The path {trimmed!r} in {place!r} {reason}; expected parts with one '/' "
-            "between them."
+            f"The path {trimmed!r} in {location!r} {reason}; expected parts with one "
+            "'/' between them."
         )
     return trimmed
 

@@ -34,14 +34,14 @@ QUIET_SECONDS = 3600.0
 
 
 def plan(
-    entries: Iterable[Entry], max_to_keep: int | None, damaged: Collection[str] = ()
+    entries: Iterable[Entry], max_to_keep: int | None, corrupt: Collection[str] = ()
 ) -> tuple[list[Entry], list[Entry]]:
     """Returns the commits of the own form to keep and to delete.
 
     Args:
         entries: the checkpoints in the directory, newest first.
         max_to_keep: number of commits to keep, at least 1; None keeps all.
-        damaged: tokens of known corrupt commits: not counted as kept, and deleted
+        corrupt: tokens of known corrupt commits: not counted as kept, and deleted
             first.
 
     Returns:
@@ -50,7 +50,7 @@ def plan(
     own = [e for e in entries if e.is_committed and e.kind is Kind.OWN][::-1]
     if max_to_keep is None:
         return own, []
-    kept = [entry for entry in own if entry.token not in damaged][-max_to_keep:]
+    kept = [entry for entry in own if entry.token not in corrupt][-max_to_keep:]
     return kept, [entry for entry in own if entry not in kept]
 
 

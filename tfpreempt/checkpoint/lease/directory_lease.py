@@ -144,10 +144,10 @@ class DirectoryLease:
             OSError: error of the file system.
         """
         new = f"{self._root}.{holder.token}"
-        place = os.path.join(new, holder.token)
+        folder = os.path.join(new, holder.token)
         try:
-            self._disk.make_dirs(place)
-            self._disk.write(os.path.join(place, _HOLDER), [holder.to_json()])
+            self._disk.make_dirs(folder)
+            self._disk.write(os.path.join(folder, _HOLDER), [holder.to_json()])
             self._disk.rename(new, self._root)
         except OSError as error:
             if error.errno not in _TAKEN:
@@ -163,21 +163,21 @@ class DirectoryLease:
 
         Args:
             token: token of the lease.
-            root: directory around the lease; by default the place of a lease in use.
+            root: parent of the lease; by default the parent of a lease in use.
 
         Raises:
             OSError: error of the file system.
         """
         root = root or self._root
-        place = os.path.join(root, token)
+        folder = os.path.join(root, token)
         for _ in range(_TRIES):
-            names = self._names(place)
+            names = self._names(folder)
             try:
                 # The holder's record first: without a record, any process may finish
                 # the removal.
                 for name in sorted(names, key=_HOLDER.__ne__):
-                    self._disk.remove(os.path.join(place, name))
-                self._disk.remove_dir(place)
+                    self._disk.remove(os.path.join(folder, name))
+                self._disk.remove_dir(folder)
                 break
             except OSError as error:
                 if error.errno in GONE:

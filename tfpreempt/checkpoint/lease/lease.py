@@ -87,14 +87,14 @@ class LeaseBackend(Protocol):
 
 
 def try_acquire(
-    place: LeaseBackend,
+    backend: LeaseBackend,
     here: LeaseOwner,
     why_over: Callable[[ObservedLease], str | None],
 ) -> str | None:
     """Takes a free lease, or a lease whose holder no longer counts.
 
     Args:
-        place: storage of the lease.
+        backend: storage of the lease.
         here: record of the calling process.
         why_over: function that returns why a lease can be taken over, for people; None
             if the lease still counts.
@@ -107,28 +107,28 @@ def try_acquire(
         OSError: error of the file system.
         CheckpointError: error of the object store.
     """
-    found = place.read_owner()
+    found = backend.read_owner()
     if found is not None:
         why = why_over(found)
         if why is None:
             return None
         try:
-            place.end(found.token)
+            backend.end(found.token)
         except PermissionError as error:
             who = found.holder or "a process"
             raise errors.SaveError(
-                f"{place.where!r} still has the lease of {who}, {why}, which this user "
-                f"may not remove: {error}. Remove it as the user that it belongs to, "
-                "or let both write there"
+                f"{backend.where!r} still has the lease of {who}, {why}, which this "
+                f"user may not remove: {error}. Remove it as the user that it belongs "
+                "to, or let both write there"
             ) from error
         if found.holder is not None and why:
             _log.info(
                 "took over %s from %s, %s",
-                place.where,
+                backend.where,
                 found.holder,
                 why,
             )
-    return place.take(here)
+    return backend.take(here)
 
 
 @dataclasses.dataclass(eq=False)
@@ -155,7 +155,7 @@ class Lease:
     pause: Callable[[float], float] | None = None
     disk: LeaseFileSystem | None = None
     head: Head = dataclasses.field(default_factory=Head, init=False)
-    _place: LeaseBackend | None = dataclasses.field(default=None, init=False)
+    _backend: LeaseBackend | None = dataclasses.field(default=None, init=False)
     _tenure: _ActiveLease | None = dataclasses.field(default=None, init=False)
     _telling: Any = dataclasses.field(default_factory=threading.Lock, init=False)
     _on_loss: Callable[[str], None] | None = dataclasses.field(default=None, init=False)
@@ -182,30 +182,30 @@ class Lease:
             SaveError: error of the disk.
             CheckpointError: error of the object store.
         """
-        if self._place is not None:
+        if self._backend is not None:
             return
         name = where if isinstance(where, str) else where.where
         with os_errors.translated("take the lease", name):
-            place: LeaseBackend = (
+            backend: LeaseBackend = (
                 DirectoryLease(where, self.disk) if isinstance(where, str) else where
             )
             here = this_process(self.grace_seconds)
-            patience, said_at = LeaseWait(here, place.pace), -SAID_EACH
+            wait, said_at = LeaseWait(here, backend.pace), -SAID_EACH
             pause = self.pause or _PollTimer()
-            while not self._try(place, here, patience):
-                if patience.is_over:
-                    raise errors.DirectoryLockedError(_in_use(place, patience))
-                if patience.waited >= said_at + SAID_EACH:
-                    said_at = patience.waited
+            while not self._try(backend, here, wait):
+                if wait.is_over:
+                    raise errors.DirectoryLockedError(_in_use(backend, wait))
+                if wait.waited >= said_at + SAID_EACH:
+                    said_at = wait.waited
                     _log.info(
                         "%s is held by %s; waiting up to %.0f s for it to "
                         "leave (two runs need a directory each)",
-                        place.where,
-                        patience.holder or "a process that just took it",
-                        patience.limit - patience.waited,
+                        backend.where,
+                        wait.holder or "a process that just took it",
+                        wait.limit - wait.waited,
                     )
-                patience.passed(pause(place.pace.poll))
-            place.sweep()
+                wait.passed(pause(backend.pace.poll))
+            backend.sweep()
 
     def acquire_if_free(self, directory: str) -> bool:
         """Takes the lease unless another process or another `Lease` holds the lease.
@@ -220,12 +220,12 @@ class Lease:
             SaveError: error of the disk.
         """
         with os_errors.translated("take the lease", directory):
-            place = DirectoryLease(directory, self.disk)
-            found = place.read_owner()
+            backend = DirectoryLease(directory, self.disk)
+            found = backend.read_owner()
             if found is not None and _of_this_process(found) is not None:
                 return False
             here = this_process(self.grace_seconds)
-            return self._try(place, here, LeaseWait(here, place.pace))
+            return self._try(backend, here, LeaseWait(here, backend.pace))
 
     def on_loss(self, call: Callable[[str], None]) -> None:
         """Registers a function to be called with the reason when the lease is lost."""
@@ -242,12 +242,12 @@ class Lease:
             LeaseLostError: the lease is lost.
             OSError: error of the file system.
         """
-        if self._place is None:
+        if self._backend is None:
             return
         tenure = self._tenure
         if self.token is None and not self._lost:
             here = this_process(self.grace_seconds)
-            if not self._try(self._place, here, LeaseWait(here, self._place.pace)):
+            if not self._try(self._backend, here, LeaseWait(here, self._backend.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
             self._lose()  # and no other thread released the lease meanwhile
@@ -271,8 +271,8 @@ class Lease:
             LeaseLostError: the lease is lost.
             OSError: error of the file system.
         """
-        place = self._place
-        if not isinstance(place, DirectoryLease):
+        backend = self._backend
+        if not isinstance(backend, DirectoryLease):
             yield None
             return
         if self.token is None:
@@ -281,7 +281,7 @@ class Lease:
         if token is None:
             raise errors.LeaseLostError(self._lost)
         try:
-            yield place.fenced_path(token)
+            yield backend.fenced_path(token)
         except OSError as error:
             if error.errno in GONE:
                 self.check()
@@ -299,32 +299,33 @@ class Lease:
             _log.warning(
                 "%s does not answer; the next start may have to wait until "
                 "its lease expires",
-                tenure.place.where,
+                tenure.backend.where,
             )
         except RuntimeError:  # the interpreter exits, and starts no more threads
             tenure.end()
 
-    def _try(self, place: LeaseBackend, here: LeaseOwner, patience: LeaseWait) -> bool:
+    def _try(self, backend: LeaseBackend, here: LeaseOwner, wait: LeaseWait) -> bool:
         """Takes the lease if possible; returns whether the lease was taken."""
 
         def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
                 mine.release()  # the session decides whether two may be open at once
                 return ""
-            return patience.expiry_reason(found)
+            return wait.expiry_reason(found)
 
-        token = try_acquire(place, here, why_over)
+        token = try_acquire(backend, here, why_over)
         if token is None:
             return False
-        self._place = place  # before the thread starts: it may lose the lease at once
-        self._tenure = _ActiveLease(place, token, self)
+        # Set before the thread starts: the thread may lose the lease at once.
+        self._backend = backend
+        self._tenure = _ActiveLease(backend, token, self)
         self._tenure.start()
         _held[here.token] = self
         return True
 
     def _lose(self, why: str = "") -> None:
         """Marks the lease as lost, once and for good; any thread."""
-        assert self._place is not None
+        assert self._backend is not None
         tenure = self._tenure
         is_forked = tenure is not None and tenure.process != os.getpid()
         if tenure is not None and is_forked:
@@ -333,15 +334,15 @@ class Lease:
                 "forked; save there, or in a directory of this process's own"
             )
         why = why or (
-            f"it is held by {_who_has(self._place)} now. This process was frozen, or "
-            f"cut off from its storage, for longer than {self._place.pace.expiry:g} s; "
-            "or somebody removed its lease"
+            f"it is held by {_who_has(self._backend)} now. This process was frozen, or "
+            f"cut off from its storage, for longer than "
+            f"{self._backend.pace.expiry:g} s; or somebody removed its lease"
         )
         with self._telling:
             if self._lost:
                 return
             self._lost = (
-                f"the lease of {self._place.where!r} is lost: {why}. This process "
+                f"the lease of {self._backend.where!r} is lost: {why}. This process "
                 "commits nothing any more, and leaves"
             )
             call = self._on_loss
@@ -366,36 +367,36 @@ class _ActiveLease(ManagedThread):
     """A lease between its taking and its end; a thread renews the lease.
 
     Args:
-        place: storage of the lease.
+        backend: storage of the lease.
         token: token of the lease.
         owner: the `Lease` to inform of a loss; held weakly. Its garbage collection ends
             the lease.
 
     Attributes:
         end: ends the lease, once; never raises.
-        place: storage of the lease.
+        backend: storage of the lease.
         token: token of the lease.
         process: id of the process that took the lease; a forked child does not hold it.
     """
 
     def __init__(
         self,
-        place: LeaseBackend,
+        backend: LeaseBackend,
         token: str,
         owner: Lease,
     ) -> None:
         super().__init__("tfpreempt-lease", self._renew)
-        self.place, self.token = place, token
+        self.backend, self.token = backend, token
         self.process = os.getpid()
         self._lose = weakref.WeakMethod(owner._lose)
         self.end = weakref.finalize(owner, self._end)
 
     def _renew(self) -> None:
         count, is_said = 0, False
-        while not self.stop_event.wait(self.place.pace.renewal):
+        while not self.stop_event.wait(self.backend.pace.renewal):
             count += 1
             try:
-                self.place.renew(self.token, count)
+                self.backend.renew(self.token, count)
                 is_said = False
             except (OSError, errors.CheckpointError) as error:
                 if self.is_lost():
@@ -407,7 +408,7 @@ class _ActiveLease(ManagedThread):
                     _log.warning(
                         "the lease of %s cannot be renewed, and is tried "
                         "again; training goes on: %s",
-                        self.place.where,
+                        self.backend.where,
                         error,
                     )
 
@@ -415,7 +416,7 @@ class _ActiveLease(ManagedThread):
         """Returns whether the lease was ended; False while the storage gives no
         answer."""
         try:
-            return not self.place.has(self.token)
+            return not self.backend.has(self.token)
         except (OSError, errors.CheckpointError):
             return False
 
@@ -424,12 +425,12 @@ class _ActiveLease(ManagedThread):
             return
         self.stop_event.set()
         try:
-            self.place.end(self.token)
+            self.backend.end(self.token)
         except (OSError, errors.CheckpointError, RuntimeError) as error:
             _log.warning(
                 "the lease of %s cannot be given back, so the next start "
                 "may have to wait until it expires: %s",
-                self.place.where,
+                self.backend.where,
                 error,
             )
 
@@ -458,23 +459,24 @@ def _of_this_process(found: ObservedLease) -> Lease | None:
     return _held.get(found.holder.token)
 
 
-def _who_has(place: LeaseBackend) -> LeaseOwner | str:
+def _who_has(backend: LeaseBackend) -> LeaseOwner | str:
     with contextlib.suppress(OSError, errors.CheckpointError):
-        found = place.read_owner()
+        found = backend.read_owner()
         if found is not None and found.holder is not None:
             return found.holder
     return "nobody"
 
 
-def _in_use(place: LeaseBackend, patience: LeaseWait) -> str:
-    if patience.holder is None:
+def _in_use(backend: LeaseBackend, wait: LeaseWait) -> str:
+    if wait.holder is None:
         return (
-            f"{place.where!r} has a lease of nobody, which cannot be taken: something "
-            f"that is no lease lies where leases do. Remove {layout.LEASE!r} there"
+            f"{backend.where!r} has a lease of nobody, which cannot be taken: "
+            "something that is no lease lies where leases do. Remove "
+            f"{layout.LEASE!r} there"
         )
     return (
-        f"{place.where!r} is in use: its lease is held by {patience.holder}, which "
-        f"still renews it after {patience.waited:.0f} s. Two runs in one checkpoint "
+        f"{backend.where!r} is in use: its lease is held by {wait.holder}, which "
+        f"still renews it after {wait.waited:.0f} s. Two runs in one checkpoint "
         "directory would mix their steps. Wait until that one has ended, or end it; or "
         "give this run a directory of its own"
     )

@@ -150,7 +150,7 @@ def from_json(data: bytes, token: str) -> LeaseOwner:
 
     Returns:
         The holder. For other content, a holder without any information, which never
-        counts as dead.
+        counts as terminated.
     """
     try:
         found = json.loads(data[:MAX_BYTES])

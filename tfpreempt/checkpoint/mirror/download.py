@@ -125,7 +125,7 @@ class _Download:
             name="tfpreempt-download",
             watch=self._watch,
             failed=self._failed,
-            patience=_PATIENCE_SECONDS,
+            stop_timeout=_PATIENCE_SECONDS,
         )
         files = [
             _File(entry=each, parts=split(each.size, manifest.bytes))

@@ -89,7 +89,7 @@ class Mirror:
         self.store = store
         self.lease = lease
         self.scratch = scratch
-        self._place = ObjectStoreLease(store)
+        self._lease_backend = ObjectStoreLease(store)
         self._source = _Source()
         self._retention = Retention(store, max_to_keep, taken)
         self._changed = threading.Condition()
@@ -127,7 +127,7 @@ class Mirror:
         copies = self._retention.look(timeout)  # fails early if unreachable
         if self.lease is not None and self.lease.token is None:
             try:
-                self.lease.acquire(self._place)
+                self.lease.acquire(self._lease_backend)
             except errors.SaveError as error:  # a readable store is enough to start
                 if self.scratch is not None:
                     raise
@@ -291,7 +291,7 @@ class Mirror:
                     break
                 if not is_said and now >= began + SILENT:
                     is_said = True
-                    say_waiting(self.status, self._tries.patience, timeout)
+                    say_waiting(self.status, self._tries.stall_timeout, timeout)
                 self._changed.wait(min(end - now, SILENT))
             return self.status.is_complete
 
@@ -439,13 +439,13 @@ class Mirror:
         token = self._hold(self.lease)
         if self.scratch is not None:
             self.scratch.note_upload(catalog.unread_entry(self.store, folder))
-        self._place.record_pending_marker(token, folder)
+        self._lease_backend.record_pending_marker(token, folder)
         if self._hold(self.lease) != token:
             raise errors.SaveError(f"the lease of {self.store.uri} is another one now")
 
     def _hold(self, lease: Lease) -> str:
         before = lease.token
-        lease.acquire(self._place)  # if the start could not reach the store
+        lease.acquire(self._lease_backend)  # if the start could not reach the store
         lease.check()
         if self._is_let_go:  # released during `acquire`
             lease.release()

@@ -51,18 +51,20 @@ class MirrorStatus:
         return f"{sent:.1f} of {total:.1f} MiB"
 
 
-def say_waiting(status: MirrorStatus, patience: float, timeout: float | None) -> None:
+def say_waiting(
+    status: MirrorStatus, stall_timeout: float, timeout: float | None
+) -> None:
     """Logs that a caller waits for the upload of the newest commit.
 
     Args:
         status: progress of the mirror; nothing is logged if only old commits are
             deleted.
-        patience: seconds without progress that end the wait.
+        stall_timeout: seconds without progress that end the wait.
         timeout: seconds that the wait may take; None without a timeout.
     """
     if status.is_complete:
         return
-    limit = f"until {patience:g} s bring nothing new"
+    limit = f"until {stall_timeout:g} s bring nothing new"
     _log.info(
         "waiting for the copy of step %s in %s (%s), %s%s",
         status.latest_step,
@@ -163,11 +165,11 @@ class RetryState:
         self._moved_at = self._clock.monotonic()
 
     @property
-    def patience(self) -> float:
+    def stall_timeout(self) -> float:
         """Seconds without progress after which a wait without a timeout gives up."""
         return REFUSED if self._is_refused else STALLED
 
     @property
     def stall_deadline(self) -> float:
         """Instant at which a wait without a timeout gives up, without progress."""
-        return self._moved_at + self.patience
+        return self._moved_at + self.stall_timeout

@@ -183,7 +183,7 @@ def _names(store: ObjectStore) -> list[str]:
     return sorted(found)
 
 
-def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
+def _plain(entry: Entry, names: list[str], with_sums: bool) -> Entry:
     """Returns an entry for files without a manifest, with a manifest made of the files.
 
     Only the `files` of the made manifest have a meaning.
@@ -191,7 +191,7 @@ def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
     files = {name: FileEntry(name=name, size=0, crc32c=0) for name in names}
 
     def look(name: str) -> None:
-        status = summed(place.store, place.object(name))
+        status = summed(entry.store, entry.object(name))
         if status is None or status.crc32c is None:
             del files[name]  # deleted since the listing
         else:
@@ -205,7 +205,7 @@ def _plain(place: Entry, names: list[str], with_sums: bool) -> Entry:
     said = (f"{each.name}\0{each.size}\0{each.crc32c}\0" for each in manifest.files)
     data = "".join(said).encode("utf-8", "surrogatepass")
     return dataclasses.replace(
-        place,
+        entry,
         condition=CommitStatus.EXTERNAL,
         manifest=manifest,
         token=f"plain-{checksum.of_bytes(data):08x}-{manifest.bytes}",

@@ -84,14 +84,14 @@ class ShardTransfer:
     def _send(self, staged: StagedSave) -> None:
         folder = os.path.join(staged.staging, layout.worker_name(self._worker))
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        place = self._place(staged.attempt, self._worker)
+        folder = self._folder(staged.attempt, self._worker)
         entries = []
         for name in names:
             path = os.path.join(folder, name)
             size, crc32c = checksum.of_file(path)
             entries.append(FileEntry(name=name, size=size, crc32c=crc32c))
             with file_reading.open_file(path) as file:
-                self._store.put_if_absent(f"{place}/{name}", file, timeout=_SECONDS)
+                self._store.put_if_absent(f"{folder}/{name}", file, timeout=_SECONDS)
         manifest = Manifest(
             step=staged.step,
             sequence=1,
@@ -99,7 +99,7 @@ class ShardTransfer:
             workers=(self._worker,),
             files=tuple(entries),
         )
-        name, data = f"{place}/{layout.MANIFEST}", io.BytesIO(to_json(manifest))
+        name, data = f"{folder}/{layout.MANIFEST}", io.BytesIO(to_json(manifest))
         self._store.put_if_absent(name, data, timeout=_SECONDS)
 
     def _drop(self, directory: str) -> None:
@@ -168,12 +168,12 @@ class ShardTransfer:
         _delete(self._store, f"{FOLDER}/{attempt}/", lambda found: True)
 
     def _take(self, staged: StagedSave, worker: int, seconds: float) -> None:
-        place, target = self._place(staged.attempt, worker), io.BytesIO()
-        name = f"{place}/{layout.MANIFEST}"
+        folder, target = self._folder(staged.attempt, worker), io.BytesIO()
+        name = f"{folder}/{layout.MANIFEST}"
         self._store.get(name, target, length=_MAX_MANIFEST_BYTES, timeout=seconds)
         manifest = from_json(target.getvalue(), f"{self._store.uri}/{name}")
         shard = Entry(
-            store=self._store, name=place, kind=Kind.MIRROR, manifest=manifest
+            store=self._store, name=folder, kind=Kind.MIRROR, manifest=manifest
         )
         folder = os.path.join(staged.staging, layout.worker_name(worker))
         try:
@@ -183,7 +183,7 @@ class ShardTransfer:
             raise
 
     @staticmethod
-    def _place(attempt: str, worker: int) -> str:
+    def _folder(attempt: str, worker: int) -> str:
         return f"{FOLDER}/{attempt}/{layout.worker_name(worker)}"
 
 

@@ -4,7 +4,7 @@ If `checkpoint_dir` is a URL, the run trains in a scratch directory. The mirror 
 URL is authoritative, and the scratch directory is a cache of the mirror:
 
 - A commit missing from the mirror is used if the newest commit of the mirror is the one
-  expected by the scratch directory: the process died before the upload was complete.
+  expected by the scratch directory: the process ended before the upload was complete.
 - Otherwise the scratch directory is emptied: the run was continued on another machine,
   or the user deleted commits from the mirror.
 
@@ -299,7 +299,7 @@ DIRECTORY_VARIABLE = "TFPREEMPT_CHECKPOINT_DIR"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class RunStorage:
     """The directory of a run's commits, and the mirror of the directory.
 
     Attributes:
@@ -317,9 +317,9 @@ class Places:
     scratch: Scratch | None = None
 
 
-def choose_places(
+def choose_storage(
     given: Any, checkpoint_dir: Any, max_to_keep: int | None = None
-) -> Places:
+) -> RunStorage:
     """Returns the directory of a run's commits, and the mirror of the directory.
 
     Args:
@@ -334,16 +334,16 @@ def choose_places(
     Raises:
         ConfigurationError: an argument cannot be a directory, or a mirror.
     """
-    place, directory = given, os.fsdecode(checkpoint_dir or "")
+    location, directory = given, os.fsdecode(checkpoint_dir or "")
     if given is None and directory and (named := os.environ.get(REMOTE_VARIABLE)):
-        place = _below(named, directory)
-    for each in (place, directory):
+        location = _below(named, directory)
+    for each in (location, directory):
         if isinstance(each, str):
             paths.check_no_user_info(each)
-    has_mirror = place is not None and place != ""
+    has_mirror = location is not None and location != ""
     if is_url(directory):
         if has_mirror:
-            shown = paths.without_secrets(str(place))
+            shown = paths.without_secrets(str(location))
             raise errors.ConfigurationError(
                 f"checkpoint_dir is the URL {paths.without_secrets(directory)!r}, and "
                 f"mirror_dir is {shown!r} too; expected one of the two, "
@@ -354,38 +354,38 @@ def choose_places(
         keep = max_to_keep
         if keep is None or (type(keep) is int and keep > _KEPT):
             keep = _KEPT
-        return Places(
+        return RunStorage(
             directory=scratch.directory,
             max_to_keep=keep,
             store=open_store(scratch.url),
             scratch=scratch,
         )
     if not has_mirror:
-        return Places(directory=checkpoint_dir, max_to_keep=max_to_keep)
-    if not isinstance(place, ObjectStore | str | os.PathLike):
+        return RunStorage(directory=checkpoint_dir, max_to_keep=max_to_keep)
+    if not isinstance(location, ObjectStore | str | os.PathLike):
         raise errors.ConfigurationError(
-            f"mirror_dir is {place!r}; expected a URI such as "
+            f"mirror_dir is {location!r}; expected a URI such as "
             '"gs://bucket/run", "s3://bucket/run" or "file:///disk/run"'
         )
-    if isinstance(place, FsspecStore):
+    if isinstance(location, FsspecStore):
         raise errors.ConfigurationError(
-            f"mirror_dir is the file system {place.uri!r}; expected a URI "
+            f"mirror_dir is the file system {location.uri!r}; expected a URI "
             'such as "gs://bucket/run", s3:// or file://. A file system of fsspec or '
             "pyarrow promises no exclusive create, so two runs could mix their commits "
             "there. Mount it and pass file:///path, or copy single checkpoints by "
             "tfpreempt.Checkpoint(path, filesystem)."
         )
-    store = place if isinstance(place, ObjectStore) else open_store(place)
+    store = location if isinstance(location, ObjectStore) else open_store(location)
     if directory and isinstance(store, LocalStore):
         check_apart(store.uri, directory)
-    return Places(directory=checkpoint_dir, max_to_keep=max_to_keep, store=store)
+    return RunStorage(directory=checkpoint_dir, max_to_keep=max_to_keep, store=store)
 
 
-def _below(place: str, checkpoint_dir: str) -> str | None:
+def _below(location: str, checkpoint_dir: str) -> str | None:
     """Returns the mirror of a directory, below the mirror named in the environment.
 
     Args:
-        place: mirror of the supervisor's directory.
+        location: mirror of the supervisor's directory.
         checkpoint_dir: a handler's directory: the supervisor's, or a subdirectory.
 
     Returns:
@@ -393,18 +393,18 @@ def _below(place: str, checkpoint_dir: str) -> str | None:
     """
     root = os.environ.get(DIRECTORY_VARIABLE, "")
     if not root or is_url(root):
-        return place
+        return location
     below = os.path.relpath(os.path.abspath(checkpoint_dir), os.path.abspath(root))
     if below == os.curdir:
-        return place
+        return location
     if below.split(os.sep)[0] == os.pardir:
         _log.warning(
             "%s=%s is for what lies in %s; the checkpoints in %s are not "
             "copied there. Pass mirror_dir= to have them copied.",
             REMOTE_VARIABLE,
-            place,
+            location,
             root,
             checkpoint_dir,
         )
         return None
-    return f"{place.rstrip('/')}/{below.replace(os.sep, '/')}"
+    return f"{location.rstrip('/')}/{below.replace(os.sep, '/')}"

@@ -1,7 +1,7 @@
 """Uploads one commit: the files in parallel, then the manifest, then the marker.
 
 Every uploaded object is compared with the manifest by size and crc32c. Intact objects
-of an earlier upload of the same commit are used again. A process that dies at any
+of an earlier upload of the same commit are used again. A process killed at any
 request leaves behind a folder without a marker, which readers do not take for a commit.
 
 A single stream to an object store is slower than the network, and a checkpoint is often
@@ -166,7 +166,7 @@ class Upload:
             threads=self._threads,
             name="tfpreempt-upload",
             watch=self._check,
-            patience=PATIENCE_SECONDS,
+            stop_timeout=PATIENCE_SECONDS,
         )
 
     def _names(self) -> set[str]:

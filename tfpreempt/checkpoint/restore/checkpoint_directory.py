@@ -81,7 +81,7 @@ class Directory:
             None if every worker sees the directory.
 
     Attributes:
-        damaged: tokens of the commits skipped by `newest` as corrupt; not counted as
+        corrupt: tokens of the commits skipped by `newest` as corrupt; not counted as
             kept.
         highest_sequence: highest sequence of the commits checked by `newest` or made by
             a save; known even if the disk temporarily does not return the commit.
@@ -103,7 +103,7 @@ class Directory:
     lease: Lease | None = None
     clock: Clock = dataclasses.field(default_factory=SystemClock)
     exchange: ShardTransfer | None = None
-    damaged: set[str] = dataclasses.field(default_factory=set, init=False)
+    corrupt: set[str] = dataclasses.field(default_factory=set, init=False)
     highest_sequence: int = dataclasses.field(default=0, init=False)
     unfinished: collections.deque[str] = dataclasses.field(init=False)
     identity: DirectoryIdentity = dataclasses.field(init=False)
@@ -328,7 +328,7 @@ class Directory:
     def check(self, candidate: Entry) -> None:
         """Verifies a checkpoint, and tests, for all workers, the reads of `restore`.
 
-        Nothing is assigned; corrupt checkpoints are recorded in `damaged`. Large
+        Nothing is assigned; corrupt checkpoints are recorded in `corrupt`. Large
         tensors are kept for `restore`, to avoid a second read.
 
         Raises:
@@ -354,7 +354,7 @@ class Directory:
                 if os.path.dirname(folder) == candidate.shards:
                     check_state_file(path, states.get(name))
         except errors.CheckpointCorruptedError:
-            self.damaged.add(candidate.token)
+            self.corrupt.add(candidate.token)
             self.contents.free_read_ahead()
             raise
 

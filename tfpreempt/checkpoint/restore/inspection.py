@@ -36,27 +36,27 @@ _EXTERNAL = "written without tfpreempt: only index and lengths can be checked"
 _LINK = "is a symbolic link; links are not followed"
 
 
-def at(place: str) -> list[Entry]:
+def at(location: str) -> list[Entry]:
     """Returns the checkpoints at a path: those of a run, or the named checkpoint.
 
     Args:
-        place: a run's directory, a commit's directory, a flat prefix, or the URI of a
-            mirror or of one folder of a mirror.
+        location: a run's directory, a commit's directory, a flat prefix, or the URI of
+            a mirror or of one folder of a mirror.
 
     Raises:
         ConfigurationError: there is no checkpoint.
         CheckpointError: the path cannot be listed or read.
     """
-    path = open_store.local_path(place)
+    path = open_store.local_path(location)
     if path is not None:
-        return _at_path(path, place)
-    store = open_store.open_store(place)
+        return _at_path(path, location)
+    store = open_store.open_store(location)
     one = catalog.read(catalog.unread_entry(store))
     if one.manifest is None and not one.problems:
         if one.kind is not Kind.MIRROR:
             return [_told(each) for each in catalog.contents(store)]
         if next(iter(store.list()), None) is None:
-            raise _nothing(place)
+            raise _nothing(location)
     return [_told(one)]
 
 
@@ -103,7 +103,7 @@ def check(
 # --- listing -------------------------------------------------------------------------
 
 
-def _at_path(path: str, place: str) -> list[Entry]:
+def _at_path(path: str, location: str) -> list[Entry]:
     above, name = os.path.split(path)
     is_sidecar = name.endswith(layout.SIDECAR_SUFFIX)
     if os.path.isdir(path):
@@ -113,14 +113,16 @@ def _at_path(path: str, place: str) -> list[Entry]:
         elif not is_sidecar:
             return [_told(catalog.read(catalog.unread_entry(catalog.reader(path))))]
     elif name == layout.PAYLOAD and _has_control(above):
-        return _at_path(above, place)  # TensorFlow's prefix in a directory of our own
+        return _at_path(
+            above, location
+        )  # TensorFlow's prefix in a directory of our own
     name = name.removesuffix(external_checkpoints.INDEX).removesuffix(
         layout.SIDECAR_SUFFIX
     )
     named = _in_directory(above) if os.path.isdir(above) else []
     if found := [each for each in named if each.name == name]:
         return found
-    raise _nothing(place)
+    raise _nothing(location)
 
 
 def _in_directory(directory: str) -> list[Entry]:
@@ -225,10 +227,10 @@ def _size_of(files: Iterable[str]) -> int:
     return total
 
 
-def _nothing(place: str) -> errors.ConfigurationError:
+def _nothing(location: str) -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        f"No checkpoint found at {place!r}. Name the directory of a run, the directory "
-        "of a commit (run/5), a flat prefix (run/ckpt-5), or a URI such as "
+        f"No checkpoint found at {location!r}. Name the directory of a run, the "
+        "directory of a commit (run/5), a flat prefix (run/ckpt-5), or a URI such as "
         "gs://bucket/run."
     )
 

@@ -338,7 +338,7 @@ class Save(StagedSave):
                     directory.path,
                     [new, *found],
                     directory.max_to_keep,
-                    directory.damaged,
+                    directory.corrupt,
                     lambda each: mirror is not None and mirror.is_pinned(each),
                 )
         return path, manifest

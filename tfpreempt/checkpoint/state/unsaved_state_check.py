@@ -57,7 +57,7 @@ _MOST_PLACES = 20_000
 def reachable(
     roots: Mapping[str, Any], enters: Callable[[type], bool]
 ) -> list[ObjectPath]:
-    """Returns the places reached by objects and functions, nearest first.
+    """Returns the locations reached by objects and functions, nearest first.
 
     The search enters only the program's own functions, and only those methods of an
     object that one of these functions names.
@@ -67,7 +67,7 @@ def reachable(
         enters: function that returns whether to search the attributes of objects of a
             class.
     """
-    found = object_graph.walk(roots, enters, also=_Functions().places_below)
+    found = object_graph.walk(roots, enters, also=_Functions().locations_below)
     return list(itertools.islice(found, _MOST_PLACES))
 
 
@@ -78,8 +78,8 @@ class _Functions:
         self._names = {"__call__"}
         self._kinds: dict[type, None] = {}  # of the program's objects, in order
 
-    def places_below(self, value: Any) -> Iterator[ObjectPath]:
-        """Yields the places named by a function, or by a method of an object."""
+    def locations_below(self, value: Any) -> Iterator[ObjectPath]:
+        """Yields the locations named by a function, or by a method of an object."""
         if isinstance(value, functools.partial):
             for name, argument in _arguments(value).items():
                 yield ObjectPath(path=name, value=argument)
@@ -149,17 +149,19 @@ def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath
             yield ObjectPath(path=name, value=method)
 
 
-def updated_keys(places: Iterable[ObjectPath]) -> set[Any]:
-    """Returns the keys of places whose new value is computed from the old value.
+def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
+    """Returns the keys of locations whose new value is computed from the old value.
 
     Examples: `n += 1` and `n = f(n)`, but not `loss = f(x)`. Functions without source,
     such as functions typed at a prompt, are skipped.
 
     Args:
-        places: places with the functions.
+        locations: locations with the functions.
     """
     keys = set()
-    for function in {place.value for place in places if _is_of_program(place.value)}:
+    for function in {
+        location.value for location in locations if _is_of_program(location.value)
+    }:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         except (OSError, SyntaxError, TypeError):  # no source, or a lambda's line
@@ -177,11 +179,11 @@ def updated_keys(places: Iterable[ObjectPath]) -> set[Any]:
     return keys
 
 
-def is_updated(place: ObjectPath, keys: set[Any]) -> bool:
-    """Returns whether the key of a place is one of `updated_keys`."""
-    if isinstance(place.owner, dict | list) and place.path.endswith("]"):
-        return bool(keys & {("item", place.key), _ANY_ITEM})
-    return place.key in keys
+def is_updated(location: ObjectPath, keys: set[Any]) -> bool:
+    """Returns whether the key of a location is one of `updated_keys`."""
+    if isinstance(location.owner, dict | list) and location.path.endswith("]"):
+        return bool(keys & {("item", location.key), _ANY_ITEM})
+    return location.key in keys
 
 
 def _key(target: ast.expr, outer: set[str]) -> Any:
@@ -206,7 +208,7 @@ class Values(Protocol):
     Attributes:
         SAVED_WHOLE: classes of objects whose attributes are part of their save.
         REPLACED: classes of immutable values, like numbers and strings: a step replaces
-            the value in a place.
+            the value at a location.
         ADVICE: advice where to put a value that no commit holds.
     """
 
@@ -312,9 +314,9 @@ class UnsavedStateCheck:
             keys |= set(map(id, saved))
             roots += with_attributes
         named = {str(number): root for number, root in enumerate(roots)}
-        for place in reachable(named, functools.partial(_is_saved_with, whole)):
-            keys |= {id(place.value), (id(place.owner), place.key)}
-            keys |= set(map(id, _variables(place.value, values)))
+        for location in reachable(named, functools.partial(_is_saved_with, whole)):
+            keys |= {id(location.value), (id(location.owner), location.key)}
+            keys |= set(map(id, _variables(location.value, values)))
         return keys
 
 
@@ -366,18 +368,18 @@ class _Call:
     ) -> None:
         self.values = values
         self._roots = {"": call}
-        places = reachable(self._roots, _is_searched)
-        self._updated = updated_keys(places)
+        locations = reachable(self._roots, _is_searched)
+        self._updated = updated_keys(locations)
         self._before = {  # references keep the ids in use
-            key: (place, thing, self._mark(thing))
-            for key, (place, thing) in self._things(places).items()
+            key: (location, thing, self._mark(thing))
+            for key, (location, thing) in self._things(locations).items()
             if key not in saved
         }
         self.unread = {
-            place.path: place.value
-            for place in places
-            if id(place.value) not in saved
-            if any(each.restarts(place.value) for each in values)
+            location.path: location.value
+            for location in locations
+            if id(location.value) not in saved
+            if any(each.restarts(location.value) for each in values)
         }
 
     def changed(self) -> list[str]:
@@ -396,33 +398,33 @@ class _Call:
         return names
 
     def _things(
-        self, places: Iterable[ObjectPath]
+        self, locations: Iterable[ObjectPath]
     ) -> dict[Any, tuple[ObjectPath, Any]]:
-        """Returns the objects that may change, with their places.
+        """Returns the objects that may change, with their locations.
 
         The key is the identity of a mutable object. For an immutable value, the key is
-        the place, in which a new value replaces the old.
+        the location, at which a new value replaces the old.
         """
         replaced = sum((each.REPLACED for each in self.values), _SCALARS)
         found: dict[Any, tuple[ObjectPath, Any]] = {}
-        for place in places:
-            value = place.value
+        for location in locations:
+            value = location.value
             if not isinstance(value, replaced):
-                for thing in self._mutable(place):
-                    found.setdefault(id(thing), (place, thing))
-            elif is_updated(place, self._updated):
-                found.setdefault((id(place.owner), place.key), (place, value))
+                for thing in self._mutable(location):
+                    found.setdefault(id(thing), (location, thing))
+            elif is_updated(location, self._updated):
+                found.setdefault((id(location.owner), location.key), (location, value))
         return found
 
-    def _mutable(self, place: ObjectPath) -> Sequence[Any]:
-        """Returns the objects in a place that a step may change."""
-        value = place.value
+    def _mutable(self, location: ObjectPath) -> Sequence[Any]:
+        """Returns the objects at a location that a step may change."""
+        value = location.value
         if isinstance(value, np.ndarray):
             is_memory = value.flags.writeable and not isinstance(value, np.memmap)
             return [value] if is_memory else []
         if isinstance(value, object_graph.GROWING):
-            kind: type = type(place.owner)
-            return [] if object_graph.is_set_by_library(kind, place.key) else [value]
+            kind: type = type(location.owner)
+            return [] if object_graph.is_set_by_library(kind, location.key) else [value]
         is_generator = isinstance(value, _GENERATORS)
         return [value] if is_generator else _variables(value, self.values)
 
@@ -438,7 +440,7 @@ class _Call:
         if isinstance(thing, random.Random):
             return hash(thing.getstate())
         if isinstance(thing, object_graph.GROWING):
-            return len(thing)  # the items have places of their own
+            return len(thing)  # the items have locations of their own
         if isinstance(thing, _SCALARS):
             return type(thing), repr(thing)
         if isinstance(thing, np.ndarray):

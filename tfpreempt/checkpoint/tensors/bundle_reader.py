@@ -259,7 +259,7 @@ def _is_here() -> bool:
 
 
 class _Index:
-    """The index of a checkpoint: the place of the tensors in the files.
+    """The index of a checkpoint: the position of each tensor in the files.
 
     Args:
         prefix: prefix of TensorFlow's files.
@@ -284,7 +284,7 @@ class _Index:
                 yield key.decode()
 
     def find(self, name: str) -> _Stored | None:
-        """Returns the place of a tensor; None unless its stretches, in order, are its
+        """Returns the slices of a tensor; None unless its stretches, in order, are its
         memory.
 
         Args:

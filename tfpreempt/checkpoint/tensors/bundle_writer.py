@@ -127,7 +127,7 @@ def write(
         threads=len(shares),
         name="tfpreempt-write",
         failed=failed,
-        patience=_PATIENCE_SECONDS,
+        stop_timeout=_PATIENCE_SECONDS,
     )
 
 

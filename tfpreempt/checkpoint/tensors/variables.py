@@ -454,8 +454,8 @@ def _attach_untracked(
         return all(map(leads_nowhere, items))
 
     reached = object_graph.Reached()
-    for place in object_graph.walk(roots, _may_hold, skips=skips, reached=reached):
-        path, value = place.path, place.value
+    for location in object_graph.walk(roots, _may_hold, skips=skips, reached=reached):
+        path, value = location.path, location.value
         kind: type = type(value)
         if id(value) in tracked or path.endswith(_SETTINGS):
             continue
@@ -495,8 +495,8 @@ def _name(
     found: dict[str, Any], new: list[tuple[str, Any]], roots: dict[str, Any]
 ) -> None:
     """Adds objects under names that no existing object has."""
-    places = object_graph.walk(roots, _may_hold, skips=lambda value: value is None)
-    held = {id(place.value) for place in places if place.owner is not None}
+    locations = object_graph.walk(roots, _may_hold, skips=lambda value: value is None)
+    held = {id(location.value) for location in locations if location.owner is not None}
     for path, value in new:
         names = itertools.chain([path], (f"{path} ({n})" for n in itertools.count(2)))
         found[next(n for n in names if id(found.get(n)) not in held)] = value

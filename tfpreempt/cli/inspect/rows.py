@@ -42,7 +42,7 @@ class _Unreadable(click.ClickException):
 
 
 def look(
-    place: str,
+    location: str,
     mirror: str | None = None,
     *,
     every_byte: bool,
@@ -51,7 +51,7 @@ def look(
     """Returns the checked checkpoints of a run and its mirror, newest first.
 
     Args:
-        place: path or URI, see `inspection.at`.
+        location: path or URI, see `inspection.at`.
         mirror: path or URI of the mirror, or None.
         every_byte: whether to read every byte, see `inspection.check`.
         threads: number of reading threads, see `inspection.check`.
@@ -64,7 +64,7 @@ def look(
         copies = [] if mirror is None else inspection.at(mirror)
     check = functools.partial(inspection.check, every_byte=every_byte, threads=threads)
     with _translated():
-        here = inspection.at(place)
+        here = inspection.at(location)
         found, checked, done = (*here, *copies), [], 0
         sizes = [(each.size or 0) if each.is_committed else 0 for each in found]
         with ByteBar("verifying", sum(sizes) if every_byte else 0) as bar:

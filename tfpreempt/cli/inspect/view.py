@@ -34,11 +34,11 @@ _WIDE = 100
 _STATE = re.compile(rf"(?:{layout.STATES}|worker-(\d{{1,9}}))/([^/]+)\.state")
 
 
-def show_table(console: Console, found: Sequence[Row], place: str) -> None:
+def show_table(console: Console, found: Sequence[Row], location: str) -> None:
     """Prints a line for every checkpoint, and problems and remarks below the table."""
     if not found:
-        below = hint(place)
-        told = f"no checkpoints in {place!r}{'.' if below else ''}{below}"
+        below = hint(location)
+        told = f"no checkpoints in {location!r}{'.' if below else ''}{below}"
         console.print(plain(told), markup=False, soft_wrap=True)
         return
     times = [_saved(row.entry) for row in found]

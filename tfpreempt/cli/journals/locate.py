@@ -18,18 +18,18 @@ from tfpreempt.storage.open_store import SCHEMES, local_path, open_store
 _SHOWN = 5  # number of other runs to suggest
 
 
-def find_journal(place: str) -> Path:
+def find_journal(location: str) -> Path:
     """Returns the directory of a journal named by the user, directly or by its run.
 
     Args:
-        place: checkpoint directory of a run, its URI, or the directory of a journal.
+        location: checkpoint directory of a run, its URI, or the directory of a journal.
 
     Raises:
         ConfigurationError: the text is neither a path nor a URI.
     """
-    path = local_path(place)
+    path = local_path(location)
     if path is None:
-        return journal_directory(place)
+        return journal_directory(location)
     return Path(path) if has_journal(Path(path)) else journal_directory(path)
 
 
@@ -61,13 +61,13 @@ def count_commits(directory: str | Path, found: Sequence[Entry]) -> str:
     return f"{len(found)} commit(s) in {directory}, newest step {found[0].step}"
 
 
-def hint(place: str) -> str:
+def hint(location: str) -> str:
     """Returns advice for a user who has named a directory without a journal.
 
     Returns:
         A sentence with a leading space; empty without any advice.
     """
-    path = local_path(place)
+    path = local_path(location)
     if path is None:
         return ""
     if not os.path.isdir(path):
@@ -86,11 +86,11 @@ def hint(place: str) -> str:
 
 
 @contextlib.contextmanager
-def fetched_journal(place: str, local: Path | None = None) -> Iterator[Path]:
+def fetched_journal(location: str, local: Path | None = None) -> Iterator[Path]:
     """A context with a temporary copy of a mirror's journals; the copy may be empty.
 
     Args:
-        place: path or URI of the mirror; the copy is empty for an unknown scheme.
+        location: path or URI of the mirror; the copy is empty for an unknown scheme.
         local: journal of this machine, to be merged into the copy.
 
     Yields:
@@ -101,6 +101,6 @@ def fetched_journal(place: str, local: Path | None = None) -> Iterator[Path]:
         OSError: the disk has no space for the copy.
     """
     with tempfile.TemporaryDirectory(prefix="tfpreempt-journal-") as directory:
-        if local_path(place) is not None or place.partition("://")[0] in SCHEMES:
-            fetch(open_store(place), Path(directory), local)
+        if local_path(location) is not None or location.partition("://")[0] in SCHEMES:
+            fetch(open_store(location), Path(directory), local)
         yield Path(directory)

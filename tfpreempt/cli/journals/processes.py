@@ -123,7 +123,7 @@ class _Journal(abc.ABC):
         keeps_all: whether to keep all records instead of the newest.
 
     Attributes:
-        damaged: number of damaged lines.
+        corrupt: number of corrupt lines.
         restarts: number of restarts, by reason (see docs/live.md).
     """
 
@@ -132,11 +132,11 @@ class _Journal(abc.ABC):
     def __init__(self, file: str, *, keeps_all: bool) -> None:
         self.file = file
         self._keeps_all = keeps_all
-        self.damaged = 0
+        self.corrupt = 0
         self.restarts: collections.Counter[str] = collections.Counter()
 
     def add_line(self, line: bytes) -> None:
-        """Reads the next line of the file; counts and skips a damaged line."""
+        """Reads the next line of the file; counts and skips a corrupt line."""
         if not line.strip():
             return
         try:
@@ -144,11 +144,11 @@ class _Journal(abc.ABC):
             if record is not None:
                 self._add(record)
         except ValueError:
-            self.damaged += 1
+            self.corrupt += 1
 
     @abc.abstractmethod
     def _add(self, record: Record) -> None:
-        """Adds the next record. Raises ValueError if the record is damaged."""
+        """Adds the next record. Raises ValueError if the record is corrupt."""
 
 
 class WorkerJournal(_Journal):

@@ -1,7 +1,7 @@
 """The records of a run's journals: their events and fields, checked while reading.
 
 Every process with write access can put anything into a journal. A field has a kind with
-bounds; a record with a field of another kind is damaged.
+bounds; a record with a field of another kind is corrupt.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_record(line: bytes, events: Events) -> Record | None:
         record more.
 
     Raises:
-        ValueError: the line is damaged.
+        ValueError: the line is corrupt.
     """
     raw = parse_record(line)
     if raw is None:

@@ -140,7 +140,7 @@ class JournalTailer:
                     f"{name}: cannot be read ({file.error.strerror}); its records are "
                     "missing"
                 )
-            if bad := file.journal.damaged + file.is_torn:
+            if bad := file.journal.corrupt + file.is_torn:
                 found.append(
                     f"{name}: {bad} line(s) are damaged, as the end of a file is after "
                     "a kill; they are left out"

@@ -20,12 +20,12 @@ _CURVES = 24
 _ROWS = 500  # in the table of commits
 
 
-def make_page(report: RunReport, place: str) -> str:
+def make_page(report: RunReport, source: str) -> str:
     """Returns the page of a report, as HTML.
 
     Args:
         report: report to show.
-        place: source of the report, for the title.
+        source: source of the report, for the title.
 
     Raises:
         ConfigurationError: a package for drawing is not installed.
@@ -59,7 +59,7 @@ def make_page(report: RunReport, place: str) -> str:
     ]
     told = environment.from_string(template.read_text(encoding="utf-8")).render(
         report=report,
-        place=place,
+        source=source,
         began=datetime.datetime.fromtimestamp(begin, datetime.timezone.utc),
         headline=view.headline(report),
         written=view.written(report),

@@ -37,7 +37,7 @@ _TRIES = 10
 
 @contextlib.contextmanager
 def lent(
-    asked: int, workers: int, places: Sequence[Path] | None = None
+    asked: int, workers: int, directories: Sequence[Path] | None = None
 ) -> Iterator[SnapshotMemory | None]:
     """A context in which workers have memory for snapshots.
 
@@ -45,7 +45,7 @@ def lent(
         asked: bytes for all workers together; 0: no snapshots; `AUTO`: a share of the
             free memory.
         workers: number of workers.
-        places: directories to try; by default the usual directories on tmpfs.
+        directories: directories to try; by default the usual directories on tmpfs.
 
     Yields:
         The memory of the workers; None if not wanted, not available, or too small.
@@ -55,7 +55,7 @@ def lent(
     """
     made = None
     try:
-        found = [each for each in places or _places() if _is_in_memory(each)]
+        found = [each for each in directories or _directories() if _is_in_memory(each)]
         for each in found:
             _sweep(each)
         made = _lend(found, asked, workers)
@@ -116,22 +116,22 @@ def _lend(
     return SnapshotMemory(directory=str(path), bytes=share, workers=workers), descriptor
 
 
-def _places() -> list[Path]:
+def _directories() -> list[Path]:
     given = os.environ.get("XDG_RUNTIME_DIR")
     return [Path("/dev/shm"), *([Path(given)] if given else [])]
 
 
-def _is_in_memory(place: Path) -> bool:
+def _is_in_memory(directory: Path) -> bool:
     """Returns whether a path is a writable directory on tmpfs."""
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+    if not (directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)):
         return False
-    mount = mount_of(place)
+    mount = mount_of(directory)
     return mount is not None and mount.kind == "tmpfs"
 
 
-def _room(place: Path) -> int:
+def _room(directory: Path) -> int:
     """Returns the number of bytes available for snapshots."""
-    status = os.statvfs(place)
+    status = os.statvfs(directory)
     return min(available_bytes(), int(status.f_bavail * status.f_frsize / _IN_FILES))
 
 
@@ -139,17 +139,17 @@ def _begins() -> str:
     return f"tfpreempt-snapshots-{os.getuid()}-"
 
 
-def _make(place: Path) -> tuple[Path, int]:
+def _make(directory: Path) -> tuple[Path, int]:
     """Makes a new directory; returns the path and the descriptor with the lock."""
     for _ in range(_TRIES):
-        path = place / f"{_begins()}{secrets.token_hex(8)}"
+        path = directory / f"{_begins()}{secrets.token_hex(8)}"
         path.mkdir(0o700)
         descriptor = _locked(path)
         if descriptor is not None:
             return path, descriptor
         with contextlib.suppress(OSError):  # another supervisor may have removed it
             path.rmdir()
-    raise OSError(f"no directory can be locked in {place}")
+    raise OSError(f"no directory can be locked in {directory}")
 
 
 def _locked(path: Path) -> int | None:
@@ -167,11 +167,11 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-def _sweep(place: Path) -> None:
+def _sweep(directory: Path) -> None:
     """Removes the directories of this user's killed supervisors."""
     name = re.compile(re.escape(_begins()) + "[0-9a-f]{16}")
     with contextlib.suppress(OSError):
-        for path in place.iterdir():
+        for path in directory.iterdir():
             if not name.fullmatch(path.name) or path.lstat().st_uid != os.getuid():
                 continue
             descriptor = _locked(path)

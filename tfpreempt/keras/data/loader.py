@@ -135,11 +135,11 @@ class _DeliveredBatches:
         self._taken = taken
         self._count = batches
         self._is_over = False
-        place = accessor_of(self._iterator)
-        assert place is not None
-        self._get = place.get
+        accessor = accessor_of(self._iterator)
+        assert accessor is not None
+        self._get = accessor.get
         if state is not None:
-            place.restore(state.value(), "The loader of the training data")
+            accessor.restore(state.value(), "The loader of the training data")
         self._states = {batches + len(taken): self._state()}
 
     def batches(self) -> Iterator[Any]:

@@ -87,19 +87,19 @@ class Position:
     order: Order = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def parse(cls, place: Any) -> Position | None:
+    def parse(cls, value: Any) -> Position | None:
         """Returns the position in a commit; None if the commit has no position.
 
         Args:
-            place: a position as a dict.
+            value: a position as a dict.
 
         Raises:
             CheckpointCorruptedError: the value is not a position of this version.
         """
-        if place is None:
+        if value is None:
             return None
         with readable("a fit"):
-            found = cls(**place)
+            found = cls(**value)
             counts = found.made, found.read, found.batches
             is_told = all(type(each) is int and each >= 0 for each in counts)
             is_of_bytes = all(
@@ -110,7 +110,7 @@ class Position:
             is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
             if not (is_kind and is_told and is_of_bytes and is_counted):
-                raise ValueError(f"it is no place in data: {str(place)[:200]}")
+                raise ValueError(f"it is no place in data: {str(value)[:200]}")
         return found
 
 

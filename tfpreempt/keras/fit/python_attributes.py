@@ -60,7 +60,7 @@ class TrackedAttribute:
     """A plain Python value of a model.
 
     Attributes:
-        place: location of the value.
+        location: location of the value.
         name: path of the object that holds the value, and key of the value in that
             object, as saved.
         is_setting: whether the value is a library's setting.
@@ -69,7 +69,7 @@ class TrackedAttribute:
         problem: reason why the value cannot be restored; None for other values.
     """
 
-    place: object_graph.ObjectPath
+    location: object_graph.ObjectPath
     name: tuple[str, Any]
     is_setting: bool
     encoded: EncodedValue
@@ -81,12 +81,12 @@ class TrackedAttribute:
         Raises:
             CheckpointCorruptedError: `encoded` was not made by `EncodedValue.of`.
         """
-        return self.encoded.value() if self.problem is None else self.place.value
+        return self.encoded.value() if self.problem is None else self.location.value
 
     def taken_again(self) -> TrackedAttribute:
         """Returns the value with the current contents of the same object."""
         owner, key = self.name
-        return _taken(self.place, owner, key if self.is_setting else None)
+        return _taken(self.location, owner, key if self.is_setting else None)
 
     @property
     def is_small(self) -> bool:
@@ -249,7 +249,7 @@ class Attributes:
             if key in self._traced or (is_as_started and not then):
                 continue
             if value.problem is not None:
-                self.lose(f"the change of {value.place.path}", value.problem + _KEEP)
+                self.lose(f"the change of {value.location.path}", value.problem + _KEEP)
                 continue
             values = {"newest": value.encoded, **then}
             rows += [(*value.name, each, kind) for kind, each in values.items()]
@@ -290,7 +290,8 @@ class Attributes:
         }
         self._put(known)
         owners = {
-            place.path: place.value for place in object_graph.walk(self._roots, _enters)
+            location.path: location.value
+            for location in object_graph.walk(self._roots, _enters)
         }
         for (path, name), encoded in newest.items():  # attributes that do not exist yet
             self._set(owners.get(path), name, encoded, path)
@@ -352,7 +353,11 @@ class Attributes:
                 elif was is not None and was.problem is None:
                     # An item of a tuple cannot be set; a changed tuple is a new tuple.
                     with contextlib.suppress(*_UNPLACED):
-                        _put(value.place.owner, value.place.key, was.encoded.value())
+                        _put(
+                            value.location.owner,
+                            value.location.key,
+                            was.encoded.value(),
+                        )
             if is_kept and not trace.values:
                 trace.values = {k: each for k, each in before.items() if each.is_small}
                 if name == "train" and not self._has_stepped:
@@ -451,14 +456,14 @@ class Attributes:
         """Sets values by key, and no other values; returns the replaced values."""
         replaced = {}
         for key, value in self._look().items() if wanted else ():  # models come first
-            (path, name), owner = value.name, value.place.owner
+            (path, name), owner = value.name, value.location.owner
             if key in wanted and wanted[key].encoded.digest != value.encoded.digest:
                 replaced[key] = value
                 self._set(owner, name, wanted[key], path)
             elif value.is_setting and (
-                getattr(owner, value.place.key) is not value.place.value
+                getattr(owner, value.location.key) is not value.location.value
             ):  # setting `trainable` of a model also sets its layers' attribute
-                setattr(owner, name, value.place.value)
+                setattr(owner, name, value.location.value)
         return replaced
 
     def _set(
@@ -481,8 +486,8 @@ class Attributes:
             self._changing = [
                 key
                 for key, each in looked.items()
-                if object_graph.is_data(each.place.value)
-                or any(map(_may_change, _leaves(each.place.value)))
+                if object_graph.is_data(each.location.value)
+                or any(map(_may_change, _leaves(each.location.value)))
             ]
             self._reached = reached
         return self._looked
@@ -498,20 +503,20 @@ class Attributes:
         looked: dict[Any, TrackedAttribute] = {}
         paths: dict[int, str] = {}
         dealt_with: set[int] = set()  # containers saved as a whole, or not of the user
-        for place in object_graph.walk(self._roots, _enters, reached=reached):
-            owner, value = place.owner, place.value
-            paths.setdefault(id(value), place.path)
+        for location in object_graph.walk(self._roots, _enters, reached=reached):
+            owner, value = location.owner, location.value
+            paths.setdefault(id(value), location.path)
             kind: type = type(owner)
             is_attribute = owner is not None and not object_graph.is_container(owner)
             if is_attribute:
-                is_users = _is_users(kind, place.key)
+                is_users = _is_users(kind, location.key)
             else:
-                is_users = owner is not None and isinstance(place.key, str | int)
+                is_users = owner is not None and isinstance(location.key, str | int)
             is_users = is_users and id(owner) not in dealt_with
             setting = None
             # A layer may convert a setting to a tensor when the layer is built.
             if is_attribute and not is_users and not isinstance(value, tf.Tensor):
-                setting = _setting(kind, place.key)
+                setting = _setting(kind, location.key)
             is_container = object_graph.is_container(value)
             if not is_users and setting is None:
                 if is_container:
@@ -528,23 +533,25 @@ class Attributes:
             path = paths[id(owner)]
             if setting is None:
                 key = (
-                    place.path
+                    location.path
                     if object_graph.is_container(owner)
-                    else (id(owner), place.key)
+                    else (id(owner), location.key)
                 )
-                looked[key] = _taken(place, path, None)
+                looked[key] = _taken(location, path, None)
                 continue
             # The layer may be made after the beginning of the fit.
-            key = id(owner), place.key
+            key = id(owner), location.key
             found = self._settings.get(key)
-            is_seen = found is not None and found.place.value is value
+            is_seen = found is not None and found.location.value is value
             if found is None or not is_seen or _may_change(value):
-                found = _taken(place, path, setting)
+                found = _taken(location, path, setting)
             if key not in self._settings:
                 self._settings[key] = found
                 self._at_start[key] = found.encoded.digest
-            if found.place.path != place.path or found.name != (path, setting):
-                found = dataclasses.replace(found, place=place, name=(path, setting))
+            if found.location.path != location.path or found.name != (path, setting):
+                found = dataclasses.replace(
+                    found, location=location, name=(path, setting)
+                )
             looked[key] = found
         return looked
 
@@ -620,31 +627,31 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _taken(
-    place: object_graph.ObjectPath, owner: str, setting: str | None
+    location: object_graph.ObjectPath, owner: str, setting: str | None
 ) -> TrackedAttribute:
     encoded, problem = EncodedValue(header=""), None
-    leaves = list(_leaves(place.value))
+    leaves = list(_leaves(location.value))
     arrays = (leaf for leaf in leaves if isinstance(leaf, np.ndarray))
     if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in leaves):
-        encoded = EncodedValue(header=id(place.value))
-        problem = f"a {type(place.value).__name__} is no plain value"
+        encoded = EncodedValue(header=id(location.value))
+        problem = f"a {type(location.value).__name__} is no plain value"
     elif (
-        object_graph.is_data(place.value)
+        object_graph.is_data(location.value)
         or sum(each.nbytes for each in arrays) > _LARGE
     ):
         size = f"{object_graph.MANY} items or {_LARGE >> 20} MiB"
         problem = f"more than {size} are taken for data"
     else:
         try:
-            encoded = EncodedValue.of(_bare(place.value), "it")
+            encoded = EncodedValue.of(_bare(location.value), "it")
         except errors.SaveError as error:
-            encoded = EncodedValue(header=repr(_state_of(place.value)))
+            encoded = EncodedValue(header=repr(_state_of(location.value)))
             problem = str(error)
     if problem is not None:
         encoded = EncodedValue(header=[problem, encoded.header])
     return TrackedAttribute(
-        place=place,
-        name=(owner, setting or place.key),
+        location=location,
+        name=(owner, setting or location.key),
         is_setting=setting is not None,
         encoded=encoded,
         problem=problem,

@@ -194,8 +194,8 @@ class Training:
                 self._data.check_shares()
             # None if the commit has no part of this worker.
             own = self._state.own.loaded
-            place = own["position"].value() if own is not None else None
-            position = Position.parse(place)
+            value = own["position"].value() if own is not None else None
+            position = Position.parse(value)
             # The last step of a validated epoch counts as trained, although the step is
             # not run again.
             is_validated = saved.phase == "validation"
@@ -569,7 +569,7 @@ class Training:
         is_at_end = self._phase is FitPhase.TRAINED
         taken = self._steps.before_epoch + self._steps.batches
         position = self._data.position(taken, is_at_end=is_at_end)
-        place = None if position is None else dataclasses.asdict(position)
+        value = None if position is None else dataclasses.asdict(position)
         moment = self._epoch_end.moment
         held = self._state.take_own() if moment is None else moment.own
         files = None if moment is None else moment.files
@@ -578,7 +578,7 @@ class Training:
         return {
             **held,
             "files": files,
-            "position": EncodedValue.of(place),
+            "position": EncodedValue.of(value),
         }
 
     def _progress(self, stage: Stage) -> Progress:
