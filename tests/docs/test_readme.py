@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks
+from tests.docs.pages import ROOT, blocks, every_block, read
 from tests.multiprocess.harness import RESTART, Place, Zygote
 
 START = "quick-start.md"
@@ -40,8 +40,15 @@ def test_it_is_read_in_a_few_minutes() -> None:
 def test_the_quick_start_has_the_same_programs() -> None:
     assert blocks(START) == BLOCKS
     commands = re.findall(r"^```bash\n(.*?)^```$", README, re.M | re.S)
-    assert commands
-    assert all(each in blocks(START, "bash")[-1] for each in commands)
+    there = blocks(START, "bash")
+    assert len(commands) == 2
+    assert [commands[0] == there[0], commands[1] in there[-1]] == [True, True]
+
+
+@pytest.mark.parametrize("page", [START, "live.md", "report.md"])
+def test_code_fits_into_88_columns(page: str) -> None:
+    code = "".join(every_block(read(page) + README))
+    assert [line for line in code.splitlines() if len(line) > 88] == []
 
 
 def test_linked_files_exist() -> None:
