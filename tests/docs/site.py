@@ -1,9 +1,9 @@
-"""What mkdocs.yml cannot say: patterns in the nav, links to the source, helps' tables.
+"""What mkdocs.yml cannot say: patterns in the nav, files outside docs/, helps' tables.
 
-A hook of MkDocs (`hooks:` there). A page may link to a file of the package, as GitHub
-shows it; the site gets a copy of each file that is linked to. mkdocs-click takes what a
-help has below a `\\b`, whose lines are to stay as they are, for a paragraph: here it
-becomes a code block.
+A hook of MkDocs (`hooks:` there). The site gets a copy of the changelog, and of each
+file of the package: a page may link to such a file, as GitHub shows it. mkdocs-click
+makes a paragraph of the lines of a help below a `\\b`, whose line breaks should stay;
+the hook makes a code block of these lines.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def filled(nav: Any, docs: Path) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds the package's source."""
+    """Adds the changelog and the package's source."""
+    changelog = str(ROOT / "CHANGELOG.md")
+    files.append(File.generated(config, "changelog.md", abs_src_path=changelog))
     for path in sorted((ROOT / "tfpreempt").rglob("*.py")):
         place = f"source/{path.relative_to(ROOT)}"
         files.append(File.generated(config, place, abs_src_path=str(path)))

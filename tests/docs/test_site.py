@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml
+from mkdocs.utils.yaml import yaml_load
 
 import tfpreempt
 from tests.docs import routes
@@ -20,6 +21,7 @@ from tests.docs.pages import PAGES, ROOT, read
 from tests.docs.site import fenced, filled
 from tfpreempt.cli import main
 
+URL = "https://repository.invalid/tfpreempt"
 pytestmark = pytest.mark.slow  # imports mkdocs
 
 # Shown as `tfpreempt.<name>`, or the other name of a room.
@@ -38,10 +40,19 @@ def test_the_site_is_built_and_stands_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
         cwd=ROOT,
+        env={**os.environ, "REPOSITORY_URL": URL},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert "## 0.1.0" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert "0.1.0" in (tmp_path / "changelog/index.html").read_text("utf-8")
+    handler = (tmp_path / "reference/handler/index.html").read_text("utf-8")
+    signature = "PreemptionCheckpointHandler(\n    cluster_resolver:"
+    assert signature in unescape(re.sub(r"<[^>]+>", "", handler))
+    home = (tmp_path / "index.html").read_text("utf-8")
+    assert f'href="{URL}"' in home
+    assert home.count('"img/logo.svg"') >= 2  # the icon of the page, and the logo
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 80
     for page in pages:
@@ -88,16 +99,17 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_a_reader_begins_with_the_palette_of_the_system_and_can_return_to_it() -> None:
-    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    config = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     first, *others = config["theme"]["palette"]
     assert first["media"] == "(prefers-color-scheme)"
     assert {each["scheme"] for each in others} == {"default", "slate"}
 
 
 def test_the_home_page_leads_to_all_that_readme_does() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8").partition("## Read on")[2]
+    readme = (ROOT / "README.md").read_text("utf-8").partition("## Documentation")[2]
     home = read("index.md")
     linked = re.findall(r"\]\(docs/([^)]+)\)", readme)
+    assert linked
     beside = {"promises.md", "exit-codes.md"} | {page.name for page in routes.PAGES}
     assert [each for each in linked if each not in beside and each not in home] == []
 
