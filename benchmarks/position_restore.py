@@ -124,7 +124,7 @@ def pipelines() -> dict[str, tuple[Callable[[], Any], int]]:
     import tensorflow as tf
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    from tfpreempt.keras import data
+    from tfpreempt import data
 
     samples = np.arange(SAMPLES, dtype=np.int32)
 

@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING
 from tfpreempt.core.lazy_import import loader
 
 if TYPE_CHECKING:
-    from tfpreempt.keras import data
     from tfpreempt.keras.callback import PreemptionCallback
     from tfpreempt.keras.multi_worker import enable_multi_worker
 
-__all__ = ["PreemptionCallback", "data", "enable_multi_worker"]
+__all__ = ["PreemptionCallback", "enable_multi_worker"]
 
 _HOMES = {
     "PreemptionCallback": "tfpreempt.keras.callback",
-    "data": "tfpreempt.keras.data",
     "enable_multi_worker": "tfpreempt.keras.multi_worker",
 }
 __getattr__ = loader(__name__, _HOMES)

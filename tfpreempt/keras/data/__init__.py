@@ -1,4 +1,4 @@
-"""The position in the data of a `fit`; also a public alias of `tfpreempt.data`.
+"""The position in the data of a `fit`.
 
 counted_dataset  the dataset from which `fit` makes iterators, instead of its own
 loader           the position in third-party loaders, such as Grain's
@@ -9,9 +9,3 @@ training_data    the training data of a fit: its iterators, and the position of 
 
 Imported by keras/fit.
 """
-
-from __future__ import annotations
-
-from tfpreempt.data import distribute, from_arrays, from_index
-
-__all__ = ["distribute", "from_arrays", "from_index"]
