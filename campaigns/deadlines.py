@@ -80,7 +80,7 @@ def notice(here: Place, rng: random.Random) -> Facts:
     left = grace if world == 1 else remaining_after_delay(grace)
     step = max(0.01, left / rng.uniform(low, high) - raw)
     options = [f"--pause={step:.3f}", f"--mebibytes={mebibytes}", f"--grace={grace}"]
-    options += ["--save-every=2", "--sync-saves"] if is_sync else ["--save-every=1"]
+    options += ["--save-freq=2", "--sync-saves"] if is_sync else ["--save-freq=1"]
     strategy = "mwms" if world > 1 else "none"
     cluster = here.train(strategy, world, "--steps=1000000", *options)
     told = rng.sample(list(cluster), rng.randint(1, world))

@@ -101,7 +101,7 @@ class Job:
         return [Worker(0, here.path / "logs/worker-0.log", here.path / "never")]
 
 
-TRAIN = ("train.py", "--shares", "--save-every=3", "--pause=0.02", "--strategy=mwms")
+TRAIN = ("train.py", "--shares", "--save-freq=3", "--pause=0.02", "--strategy=mwms")
 TRAIN_SYNC = (*TRAIN, "--sync-saves")  # workers write shares, which the chief merges
 JOBS = {
     Job(name="states", program=("chain.py", "30")): 700,

@@ -102,7 +102,7 @@ LEFT_OUT = "has no part of worker"
 """What a restart says of a commit that was made without a worker's part."""
 
 SAVED_AT = 4
-OPTIONS = ("--strategy=mwms", f"--save-every={SAVED_AT}", "--shares")
+OPTIONS = ("--strategy=mwms", f"--save-freq={SAVED_AT}", "--shares")
 
 networks = itertools.count()
 

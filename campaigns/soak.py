@@ -27,7 +27,7 @@ from tests.multiprocess.supervised import Run, run
 from tfpreempt.core.snapshot_memory import SnapshotMemory
 
 WORLD = 2
-TRAIN = ("--steps=1000000000", "--soak", "--shares", "--save-every=20")
+TRAIN = ("--steps=1000000000", "--soak", "--shares", "--save-freq=20")
 TRAIN += ("--pause=0.03", "--strategy=mwms")
 OPTIONS = ("--hang-timeout", "4")
 OPTIONS += ("--kill-after", "1", "--max-failures", "1000000")

@@ -147,7 +147,7 @@ def test_stock_tensorflow_restores_the_latest_checkpoint(
     assert variable.numpy().tolist() == [3.0, 4.0]
 
 
-def test_save_every_steps_and_by_hand(program: Program) -> None:
+def test_save_freq_steps_and_by_hand(program: Program) -> None:
     """`save_freq=3` and `save()`; no more than `max_to_keep` stay."""
     with program.handler(save_freq=3, max_to_keep=2) as handler:
         while handler.total_run_calls < 8:
@@ -169,7 +169,7 @@ def test_save_every_steps_and_by_hand(program: Program) -> None:
     ]
 
 
-def test_save_every_so_much_time(program: Program) -> None:
+def test_save_freq_so_much_time(program: Program) -> None:
     """`save_freq=timedelta(...)`: commits go on while training does; nobody leaves."""
     every = datetime.timedelta(seconds=0.1)
     with program.handler(save_freq=every) as handler:

@@ -62,7 +62,7 @@ class Storm:
         self._fit = fit
         self._rng = rng
         self._steps = fit.steps()
-        self._save_every = rng.choice((3, fit.batches))
+        self._save_freq = rng.choice((3, fit.batches))
         self._next_step = 0
         self._may_be_lost = 0
         self.ends = Counter[str]()
@@ -78,7 +78,7 @@ class Storm:
 
     def _start(self) -> Cluster:
         self._here.speed_up()
-        more = (f"--pause={PAUSE}", f"--save-every={self._save_every}")
+        more = (f"--pause={PAUSE}", f"--save-freq={self._save_freq}")
         self.last = self._fit.start(self._here, *more)
         return self.last
 
@@ -185,7 +185,7 @@ class Storm:
             assert steps == self._steps[first : first + len(steps)], cluster.story()
         self._next_step = first + len(longest)
         # A save is written while steps go on, and is none before it is committed.
-        self._may_be_lost = 2 * self._save_every
+        self._may_be_lost = 2 * self._save_freq
         return True
 
 

@@ -107,9 +107,7 @@ def train_while_a_save_is_written(here: Place) -> Cluster:
     """Step 6 was captured, and is not written; all stand in step 9, in which every
     variable is another."""
     here.hold("step", "write")
-    cluster = here.train(
-        "mwms", 2, "--save-every", 6, "--hold-in-write", "--hold-at", 8
-    )
+    cluster = here.train("mwms", 2, "--save-freq", 6, "--hold-in-write", "--hold-at", 8)
     for worker in cluster:
         worker.wait_line("holding", count=1 + (worker is cluster[0]))
     assert [worker.lines("holding") for worker in cluster] == [

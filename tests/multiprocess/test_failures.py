@@ -75,12 +75,12 @@ def test_a_worker_killed_without_notice_costs_the_steps_since_the_last_commit(
     here: Place, reference: Reference
 ) -> None:
     """D.2: the survivor raises; with `save_freq` a restart loses that many at most."""
-    cluster = hold_in_step(here, 10, "--save-every", 4, "--sync-saves")
+    cluster = hold_in_step(here, 10, "--save-freq", 4, "--sync-saves")
     kill(cluster, 1)
     here.release()
     cluster.expect(1, KILLED)
     assert "UnavailableError" in cluster[0].output
-    second = here.train("mwms", 2, "--save-every", 4, "--sync-saves")
+    second = here.train("mwms", 2, "--save-freq", 4, "--sync-saves")
     second.expect(0, 0)
     assert [worker.lines("restored") for worker in second] == [[["8", "8"]]] * 2
     assert second.results() == reference("mwms", 2)
@@ -109,7 +109,7 @@ def test_a_worker_killed_in_a_periodic_save(here: Place, reference: Reference) -
 @pytest.mark.parametrize("moment", ["before the notice", "after the decision"])
 def test_a_dead_peer_under_a_notice(here: Place, moment: str) -> None:
     """FACTS 2.4: one dead peer doesn't hang the others: restart code, outcome lost."""
-    cluster = hold_in_step(here, 4, "--save-timeout", 25)
+    cluster = hold_in_step(here, 4, "--peer-timeout", 25)
     if moment == "before the notice":
         kill(cluster, 1)
     cluster[0].send(signal.SIGTERM)
@@ -126,7 +126,7 @@ def test_a_dead_peer_under_a_notice(here: Place, moment: str) -> None:
 
 def test_the_chief_killed_after_a_notice(here: Place) -> None:
     """D.3: with the store's host gone the others leave with the restart code."""
-    cluster = hold_in_step(here, 4, "--save-timeout", 25)
+    cluster = hold_in_step(here, 4, "--peer-timeout", 25)
     cluster[1].send(signal.SIGTERM)
     cluster.wait_record("decision", worker=1, boundary=5)
     kill(cluster, 0)
@@ -166,7 +166,7 @@ def test_a_step_that_hangs_through_the_grace_period(
         10,
         "--hold-worker",
         1,
-        "--save-every",
+        "--save-freq",
         4,
         "--sync-saves",
         "--grace",

@@ -21,7 +21,7 @@ def test_a_cluster_that_lost_its_lease_commits_nothing_and_leaves_as_lost(
 ) -> None:
     here.hold()
     cluster = here.train(
-        strategy, world, "--hold-at", 4, "--save-every", 2, "--sync-saves"
+        strategy, world, "--hold-at", 4, "--save-freq", 2, "--sync-saves"
     )
     for worker in cluster:
         worker.wait_line("holding")
@@ -42,7 +42,7 @@ def test_a_cluster_that_lost_its_lease_commits_nothing_and_leaves_as_lost(
 
 def test_a_killed_chief_is_followed_at_once(here: Place) -> None:
     here.hold()
-    first = here.train("none", 1, "--hold-at", 4, "--save-every", 2, "--sync-saves")
+    first = here.train("none", 1, "--hold-at", 4, "--save-freq", 2, "--sync-saves")
     first[0].wait_line("holding")
     first[0].send(signal.SIGKILL)
     first.wait()

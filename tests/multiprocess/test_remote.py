@@ -173,7 +173,7 @@ def test_a_preempted_worker_dies_within_a_step(
     """
     option = "--hold-at" if moment == "at" else "--read-at"
     remote.here.hold(f"{moment}-5")
-    client = remote.start(option, 5, "--save-every", 3)
+    client = remote.start(option, 5, "--save-freq", 3)
     client[0].wait_line("holding")
     client.wait_record("commit", step=3)
     remote.notice(client[0], 1)
@@ -210,7 +210,7 @@ def test_a_worker_that_dies_without_a_notice_is_an_error(
     remote: Remote, undisturbed: dict[str, Any]
 ) -> None:
     remote.here.hold("at-5")
-    client = remote.start("--hold-at", 5, "--save-every", 3)
+    client = remote.start("--hold-at", 5, "--save-freq", 3)
     client[0].wait_line("holding")
     client.wait_record("commit", step=3)
     remote.replace(1)

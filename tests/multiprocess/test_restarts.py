@@ -46,7 +46,7 @@ def test_a_damaged_commit(here: Place, reference: Reference) -> None:
     """FACTS 2.12: the newest commit is damaged: all workers fall back to the same older
     one, and a warning names the file.
     """
-    here.train("mwms", 2, "--save-every", 8, "--sync-saves").expect(0, 0)
+    here.train("mwms", 2, "--save-freq", 8, "--sync-saves").expect(0, 0)
     steps = [r["step"] for r in records(here.checkpoints, "commit")]
     assert steps == [8, STEPS]
     [data] = (here.checkpoints / str(STEPS)).glob("ckpt.data-*")
@@ -76,7 +76,7 @@ def test_users_checkpoints_are_left_alone(here: Place) -> None:
     before = {path.name: path.read_bytes() for path in mine.iterdir()}
     shutil.rmtree(here.checkpoints)
     mine.rename(here.checkpoints)
-    cluster = here.train("none", 1, "--steps", 3 * STEPS, "--save-every", 4)
+    cluster = here.train("none", 1, "--steps", 3 * STEPS, "--save-freq", 4)
     cluster.expect(0)
     for name in names:
         assert (here.checkpoints / name).read_bytes() == before[name]

@@ -92,7 +92,7 @@ def test_machines_that_are_lost(
     assert committed in range(4, 9)
     lose_machines(here)
     here.hold()
-    saves = ("--save-every", 2, "--sync-saves")
+    saves = ("--save-freq", 2, "--sync-saves")
     second = start(here, strategy, world, *more, "--hold-at", 9, *saves)
     for worker in second:
         worker.wait_line("holding")
@@ -113,7 +113,7 @@ def test_a_kill_before_the_upload_costs_nothing_on_the_same_machine(
     here: Place, server: GcsServer, reference: Reference
 ) -> None:
     here.hold()
-    first = start(here, "none", 1, "--hold-at", 5, "--save-every", 4, "--sync-saves")
+    first = start(here, "none", 1, "--hold-at", 5, "--save-freq", 4, "--sync-saves")
     first[0].wait_line("holding")
     wait_until(lambda: steps() == [4], "the bucket has step 4")
     server.fail(10_000)  # nothing reaches the bucket any more
@@ -149,7 +149,7 @@ def test_stock_tensorflow_reads_a_mirror_while_commits_come_and_go(
         assert reader.stdout.readline() == "reads\n"
         remote = {"TFPREEMPT_MIRROR_DIR": mirror.as_uri()}
         cluster = here.start(
-            "train.py", "--steps", 60, "--save-every", 1, "--pause", 0.05, env=remote
+            "train.py", "--steps", 60, "--save-freq", 1, "--pause", 0.05, env=remote
         )
         cluster.expect(0)
         output, _ = reader.communicate(timeout=120)

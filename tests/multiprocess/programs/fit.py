@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, each batch")
     parser.add_argument("--hold-at", default="", help="such as begin:1:4")
-    parser.add_argument("--save-every", type=int, help="batches; not each epoch")
+    parser.add_argument("--save-freq", type=int, help="batches; not each epoch")
     parser.add_argument("--fail-at", type=int, help="epoch whose end fails")
     parser.add_argument("--plain", action="store_true", help="without our callback")
     return parser.parse_args()
