@@ -114,7 +114,7 @@ def test_each_incarnation_is_preempted_once(tmp_path: Path) -> None:
 @pytest.mark.slow  # starts a process
 def test_a_failure_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such port')"]
-    with pytest.raises(DemoFailedError, match="ended with 1 instead of 0"):
+    with pytest.raises(DemoFailedError, match="exited with code 1"):
         train(tmp_path, command, ())
 
 
@@ -213,7 +213,7 @@ def test_one_bit_is_a_difference_and_faults_name_what_was_promised(
     other = assess(folders, workers=1, steps=4)
     assert not other.bit_identical
     assert len(other.faults(3)) == 3
-    assert "0 preemptions ended in a commit, 3 were asked" in other.faults(3)[0]
+    assert "0 of 3 preemptions ended with a commit" in other.faults(3)[0]
 
 
 # --- the command ---------------------------------------------------------------------
@@ -222,8 +222,8 @@ def test_one_bit_is_a_difference_and_faults_name_what_was_promised(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--preemptions", "99"], "--preemptions 99 does not fit"),
-        (["--keras", "--steps", "130"], "Give a multiple of 50"),
+        (["--preemptions", "99"], "--preemptions 99 is too large"),
+        (["--keras", "--steps", "130"], "Use a multiple of 50"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_made(
@@ -271,7 +271,7 @@ def test_it_may_be_preempted_never(
     arguments = ["demo", "--preemptions", "0", "--out", str(tmp_path)]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
-    assert "Nothing was lost." in done.output
+    assert "No step was lost." in done.output
     assert [*map(list, planned)] == [[], []]
 
 
@@ -307,7 +307,7 @@ def test_at_its_end_it_names_the_report_of_the_preempted_run(
     done = CliRunner().invoke(main, ["demo", "--out", str(out)])
     assert done.exit_code == 0, done.output
     (folder,) = out.iterdir()
-    (line,) = re.findall("Where the time went: (.*)", done.output)
+    (line,) = re.findall("Time per phase: (.*)", done.output)
     checkpoints = str(folder / "interrupted" / "checkpoints")
     assert shlex.split(line) == [command, "report", checkpoints]
 
@@ -316,7 +316,7 @@ def test_out_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "file" / "x")])
     assert done.exit_code == 1
-    assert "no folder can be made there" in done.output
+    assert "cannot create a folder there" in done.output
     done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "file")])
     assert done.exit_code == 2
     assert "is a file" in done.output

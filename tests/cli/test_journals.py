@@ -95,7 +95,7 @@ def test_a_line_without_an_end_and_a_hole_cost_no_memory_and_no_time(
     journals = opened(tmp_path, keeps_all=True)
     assert [each.event for each in journals.records("exit")] == ["exit", "exit"]
     [warning] = journals.warnings
-    assert warning.startswith("worker-0.jsonl: 1 line(s) are damaged")
+    assert warning.startswith("worker-0.jsonl: 1 line(s) are corrupt")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

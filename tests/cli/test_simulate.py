@@ -128,7 +128,7 @@ def test_readers_of_a_journal_are_not_the_worker(start: Start, tmp_path: Path) -
             opened = f"/proc/{reader.pid}/fd/3"
             wait_until(lambda: os.path.exists(opened), "tail to open the journal")
             result = simulate(tmp_path)
-            assert "Here runs, by its index: nobody." in result.output
+            assert "Running workers: none." in result.output
             process = start(0)
             assert simulate(tmp_path).exit_code == 0
             assert process.wait(10) == 143
@@ -192,7 +192,7 @@ def test_a_worker_that_ends_before_its_signal_is_told(
     with held_workers(tmp_path, [0]) as (worker,):
         process.kill()
         process.wait()
-        with pytest.raises(NothingRunsError, match="has ended just before"):
+        with pytest.raises(NothingRunsError, match="exited before the signal"):
             worker.send(signal.SIGTERM)
 
 
@@ -210,7 +210,7 @@ def test_a_directory_within_the_job_s(name: str, tmp_path: Path) -> None:
     journal_directory(tmp_path).mkdir()
     (tmp_path / name).mkdir(exist_ok=True)
     result = simulate(tmp_path / name)
-    assert f"{tmp_path} has one: name that" in result.output
+    assert f"{tmp_path} has a journal: name" in result.output
 
 
 def test_all_are_looked_for_before_one_is_signalled(
@@ -220,7 +220,7 @@ def test_all_are_looked_for_before_one_is_signalled(
     result = simulate(tmp_path, "--worker", "0", "--worker", "5")
     assert result.exit_code == 1
     assert "worker 5 of" in result.output
-    assert "Here runs, by its index: 0, 1." in result.output
+    assert "Running workers: 0, 1." in result.output
     assert [each.poll() for each in processes] == [None, None]
     assert "sent" not in result.output
 
@@ -231,8 +231,8 @@ def test_workers_that_have_ended(start: Start, tmp_path: Path) -> None:
     process.wait()
     result = simulate(tmp_path)
     assert result.exit_code == 1
-    assert "does not run on this machine" in result.output
-    assert "Here runs, by its index: nobody." in result.output
+    assert "is not running on this machine" in result.output
+    assert "Running workers: none." in result.output
 
 
 def test_the_worker_of_another_job_is_left_alone(start: Start, tmp_path: Path) -> None:
@@ -255,11 +255,11 @@ def test_one_way_has_to_be_named(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--worker", "0", "--file", "x"], "belong to DIRECTORY"),
-        (["--signal", "TERM", "--serve", "gce"], "belong to DIRECTORY"),
-        (["--follow", "5", "--metadata", "http://x"], "belong to DIRECTORY"),
-        (["--port", "80", "--metadata", "http://x"], "--port belongs to --serve"),
-        (["--port", "0", "ckpt"], "--port belongs to --serve"),
+        (["--worker", "0", "--file", "x"], "need DIRECTORY"),
+        (["--signal", "TERM", "--serve", "gce"], "need DIRECTORY"),
+        (["--follow", "5", "--metadata", "http://x"], "need DIRECTORY"),
+        (["--port", "80", "--metadata", "http://x"], "--port needs --serve"),
+        (["--port", "0", "ckpt"], "--port needs --serve"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(
@@ -311,17 +311,17 @@ def test_follow_tells_what_the_worker_makes_of_it(
     was_committed = outcome is Outcome.COMMITTED
     assert result.exit_code == (0 if was_committed else 1)
     told = result.output
-    assert told.count("worker 1 has the notice of signal:SIGTERM") == 1
-    assert ("step 7 is committed in /ckpt/7" in told) is was_committed
-    assert f"worker 1 leaves with code 143 at step 7: {outcome.value}" in told
-    assert ("worker 1 left uncommitted" in told) is not was_committed
+    assert told.count("worker 1 received a notice: signal:SIGTERM") == 1
+    assert ("step 7 committed in /ckpt/7" in told) is was_committed
+    assert f"worker 1 exits at step 7 with code 143: {outcome.value}" in told
+    assert ("worker 1 exited without a commit" in told) is not was_committed
 
 
 def test_follow_tells_of_an_error(start: Start, tmp_path: Path) -> None:
     start(1, says=records(Outcome.FAILED))
     result = simulate(tmp_path, "--worker", "1", "--follow", "30")
     assert result.exit_code == 1
-    assert "worker 1 has failed at step 7: ValueError: why" in result.output
+    assert "worker 1 failed at step 7: ValueError: why" in result.output
 
 
 def test_follow_waits_for_each_worker(start: Start, tmp_path: Path) -> None:
@@ -329,15 +329,15 @@ def test_follow_waits_for_each_worker(start: Start, tmp_path: Path) -> None:
         start(index, says=records(Outcome.COMMITTED, index))
     result = simulate(tmp_path, "--worker", "1", "--worker", "0", "--follow", "30")
     assert result.exit_code == 0, result.output
-    assert result.output.count("leaves with code 143") == 2
+    assert result.output.count(" with code 143: ") == 2
 
 
 def test_follow_ends_in_time(start: Start, tmp_path: Path) -> None:
     start(0)
     result = simulate(tmp_path, "--signal", "USR2", "--follow", "0.05")
     assert result.exit_code == 1
-    assert "worker 0 has not left in time." in result.output
-    assert "--follow more than that" in result.output
+    assert "worker 0 has not exited within" in result.output
+    assert "longer --follow" in result.output
 
 
 def test_follow_tells_what_is_known_of_a_worker_that_runs_on(
@@ -354,8 +354,8 @@ def test_follow_tells_what_is_known_of_a_worker_that_runs_on(
     start(1, says=heard)
     result = simulate(tmp_path, "--worker", "1", "--signal", "USR2", "--follow", "60")
     assert result.exit_code == 1
-    assert "worker 1 has the notice of signal:SIGTERM" in result.output
-    assert "worker 1 has not left in time." in result.output
+    assert "worker 1 received a notice: signal:SIGTERM" in result.output
+    assert "worker 1 has not exited within" in result.output
 
 
 def test_follow_ends_with_a_worker_whose_journal_says_nothing(
@@ -365,6 +365,6 @@ def test_follow_ends_with_a_worker_whose_journal_says_nothing(
     start(0)
     result = simulate(tmp_path, "--signal", "USR1", "--follow", "60")
     assert result.exit_code == 1
-    assert "worker 0 has ended, and nothing of its exit is in" in result.output
+    assert "worker 0 ended without a record of its exit" in result.output
     assert "does not watch this signal" in result.output
-    assert "has the notice" not in result.output
+    assert "received a notice" not in result.output

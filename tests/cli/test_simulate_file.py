@@ -66,7 +66,7 @@ def test_a_file_goes_however_the_command_is_ended(
         process.kill()
         process.wait()
     assert process.returncode == 128 + number
-    assert f"ended by {number.name}: removed {stop}" in output
+    assert f"received {number.name}: removed {stop}" in output
     assert not stop.exists()
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_there_already_is_kept(tmp_path: Path) -> None:
     stop.write_text("real")
     result = notify("--file", stop)
     assert result.exit_code == 1
-    assert "is there already" in result.output
+    assert "exists already" in result.output
     assert stop.read_text() == "real"
 
 

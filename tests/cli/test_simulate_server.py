@@ -82,7 +82,7 @@ def test_a_server_gives_a_notice_and_takes_it_back(
         announced = pool.submit(notify, url)
         wait_until(lambda: SourceHealth.NOTICE in states(), "the notice")
     assert announced.result().exit_code == 0, announced.result().output
-    assert f"{url} is quiet again" in announced.result().output
+    assert f"{url} has withdrawn the notice" in announced.result().output
     assert set(states()) == {SourceHealth.WORKING}
 
 
@@ -122,9 +122,9 @@ def test_a_notice_is_up_until_the_job_has_asked(
                 watcher.close()
             assert result.exit_code == 0, result.output
             assert result.output.splitlines() == [
-                f"telling {served.url} to announce a preemption until the job has "
-                "asked, for 30 s at most",
-                f"the job was told; {served.url} is quiet again",
+                f"{served.url} announces a preemption until the job has read the "
+                "notice (at most 30 s)",
+                f"the job has read the notice; {served.url} has withdrawn the notice",
             ]
 
 
@@ -136,8 +136,8 @@ def test_what_nobody_has_asked_for_was_not_told(
     with server() as served:
         result = notify(served.url)
     assert result.exit_code == 1
-    assert f"nobody has asked {served.url} within" in result.output
-    assert "it is quiet again" in result.output
+    assert f"no job has read the notice of {served.url} within" in result.output
+    assert "the notice is withdrawn" in result.output
 
 
 def test_an_answer_without_the_notice_does_not_count() -> None:
@@ -159,8 +159,8 @@ def test_a_real_metadata_server_is_not_taken_for_one() -> None:
     with FakeGce() as fake:
         result = notify(fake.url)
     assert result.exit_code == 1
-    assert "it answers 403" in result.output
-    assert "a real metadata server cannot be told" in result.output
+    assert "status 403" in result.output
+    assert "a real metadata server cannot simulate" in result.output
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -152,7 +152,7 @@ def test_follow_prints_no_escapes(start: Start, tmp_path: Path) -> None:  # noqa
     spoil(spoiled, ("outcome",))
     start(1, says=spoiled.read_text())
     result = call("simulate", tmp_path, "--worker", "1", "--follow", "30")
-    assert "has failed at step 7: ValueError: why\\x1b]0;owned" in result.output
+    assert "failed at step 7: ValueError: why\\x1b]0;owned" in result.output
     assert unprintable(result.output) == set()
     assert "\nstep 9 is committed" not in result.output
     assert journal_directory(tmp_path).exists()

@@ -82,8 +82,8 @@ def demo(
     began, way = time.monotonic(), "fit" if keras else "loop"
     if keras and steps % EPOCH_STEPS:
         raise click.ClickException(
-            f"--steps {steps} with --keras: model.fit trains whole epochs, of "
-            f"{EPOCH_STEPS} steps here. Give a multiple of {EPOCH_STEPS}."
+            f"--steps {steps} with --keras: model.fit trains complete epochs "
+            f"of {EPOCH_STEPS} steps. Use a multiple of {EPOCH_STEPS}."
         )
     try:
         drawn = draw_preemptions(preemptions, workers=workers, steps=steps, seed=seed)
@@ -107,10 +107,10 @@ def demo(
         echo(json.dumps({**dataclasses.asdict(result), **more}))
     else:
         Console().print(_table(result))
-        verdict = "Something was lost." if faults else "Nothing was lost."
+        verdict = "The demo failed." if faults else "No step was lost."
         echo(f"{verdict} {seconds} s, seed {seed}, files in {directory}")
         report = [sys.argv[0], "report", str(folders[0] / "checkpoints")]
-        echo(f"Where the time went: {shlex.join(report)}")
+        echo(f"Time per phase: {shlex.join(report)}")
     for fault in faults:
         echo(f"Error: {fault}", err=True)
     sys.exit(bool(faults))
@@ -130,8 +130,8 @@ def _fresh_directory(out: Path) -> Path:
         raise TensorFlowMissingError(f"The demo {lazy_import.WANTED}")
     if importlib.util.find_spec("sklearn") is None:
         raise ConfigurationError(
-            "The demo trains on the handwritten digits that come with scikit-learn, "
-            f"which is not installed. Install it with: {lazy_import.to_install('demo')}"
+            "The demo needs the handwritten digits of scikit-learn, which is not "
+            f"installed. Install it with: {lazy_import.to_install('demo')}"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -139,14 +139,14 @@ def _fresh_directory(out: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix=name, dir=out.resolve()))
     except OSError as error:
         raise ConfigurationError(
-            f"--out {out}: no folder can be made there ({error}). Name a directory "
-            "that can be written to."
+            f"--out {out}: cannot create a folder there ({error}). Name a writable "
+            "directory."
         ) from error
 
 
 def _table(result: Result) -> Table:
     """Returns the table printed at the end of the demo."""
-    table = Table("", "", title="What the preemptions cost", show_header=False)
+    table = Table("", "", title="Cost of the preemptions", show_header=False)
     for number, seconds in enumerate(result.notice_to_commit_seconds, start=1):
         table.add_row(f"preemption {number}: notice to commit", f"{seconds:.3f} s")
     table.add_row("steps lost", str(result.steps_lost))

@@ -71,9 +71,9 @@ def draw_preemptions(
     slots = range(_GAP, last, _GAP)
     if count > len(slots):
         raise ConfigurationError(
-            f"--preemptions {count} does not fit: at most {len(slots)} fit into "
-            f"{steps} steps, {_GAP} steps apart and none after step {last}. Ask for "
-            "fewer, or for more --steps."
+            f"--preemptions {count} is too large: at most {len(slots)} fit into "
+            f"{steps} steps, {_GAP} steps apart and none after step {last}. Use fewer "
+            "preemptions, or more --steps."
         )
     rng = random.Random(seed)
     choices = [*((worker,) for worker in range(workers)), tuple(range(workers))]
@@ -151,8 +151,8 @@ def _steps(output: IO[bytes], logs: Path) -> Iterator[tuple[int, int]]:
             yield int(match[1]), int(match[2])
             limit = time.monotonic() + _STALL_SECONDS
     raise DemoFailedError(
-        f"No step was trained for {_STALL_SECONDS:g} s, so the job was ended. What its "
-        f"workers said is in {logs}."
+        f"No step was trained for {_STALL_SECONDS:g} s, so the job was terminated. See "
+        f"the logs of the workers in {logs}."
     )
 
 
@@ -181,4 +181,6 @@ def _supervisor(command: Sequence[str]) -> Iterator[IO[bytes]]:
             raise
     if process.returncode != 0:
         code = process.returncode
-        raise DemoFailedError(f"The supervisor, above, ended with {code} instead of 0.")
+        raise DemoFailedError(
+            f"The supervisor exited with code {code}; see the output above."
+        )

@@ -46,7 +46,7 @@ class Result:
         found = []
         if self.preemptions != asked:
             found.append(
-                f"{self.preemptions} preemptions ended in a commit, {asked} were asked"
+                f"{self.preemptions} of {asked} preemptions ended with a commit"
             )
         if self.steps_lost:
             found.append(f"{self.steps_lost} steps were trained twice or never")

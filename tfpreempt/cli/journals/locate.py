@@ -71,7 +71,7 @@ def hint(location: str) -> str:
     if path is None:
         return ""
     if not os.path.isdir(path):
-        return f" There is no directory {path!r}."
+        return f" The directory {path!r} does not exist."
     if commits := count_commits(path, commits_in(path)):
         return f" `tfpreempt inspect` shows {plain(commits)}."
     runs = [
@@ -82,7 +82,7 @@ def hint(location: str) -> str:
     if not runs:
         return ""
     more = " and others" if len(runs) > _SHOWN else ""
-    return f" There are runs in {', '.join(sorted(runs)[:_SHOWN])}{more}: name one."
+    return f" Name one of the runs in it: {', '.join(sorted(runs)[:_SHOWN])}{more}."
 
 
 @contextlib.contextmanager

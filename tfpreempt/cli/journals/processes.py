@@ -104,7 +104,7 @@ class SupervisorRun(Records):
             case Record(event="hang"):
                 return "hang"
             case Record(event="supervisor_died"):
-                return "supervisor died"
+                return "supervisor terminated"
             case decided:
                 return str(decided["cause"])
 

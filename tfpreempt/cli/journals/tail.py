@@ -142,8 +142,8 @@ class JournalTailer:
                 )
             if bad := file.journal.corrupt + file.is_torn:
                 found.append(
-                    f"{name}: {bad} line(s) are damaged, as the end of a file is after "
-                    "a kill; they are left out"
+                    f"{name}: {bad} line(s) are corrupt or incomplete, as after a "
+                    "kill; these lines are left out"
                 )
         return found
 

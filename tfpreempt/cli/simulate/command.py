@@ -21,10 +21,10 @@ from tfpreempt.notice.signals import parse_signal
 
 _FILE_SECONDS = 5.0  # longer than a job's poll interval, shorter than a restart
 _LINES = {
-    "notice": "worker {worker} has the notice of {source}",
-    "commit": "step {step} is committed in {path}",
-    "exit": "worker {worker} leaves with code {code} at step {step}: {outcome}",
-    "failed": "worker {worker} has failed at step {step}: {detail}",
+    "notice": "worker {worker} received a notice: {source}",
+    "commit": "step {step} committed in {path}",
+    "exit": "worker {worker} exits at step {step} with code {code}: {outcome}",
+    "failed": "worker {worker} failed at step {step}: {detail}",
 }
 
 
@@ -94,9 +94,9 @@ def simulate(
             "tfpreempt simulate --worker 1 ckpt"
         )
     if directory is None and (workers, signal_name, follow_seconds) != ((), None, None):
-        raise click.UsageError("--worker, --signal and --follow belong to DIRECTORY.")
+        raise click.UsageError("--worker, --signal and --follow need DIRECTORY.")
     if cloud is None and port is not None:
-        raise click.UsageError("--port belongs to --serve.")
+        raise click.UsageError("--port needs --serve.")
     try:
         if directory is not None:
             _signal(directory, workers or (0,), signal_name or "TERM", follow_seconds)
@@ -109,11 +109,11 @@ def simulate(
 
             url = checked_base_url(url, "--metadata")
             echo(
-                f"telling {url} to announce a preemption until the job has asked, for "
-                f"{ASK_SECONDS:g} s at most"
+                f"{url} announces a preemption until the job has read the notice "
+                f"(at most {ASK_SECONDS:g} s)"
             )
             announce(url)
-            echo(f"the job was told; {url} is quiet again")
+            echo(f"the job has read the notice; {url} has withdrawn the notice")
     except (TfpreemptError, OSError) as error:  # OSError: another user's journal
         raise click.ClickException(str(error)) from error
 
@@ -153,16 +153,17 @@ def _tell(worker: RunningWorker, began: float, has_ended: bool) -> None:
         if event == "exit":
             if record.get("outcome") == "committed":
                 return
-            raise click.ClickException(f"worker {worker.index} left uncommitted")
+            raise click.ClickException(f"worker {worker.index} exited without a commit")
     if not has_ended:
         raise click.ClickException(
-            f"worker {worker.index} has not left in time. With a known grace period a "
-            "job commits, trains on and leaves near its end: give --follow more than "
-            "that. Where no notice is told above, its config does not watch this signal"
+            f"worker {worker.index} has not exited within the time of --follow. With a "
+            "known grace period a job commits, continues to train, and exits near the "
+            "end of the grace period: use a longer --follow. If no notice is shown "
+            "above, the config of the job does not watch this signal"
         )
     raise click.ClickException(
-        f"worker {worker.index} has ended, and nothing of its exit is in its journal: "
-        "see its log. Perhaps its config does not watch this signal."
+        f"worker {worker.index} ended without a record of its exit: see its log. "
+        "Possibly its config does not watch this signal."
     )
 
 
@@ -181,20 +182,20 @@ def _give_file(given: str) -> None:
                 file.write("tfpreempt simulate\n")
         except FileExistsError as error:
             raise ConfigurationError(
-                f"--file {path} is there already, so nobody would notice anything new. "
-                "Remove it, or name another"
+                f"--file {path} exists already, so the job would see no new notice. "
+                "Remove the file, or name another"
             ) from error
         except OSError as error:
             raise ConfigurationError(
-                f"--file {path} cannot be created ({error.strerror}). Name a file in a "
-                "directory that exists and can be written to, the one that the job "
-                "watches (notice_file=, or TFPREEMPT_NOTICE_FILE)"
+                f"--file {path} cannot be created ({error.strerror}). Name the file "
+                "that the job watches (notice_file=, or TFPREEMPT_NOTICE_FILE), in an "
+                "existing, writable directory"
             ) from error
-        echo(f"created {path}; it goes in {_FILE_SECONDS:g} s")
+        echo(f"created {path}, for {_FILE_SECONDS:g} s")
         told = wait(_FILE_SECONDS)
         with contextlib.suppress(FileNotFoundError):  # removed by another process
             os.remove(path)
-    echo(f"ended by {told.name}: removed {path}" if told else f"removed {path}")
+    echo(f"received {told.name}: removed {path}" if told else f"removed {path}")
     if told:
         raise SystemExit(128 + told)
 
@@ -204,9 +205,9 @@ def _serve(cloud: str, port: int) -> None:
     from tfpreempt.cli.simulate.server import SERVERS
 
     with held_signals(*ENDS) as wait, SERVERS[cloud](port) as server:
-        echo(f"# The metadata server of {cloud}, faked. For the job's shell:")
+        echo(f"# Simulated metadata server of {cloud}. Run in the shell of the job:")
         for name, value in server.environment().items():
             echo(f"export {name}={value}")
-        echo("# In another terminal, while the job runs:")
+        echo("# Run in another terminal, while the job runs:")
         echo(f"#   tfpreempt simulate --metadata {server.url}")
         wait(None)

@@ -35,13 +35,13 @@ class SimulatedMetadata(FakeServer):
 
     def __init__(self, port: int = 0) -> None:
         self._port = port
-        self._is_heard = False
+        self._is_read = False
         try:
             super().__init__()
         except OSError as error:
             raise ConfigurationError(
-                f"--port {port}: cannot listen there ({error.strerror}). Name another "
-                "one, or leave it out for any that is free"
+                f"--port {port}: cannot listen on this port ({error.strerror}). Name "
+                "another port, or omit --port to use any free port"
             ) from error
 
     def announce(self, is_up: bool) -> None:
@@ -51,16 +51,16 @@ class SimulatedMetadata(FakeServer):
     def answer(self, request: Request) -> Reply:
         """Answers like the fake; the control path announces until a client reads it."""
         if request.path == _CONTROL:
-            self._is_heard = False
+            self._is_read = False
             self.announce(True)
             with self.changed:
-                self.wait(lambda: self._is_heard, ASK_SECONDS)
+                self.wait(lambda: self._is_read, ASK_SECONDS)
             self.announce(False)
-            return Reply(body=b"heard" if self._is_heard else b"")
+            return Reply(body=b"read" if self._is_read else b"")
         reply = super().answer(request)
         if re.search(self.mark, reply.body):
             with self.changed:
-                self._is_heard = True
+                self._is_read = True
                 self.changed.notify_all()
         return reply
 
@@ -120,7 +120,9 @@ def announce(url: str) -> None:
     seconds = ASK_SECONDS + _ANSWER_SECONDS
     try:
         answer = session.request(_CONTROL, method="POST", seconds=seconds)
-        fault = "" if answer.status == 200 else f"it answers {answer.status}"
+        fault = (
+            "" if answer.status == 200 else f"it answers with status {answer.status}"
+        )
     except NoticeError as error:
         fault = str(error)
     finally:
@@ -129,11 +131,11 @@ def announce(url: str) -> None:
         raise ConfigurationError(
             f"no simulated metadata server listens at --metadata {url} ({fault}). "
             "Start a server with `tfpreempt simulate --serve gce` and use the printed "
-            "address; a real metadata server cannot be told to give a notice"
+            "address; a real metadata server cannot simulate a notice"
         )
     if not answer.text():
         raise ConfigurationError(
-            f"nobody has asked {url} within {ASK_SECONDS:g} s, and it is quiet again. "
-            "Start the job with the variables that `tfpreempt simulate --serve` "
-            "printed, and with a config that watches this cloud"
+            f"no job has read the notice of {url} within {ASK_SECONDS:g} s; the notice "
+            "is withdrawn. Start the job with the variables printed by `tfpreempt "
+            "simulate --serve`, and with a config that watches this cloud"
         )

@@ -67,8 +67,8 @@ class RunningWorker:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError as error:
             raise NothingRunsError(
-                f"worker {self.index}, process {self.pid}, has ended just before it "
-                "could be signalled. Start the job again"
+                f"worker {self.index} (process {self.pid}) exited before the signal. "
+                "Start the job again"
             ) from error
 
     def wait_ended(self, seconds: float) -> bool:
@@ -110,11 +110,11 @@ def held_workers(
     journal = journal_directory(directory).resolve()
     if not journal.is_dir():
         above = directory.absolute().parent
-        where = "Expected a job's checkpoint directory; start it, or check the path"
+        where = "Name the checkpoint directory of a running job"
         if journal_directory(above).is_dir():
-            where = f"{above} has one: name that"
+            where = f"{above} has a journal: name {above}"
         raise NothingRunsError(
-            f"{directory} has no journal, so nothing is known to run there. {where}"
+            f"{directory} has no journal, so no running job was found. {where}"
         )
     running = _find_workers(journal)
     held: list[RunningWorker] = []
@@ -125,13 +125,13 @@ def held_workers(
                 ends.callback(held[-1].close)
                 if index in _journals_of(running[index], journal):
                     continue
-            names = ", ".join(map(str, sorted(running))) or "nobody"
+            names = ", ".join(map(str, sorted(running))) or "none"
             raise NothingRunsError(
-                f"worker {index} of {directory} does not run on this machine, belongs "
-                "to another user, or has not come to its first step. Here runs, by its "
-                f"index: {names}. Name one of these with --worker (workers count from "
-                "0), start the job and wait for its first step, or run this command "
-                "where the worker is"
+                f"worker {index} of {directory} is not running on this machine, "
+                "belongs to another user, or has not reached the first step. Running "
+                f"workers: {names}. Name one of these with --worker (the first is 0), "
+                "wait for the first step, or run this command on the machine of "
+                "the worker"
             )
         yield held
 
