@@ -108,7 +108,7 @@ def test_what_a_run_is_at_in_numbers() -> None:
         ("tfpreempt_step", "0"): 12,
         ("tfpreempt_steps_per_second", "0"): 2.5,
         ("tfpreempt_last_step_timestamp_seconds", "0"): 998.0,
-        ("tfpreempt_heard_timestamp_seconds", "0"): 1e9,
+        ("tfpreempt_last_report_timestamp_seconds", "0"): 1e9,
         ("tfpreempt_notice_timestamp_seconds", "0"): 999.0,
         ("tfpreempt_notice_deadline_timestamp_seconds", "0"): 1030.5,
         ("tfpreempt_commits_total",): 3,
@@ -122,7 +122,7 @@ def test_what_a_run_is_at_in_numbers() -> None:
         ("tfpreempt_upload_pending_commits",): 1,
         ("tfpreempt_upload_sent_bytes",): 3,
         ("tfpreempt_upload_size_bytes",): 7,
-        ("tfpreempt_upload_faults_total",): 2,
+        ("tfpreempt_upload_errors_total",): 2,
     }
 
 

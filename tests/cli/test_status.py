@@ -200,8 +200,22 @@ def test_commits_without_a_journal_are_those_in_the_directory(run: Run) -> None:
     assert (status.commits, status.commit_step) == (2, 100)
     assert status.committed_at is not None
     assert "committed 100, " in one_line(status)
+    assert [each.state for each in status.workers] == [ReportedState.STARTING]
     run.restored(0)  # the journal of a worker says it all
     assert run.look().commits == 0
+
+
+def test_a_commit_after_the_start_shows_training_without_a_journal(run: Run) -> None:
+    run.started(workers=1)
+    run.clock.advance(20)
+    opened = open_directory(str(run.directory), OwnContents(), clock=run.clock)
+    save(opened, 80)
+    status = run.look(5)
+    (worker,) = status.workers
+    assert (worker.state, worker.step) == (ReportedState.TRAINING, 80)
+    assert one_line(status).startswith("step 80 | committed 80, 5 s ago")
+    run.ended(0, 0)
+    assert run.states() == [ReportedState.FINISHED]
 
 
 def test_commits_without_any_journal_are_named(tmp_path: Path) -> None:
@@ -249,7 +263,7 @@ def test_who_is_not_heard_any_more_is_silent(training: Run) -> None:
         ReportedState.SILENT,
     ]
     assert not status.is_fine
-    assert "nothing heard for 31 s, since 20" in training.status().output
+    assert "no report for 31 s, since 20" in training.status().output
 
 
 @pytest.mark.parametrize("ahead", [-1000.0, 1000.0])
@@ -379,7 +393,7 @@ def test_a_supervisor_that_a_signal_ended(training: Run) -> None:
         training.left(worker, Outcome.COMMITTED, 12, 143)
     training.supervisor("supervisor_died")
     status = training.look(1e6)
-    assert status.ended == "a signal or an error ended the supervisor"
+    assert status.ended == "supervisor terminated by a signal or an error"
     assert not status.is_fine
     training.started()
     assert training.look().ended == ""
@@ -520,13 +534,13 @@ def test_the_report_of_a_run_that_has_not_ended_is_as_of_now(training: Run) -> N
         training.says(worker, 12)
     shown = report()
     assert shown.stdout.startswith("running at step 12, ")
-    assert "nothing was heard" not in shown.stderr
+    assert "no report of" not in shown.stderr
     training.clock.advance(SILENT_AFTER + 1)
     shown = report()
     assert shown.exit_code == 0
     assert shown.stdout.startswith("silent at step 12, ")
-    assert "nothing was heard of 2 worker(s) for 31 s" in shown.stderr
-    assert "what came after the newest commit (7) is lost" in shown.stderr
+    assert "no report of 2 worker(s) for 31 s" in shown.stderr
+    assert "the steps after the newest commit (7) are lost" in shown.stderr
     assert json.loads(report("--json").stdout)["outcome"] == "silent"
 
 
@@ -563,7 +577,7 @@ def test_an_upload(training: Run) -> None:
         last_error="503",
     )
     training.says(0, 10, upload=upload)
-    said = "uploads 8: 3 MiB of 12 MiB (failing: 503)"
+    said = "uploading 8: 3 MiB of 12 MiB (failing: 503)"
     assert said in one_line(training.look())
     assert said.capitalize()[:8] + said[8:] in training.status().output
     upload = dataclasses.replace(upload, uploading=None, last_error=None)
@@ -614,7 +628,7 @@ def test_who_names_the_directory_above_is_shown_the_runs(
 ) -> None:
     shown = CliRunner().invoke(main, [command, str(tmp_path)])
     said = " ".join(shown.output.split())
-    assert f"There are runs in {training.directory}: name one." in said
+    assert f"Name one of the runs in it: {training.directory}." in said
 
 
 @pytest.mark.parametrize("command", ["status", "report"])
@@ -622,13 +636,15 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path, command: str) ->
     missing = tmp_path / "missing"
     shown = CliRunner().invoke(main, [command, str(missing)])
     assert shown.exit_code == 2
-    assert f"There is no directory {str(missing)!r}." in " ".join(shown.output.split())
+    assert f"The directory {str(missing)!r} does not exist." in " ".join(
+        shown.output.split()
+    )
 
 
 def test_where_nothing_is_told(run: Run, tmp_path: Path) -> None:
     result = run.status()
     assert result.exit_code == 2
-    assert "no worker has begun there" in result.output
+    assert "no worker has started" in result.output
     result = run.status(place=tmp_path / "typo")
     assert result.exit_code == 2
     assert "Expected the checkpoint directory" in result.output

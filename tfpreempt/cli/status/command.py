@@ -35,7 +35,7 @@ def status(place: str, as_json: bool) -> None:
     training  also during an evaluation, or in the callbacks of a fit
     saving    training waits for a save
     waiting   at the end of a step, for the other workers
-    silent    no report for 30 s: the process is stopped, or its machine is gone
+    silent    no report for 30 s: the process is stopped, or its machine is unreachable
     down      the process has ended, or exited to be restarted
     finished  the training is complete
 
@@ -63,18 +63,18 @@ def status(place: str, as_json: bool) -> None:
         raise click.UsageError(str(error)) from error
     except OSError as error:
         advice = (
-            f" What a bucket has of a run tells nothing of now; `tfpreempt report "
-            f"{place}` tells what has happened."
+            " A mirror has no live status; the past events of the run are shown by "
+            f"`tfpreempt report {place}`."
             if is_url(place)
             else hint(place)
         )
         raise click.UsageError(
-            f"{place!r} has no journal that can be read ({error.strerror}). Expected "
-            f"the checkpoint directory of a run, or the journal in it.{advice}"
+            f"{place!r} has no readable journal ({error.strerror}). Expected the "
+            f"checkpoint directory of a run, or the journal in it.{advice}"
         ) from error
     if not found.workers:
         raise click.UsageError(
-            f"Nothing is told in {place!r}: no worker has begun there. Expected the "
+            f"{place!r} has no status, because no worker has started. Expected the "
             "checkpoint directory of a run, or the journal in it."
         )
     if as_json:

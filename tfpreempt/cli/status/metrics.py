@@ -31,30 +31,45 @@ _MOST_CONNECTIONS = 16
 _END_SECONDS = 1.0  # for a thread to close its ended connection
 
 _OF_WORKERS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
-    "step": ("Steps that the worker has made.", lambda w: w.step),
-    "steps_per_second": ("Of the last minute.", lambda w: w.steps_per_second),
+    "step": ("Steps completed by the worker, over all restarts.", lambda w: w.step),
+    "steps_per_second": (
+        "Steps per second, mean of the last minute.",
+        lambda w: w.steps_per_second,
+    ),
     "last_step_timestamp_seconds": (
-        "When the worker came to that step.",
+        "Time of the newest step of the worker.",
         lambda w: w.stepped_at,
     ),
-    "heard_timestamp_seconds": (
-        "When the worker was heard of last, or ended.",
+    "last_report_timestamp_seconds": (
+        "Time of the last report of the worker, or of its end.",
         lambda w: w.since,
     ),
     "notice_timestamp_seconds": (
-        "When the notice came that the worker serves.",
+        "Time of the notice being handled by the worker.",
         lambda w: w.noticed_at,
     ),
     "notice_deadline_timestamp_seconds": (
-        "When the worker's machine goes away.",
+        "Time at which the machine of the worker is taken away.",
         lambda w: w.deadline,
     ),
 }
 _OF_UPLOADS: dict[str, tuple[str, Callable[[Any], float | None]]] = {
-    "uploaded_step": ("Newest commit in the object store.", lambda u: u.mirrored_step),
-    "upload_pending_commits": ("Commits that wait, or are sent.", lambda u: u.pending),
-    "upload_sent_bytes": ("Sent of the commit under way.", lambda u: u.sent_bytes),
-    "upload_size_bytes": ("Size of the commit under way.", lambda u: u.total_bytes),
+    "uploaded_step": (
+        "Step of the newest commit in the mirror.",
+        lambda u: u.mirrored_step,
+    ),
+    "upload_pending_commits": (
+        "Commits waiting for upload, or being uploaded.",
+        lambda u: u.pending,
+    ),
+    "upload_sent_bytes": (
+        "Bytes sent of the commit being uploaded.",
+        lambda u: u.sent_bytes,
+    ),
+    "upload_size_bytes": (
+        "Size of the commit being uploaded.",
+        lambda u: u.total_bytes,
+    ),
 }
 
 
@@ -83,23 +98,30 @@ class _Run:
                 if (number := value(worker)) is not None:
                     family.add_metric([self._name, str(worker.worker)], number)
             yield family
-        states = gauge("worker_state", "1 for the state it is in.", "worker", "state")
+        states = gauge(
+            "worker_state",
+            "1 for the present state of the worker, else 0.",
+            "worker",
+            "state",
+        )
         for worker in status.workers:
             for state in ReportedState:
                 labels = [self._name, str(worker.worker), state.value]
                 states.add_metric(labels, float(worker.state is state))
         yield states
-        commits = counter("commits", "Commits of the run.")
+        commits = counter("commits", "Number of commits of the run.")
         commits.add_metric([self._name], status.commits)
         yield commits
         if status.committed_at is not None and status.commit_step is not None:
-            newest = gauge("last_commit_timestamp_seconds", "When the newest was made.")
+            newest = gauge(
+                "last_commit_timestamp_seconds", "Time of the newest commit."
+            )
             newest.add_metric([self._name], status.committed_at)
             yield newest
-            step = gauge("last_commit_step", "Of the newest commit.")
+            step = gauge("last_commit_step", "Step of the newest commit.")
             step.add_metric([self._name], status.commit_step)
             yield step
-        restarts = counter("restarts", "Restarts, by what they were for.", "reason")
+        restarts = counter("restarts", "Number of restarts, by reason.", "reason")
         for reason in sorted({*RESTARTS, *status.restarts}):  # rate() needs the 0
             count = status.restarts.get(reason, 0)
             restarts.add_metric([self._name, reason], count)
@@ -110,7 +132,7 @@ class _Run:
                     family = gauge(name, text)
                     family.add_metric([self._name], number)
                     yield family
-            faults = counter("upload_faults", "Tries to upload that went wrong.")
+            faults = counter("upload_errors", "Number of failed attempts to upload.")
             faults.add_metric([self._name], upload.error_count)
             yield faults
 
@@ -224,7 +246,7 @@ def served(
     except OSError as error:
         raise ConfigurationError(
             f"--metrics-port cannot listen on {host}, port {port} ({error.strerror}). "
-            "Choose another port, or end what has it."
+            "Choose another port, or stop the process that uses the port."
         ) from error
     thread = ManagedThread("tfpreempt-metrics-server", server.serve_forever)
     thread.start()

@@ -7,7 +7,12 @@ import threading
 
 from tfpreempt.cli.journals.locate import commits_in
 from tfpreempt.cli.journals.tail import JournalTailer
-from tfpreempt.cli.status.run_status import ReportedState, RunStatus, build_status
+from tfpreempt.cli.status.run_status import (
+    ReportedState,
+    RunStatus,
+    Worker,
+    build_status,
+)
 from tfpreempt.core.clock import SystemClock
 from tfpreempt.handler.status_file import TOLD_EVERY
 
@@ -33,18 +38,29 @@ def read_status(journals: JournalTailer, at: float) -> RunStatus:
             at, journals.workers, journals.supervisors, journals.reports
         )
     # A program that saves States without a handler has no journal, but commits. The
-    # journal of a chief may belong to another supervisor, or be written later.
+    # journal of a chief may belong to another supervisor, or be written later. A commit
+    # after the start of a worker shows that the worker trains.
     is_alone = journals.reads_chief and not journals.workers
     commits = commits_in(journals.directory.parent) if is_alone else []
     if not commits:
         return status
     newest = commits[0]
+    made = newest.time if newest.saved_at is None else newest.saved_at
     return dataclasses.replace(
         status,
+        workers=[_with_commit(each, newest.step, made) for each in status.workers],
         commits=len(commits),
         commit_step=newest.step,
-        committed_at=newest.time if newest.saved_at is None else newest.saved_at,
+        committed_at=made,
     )
+
+
+def _with_commit(worker: Worker, step: int | None, at: float | None) -> Worker:
+    """Returns a worker without a journal as training, if a commit follows its start."""
+    is_starting = worker.state is ReportedState.STARTING
+    if not is_starting or at is None or at < (worker.since or 0.0):
+        return worker
+    return dataclasses.replace(worker, state=ReportedState.TRAINING, step=step)
 
 
 def read_status_now(journals: JournalTailer) -> RunStatus:

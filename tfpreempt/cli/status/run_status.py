@@ -319,13 +319,13 @@ def _end(
                 why,
             )
         if (gone := start.newest("left")) is not None:
-            return ReportedState.DOWN, gone.wall, "its supervisor has left"
+            return ReportedState.DOWN, gone.wall, "supervisor exited"
         # The guard gives the workers time to commit, so a worker may still report.
         died = start.newest("supervisor_died")
         if said is None and died is not None:
             is_quiet = report is None or report.at < died.wall
             if is_quiet and (report is None or at - died.wall > _LEFT_AFTER):
-                said = ReportedState.DOWN, died.wall, "its supervisor died"
+                said = ReportedState.DOWN, died.wall, "supervisor terminated"
     # After an exit record a worker may still finish an upload, or continue training.
     still_runs = (
         said is not None
@@ -371,7 +371,7 @@ def _ended(starts: Sequence[SupervisorRun], workers: Sequence[Worker]) -> str:
         return ""
     last = max(known, key=lambda each: each.wall)
     if last.event == "supervisor_died":
-        return "a signal or an error ended the supervisor"
+        return "supervisor terminated by a signal or an error"
     outcomes = {cause.value: text for cause, text in OUTCOMES.items()}
     outcome = outcomes.get(last["cause"], last["cause"])
     return f"{outcome}, exit code {int(last['code'])}"

@@ -127,7 +127,7 @@ def _restarts(restarts: Mapping[str, int]) -> str:
 def _upload(upload: MirrorStatus) -> str:
     if upload.uploading is not None:
         sent, total = size_text(upload.sent_bytes), size_text(upload.total_bytes)
-        text = f"uploads {upload.uploading}: {sent} of {total}"
+        text = f"uploading {upload.uploading}: {sent} of {total}"
     elif upload.mirrored_step is not None:
         text = f"uploaded {upload.mirrored_step}"
     else:
@@ -145,10 +145,10 @@ def _remark(status: RunStatus, worker: Worker) -> str:
         return ", ".join(told)
     said = []
     if worker.noticed_at is not None:
-        said.append(f"noticed: {_time_left(status, worker)}")
+        said.append(f"notice: {_time_left(status, worker)}")
     if worker.state is ReportedState.SILENT and worker.since is not None:
         age = age_text(status.at - worker.since)
-        said.append(f"nothing heard for {age}, since {_clock(worker.since)}")
+        said.append(f"no report for {age}, since {_clock(worker.since)}")
     elif age := _since_start(status.at, [worker]):
         said.append(age.lstrip())
     elif still := _still(status.at, worker.stepped_at):
