@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.report.scripted import STEP, Scripted, read, report_of
+from tfpreempt.cli.report import view
 from tfpreempt.cli.report.goodput import Badput
+from tfpreempt.cli.report.page import make_page
 from tfpreempt.cli.report.process_spans import Phase
 from tfpreempt.cli.report.run_report import RunReport
+from tfpreempt.cli.tables import Console
 from tfpreempt.handler.status_file import TOLD_EVERY
 
 approx = pytest.approx
@@ -74,7 +78,7 @@ def test_what_interruptions_cost() -> None:
     assert preempted.notice_to_commit_seconds == 1.5
     assert preempted.down_seconds == approx(20.0)
     # The last step, the save, leaving, down, and a start to its first step.
-    assert preempted.away_seconds == approx(0.5 + 1 + 1 + 20 + 8 + 2 + 3)
+    assert preempted.resumed_seconds == approx(0.5 + 1 + 1 + 20 + 8 + 2 + 3)
 
     assert (late.cause, late.is_estimated, late.tier) == ("failure", True, "bucket")
     assert late.steps_lost == approx(45, abs=1)
@@ -179,6 +183,28 @@ CASES = {
 }
 
 
+def test_the_time_after_a_complete_training_is_idle(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Scripted(workers=2)
+    run.start()
+    run.train(80)
+    run.finish()
+    assert run.report().idle_seconds == 0.0
+    run.down(1000.0)
+    run.start(restoring=1.0)
+    run.train(10)
+    run.finish()
+    report = run.report()
+    assert report.idle_seconds == approx(2 * 1000.0)
+    assert report.account.total + report.idle_seconds == approx(2 * report.seconds)
+    view.show(Console(width=160), report)
+    row = r"^idle after completion +2000\.0 +- +not counted"
+    assert re.search(row, capsys.readouterr().out, re.MULTILINE)
+    assert view.to_json(report)["idle_seconds"] == report.idle_seconds
+    assert view.IDLE in make_page(report, "run")
+
+
 @pytest.mark.parametrize(
     ("name", "is_supervised"),
     [(name, each) for name, case in CASES.items() for each in case.supervised],
@@ -217,7 +243,7 @@ def test_every_moment_of_a_worker_has_its_phase() -> None:
             Phase.TRAINING,
             Phase.NOTICED,
             Phase.SAVING,
-            Phase.LEAVING,
+            Phase.EXITING,
             Phase.DOWN,
         ]
 
@@ -233,7 +259,7 @@ def test_the_death_of_a_supervisor_is_the_cause(is_noticed: bool) -> None:
     run.finish_later()
     report = run.report()
     [death] = report.interruptions
-    assert death.cause == "supervisor died"
+    assert death.cause == "supervisor terminated"
     if is_noticed:
         check_account(run, report)
         assert (death.step, death.steps_lost) == (102, 0)
@@ -331,7 +357,7 @@ def test_an_end_that_nobody_recorded_is_said_to_be_unknown() -> None:
     run.kill()
     run.finish_later()
     report = run.report()
-    assert "worker 0: no record says when 1 process(es) ended; 30.0 s" in " ".join(
+    assert "worker 0: no record of the end of 1 process(es); 30.0 s" in " ".join(
         report.warnings
     )
     assert report.account.bad[Badput.OTHER] == approx(2 * 30.0)
@@ -353,7 +379,7 @@ def test_a_clock_that_is_set_changes_no_duration() -> None:
     report = jumping.report()
     check_account(run, report)
     [warning] = report.warnings
-    assert "the wall clock was off by" in warning
+    assert "the wall clock was wrong by" in warning
     assert "supervisor.jsonl" in warning
 
 
@@ -365,7 +391,7 @@ def test_a_worker_whose_clock_differs_is_named() -> None:
     run.finish_later()
     report = run.report()
     [warning] = report.warnings
-    assert warning.startswith("worker 1 left +40.0 s from the commit")
+    assert warning.startswith("worker 1 exited +40.0 s after its last commit")
     check_account(run, report)
 
 
@@ -552,7 +578,7 @@ def test_a_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:-20])
     report = read(tmp_path)
     [warning] = report.warnings
-    assert warning.startswith("worker-1.jsonl: 1 line(s) are damaged")
+    assert warning.startswith("worker-1.jsonl: 1 line(s) are corrupt")
 
 
 VALUES = st.recursive(

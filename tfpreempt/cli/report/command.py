@@ -50,8 +50,8 @@ def report(
     """Summarize a run: interruptions, lost work, goodput.
 
     DIR is the checkpoint directory, or the directory of the journal. URI is the mirror
-    (--mirror-dir, gs://, s3:// or file://): its copy of the journal, seconds
-    old, is useful when the machines are gone. If the checkpoint directory of the run is
+    (--mirror-dir, gs://, s3:// or file://): its copy of the journal, seconds old, is
+    useful if the machines are unreachable. If the checkpoint directory of the run is
     a URL, the journal of this machine (in the scratch directory of the URL, or in
     $TFPREEMPT_JOURNAL_DIR) and the copy are read together. The run may still be
     running. Nothing is changed.
@@ -64,14 +64,15 @@ def report(
     part), 2 if there is no journal, or FILE or LOGDIR cannot be used.
 
     --json: an object with begin, end (seconds since the epoch), outcome, step, seconds,
-    goodput, good_seconds, badput_seconds by class, steps_lost, bytes_written,
-    durations, interruptions, commits, restores, workers (spans of each), metrics
-    (points of time, step and value), faults and warnings; null where unknown.
+    goodput, good_seconds, badput_seconds by class, idle_seconds (between a complete
+    training and a later start), steps_lost, bytes_written, durations, interruptions,
+    commits, restores, workers (spans of each), metrics (points of time, step and
+    value), faults and warnings; null where unknown.
     """
     if html is not None and not html.parent.is_dir():
         raise click.UsageError(
-            f"--html {str(html)!r}: there is no directory "
-            f"{str(html.parent)!r}. Make it first, or name another file."
+            f"--html {str(html)!r}: the directory {str(html.parent)!r} does not "
+            "exist. Create the directory, or name another file."
         )
     try:
         report = _read(place, tensorboard)
@@ -108,13 +109,13 @@ def _read(place: str, tensorboard: Path | None) -> RunReport:
                 report = _tell(place, journals, is_copy=True)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{place!r} has no journal in {found}, nor can a copy of one be "
-                f"fetched: {error}"
+                f"{place!r} has no journal in {found}, and no copy of a journal can "
+                f"be downloaded: {error}"
             ) from error
     commits = commits_in(found.parent) if report.step is None else []
     if commits:
         said = count_commits(found.parent, commits)
-        warning = f"there are {said}, and no journal of them"
+        warning = f"{said}, but no journal of these commits"
         report = dataclasses.replace(report, warnings=(warning, *report.warnings))
     if tensorboard is None:
         return report
@@ -142,7 +143,7 @@ def _read_both(place: str, found: Path) -> RunReport:
     except (OSError, CheckpointError) as error:
         report = _as_of_now(_tell(place, local), local)
         warning = (
-            f"this is the journal of this machine only, in {found}: the copy in "
+            f"only the journal of this machine was read, in {found}: the copy in "
             f"{place} cannot be read: {error}"
         )
         return dataclasses.replace(report, warnings=(*report.warnings, warning))
@@ -154,7 +155,7 @@ def _tell(place: str, journals: JournalTailer, *, is_copy: bool = False) -> RunR
     warnings += journals.warnings
     report = build_report(journals.workers, journals.supervisors, warnings)
     if report is None:
-        raise click.UsageError(f"the journal of {place!r} tells of no worker")
+        raise click.UsageError(f"the journal of {place!r} has no records of a worker")
     return report
 
 
@@ -171,9 +172,9 @@ def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
     age = age_text(status.at - max(each.since or 0.0 for each in silent))
     committed = "no commit" if status.commit_step is None else status.commit_step
     warning = (
-        f"nothing was heard of {len(silent)} worker(s) for {age}, and no record says "
-        "how they ended: if they were killed, what came after the newest commit "
-        f"({committed}) is lost, and not counted here"
+        f"no report of {len(silent)} worker(s) for {age}, and no record of the end: if "
+        f"the workers were killed, the steps after the newest commit ({committed}) "
+        "are lost, but not counted as lost here"
     )
     return dataclasses.replace(
         report, outcome="silent", warnings=(*report.warnings, warning)
@@ -183,25 +184,25 @@ def _as_of_now(report: RunReport, journals: JournalTailer) -> RunReport:
 def _warnings_of_copy(place: str, journals: JournalTailer) -> Iterable[str]:
     """Yields warnings about records missing in the mirror's copy of a journal."""
     yield (
-        f"this is the copy of the journal in {place}: what was recorded after it was "
-        "copied last, at most seconds before the end, is missing"
+        f"this is the copy of the journal in {place}: the records of the last seconds "
+        "may be missing"
     )
     worlds = [each["world_size"] or 0 for each in journals.records("restored")]
     if len(journals.workers) < max(worlds, default=0):
         yield (
-            "of workers that do not share the chief's disk the journals are on their "
-            "own machines only, and missing here"
+            "the journals of workers that do not share the disk of the chief are "
+            "missing here: these journals are on the machines of the workers only"
         )
 
 
 def _nothing_there(place: str, found: Path) -> click.UsageError:
     advice = (
-        "Nor has the place a copy of one. The journal of a run is on the machines that "
-        "trained: bring it here, and name its directory or set TFPREEMPT_JOURNAL_DIR "
-        "to it."
+        "The URL has no copy of a journal either. The journal of a run is on the "
+        "machines that trained: copy the journal to this machine, and name its "
+        "directory or set TFPREEMPT_JOURNAL_DIR."
         if "://" in place
         else "Name the checkpoint directory of a run, the directory of its journal, or "
-        "the mirror of its commits."
+        "its mirror."
     )
     return click.UsageError(
         f"{place!r} has no journal: no *.jsonl in {found}. {advice}{hint(place)}"

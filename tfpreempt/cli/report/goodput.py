@@ -1,4 +1,4 @@
-"""Where the time went, in the classes of Google's ml-goodput-measurement.
+"""The use of time, in the classes of Google's ml-goodput-measurement.
 
 Goodput is the share of the time spent on steps that the run has kept. The rest of the
 time is badput, in several classes. Time is added up over all workers.
@@ -26,30 +26,29 @@ class Badput(enum.Enum):
 
 
 PLAINLY = {
-    Badput.TRAINING_PREP: "start of a process",
+    Badput.TRAINING_PREP: "starting processes",
     Badput.RESTORE: "restoring",
     Badput.PROGRAM_STARTUP: "first steps, tracing",
     Badput.SAVE: "waiting for saves",
-    Badput.WASTED_PROGRESS: "steps that were lost",
+    Badput.WASTED_PROGRESS: "lost steps",
     Badput.RECOVERY: "down",
-    Badput.OTHER: "leaving, and unknown",
+    Badput.OTHER: "exiting, and unknown",
 }
 """Short names of the classes, for tables and plots."""
 
 MEANINGS = {
-    Badput.TRAINING_PREP: "from the start of a process until its handler is made, or "
-    "its fit begins: imports, devices, the model, the data",
-    Badput.RESTORE: "agreeing with the other workers on a checkpoint, fetching it and "
-    "reading it",
+    Badput.TRAINING_PREP: "from the start of a process until the handler is created, "
+    "or the fit begins: imports, devices, model, data",
+    Badput.RESTORE: "agreeing with the other workers on a checkpoint, downloading and "
+    "reading the checkpoint",
     Badput.PROGRAM_STARTUP: "the first step of each process, which traces and "
-    "compiles, and what the program does before it",
-    Badput.SAVE: "training stood still for a save; what is written beside training "
-    "does not count",
-    Badput.WASTED_PROGRESS: "steps that no later start went on from, so that they had "
-    "to be made again",
-    Badput.RECOVERY: "no process, until the run was started again",
-    Badput.OTHER: "between the last commit and the end of a process, and what no "
-    "record explains",
+    "compiles, and the work of the program before this step",
+    Badput.SAVE: "training waits for a save; writing in the background does not count",
+    Badput.WASTED_PROGRESS: "steps after the commit from which the next start resumed; "
+    "these steps were repeated",
+    Badput.RECOVERY: "no process, until the run was restarted",
+    Badput.OTHER: "between the last commit and the end of a process, and time without "
+    "a record",
 }
 """Exact definitions of the classes, for the page."""
 
@@ -60,7 +59,7 @@ CLASS_OF = {
     Phase.SAVING: Badput.SAVE,
     Phase.LOST: Badput.WASTED_PROGRESS,
     Phase.DOWN: Badput.RECOVERY,
-    Phase.LEAVING: Badput.OTHER,
+    Phase.EXITING: Badput.OTHER,
     Phase.UNKNOWN: Badput.OTHER,
 }
 """Badput class of every phase that is not goodput."""

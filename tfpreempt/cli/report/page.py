@@ -37,8 +37,8 @@ def make_page(report: RunReport, source: str) -> str:
         from tfpreempt.cli.report import plots
     except ImportError as error:
         raise ConfigurationError(
-            f"--html needs {error.name}, which is not installed. Install what it is "
-            f"drawn with: {to_install('report')}"
+            f"--html needs {error.name}, which is not installed. Install the packages "
+            f"for drawing: {to_install('report')}"
         ) from error
     environment = jinja2.Environment(
         autoescape=True,
@@ -64,12 +64,13 @@ def make_page(report: RunReport, source: str) -> str:
         headline=view.headline(report),
         written=view.written(report),
         account=[
-            ("good", "steps that were kept", report.account.good, "goodput", _GOOD),
+            ("good", "kept steps", report.account.good, "goodput", _GOOD),
             *(
                 (f"bad-{k.name.lower()}", PLAINLY[k], s, k.value, MEANINGS[k])
                 for k, s in report.account.bad.items()
             ),
         ],
+        idle=view.IDLE if report.idle_seconds > view.LEAST_IDLE else "",
         account_plot=svg(plots.account(report.account)),
         phases=[phase for phase in Phase if phase in seen],
         timeline=svg(plots.timeline(report, begin, end)),
@@ -96,12 +97,12 @@ def make_page(report: RunReport, source: str) -> str:
     return str(told)
 
 
-_GOOD = "training that later starts, or the end, went on from"
+_GOOD = "steps that are part of the result of the run"
 
 
 def _around(report: RunReport, each: Interruption) -> tuple[float, float]:
     """Returns the begin and end of the timeline that zooms in on an interruption."""
-    away = each.away_seconds
-    until = report.end if away is None else each.at + away
+    resumed = each.resumed_seconds
+    until = report.end if resumed is None else each.at + resumed
     margin = max(0.5, 0.15 * (until - each.at))
     return max(report.begin, each.at - margin), min(report.end, until + margin)

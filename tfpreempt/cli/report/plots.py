@@ -100,7 +100,7 @@ def timeline(report: RunReport, begin: float, end: float) -> str:
                 outline = [*x, *x[::-1]], [*high, *low[::-1]]
                 axes.fill(*outline, color=colour, lw=0, gid=name)
                 took = seconds_text(sum(each.seconds for each in spans))
-                often = f" in {len(spans)} times" if len(spans) > 1 else ""
+                often = f" in {len(spans)} spans" if len(spans) > 1 else ""
                 titles[name] = f"worker {worker.index}, {phase}: {took}{often}"
         marks = [each.at for each in report.interruptions if begin <= each.at <= end]
         _mark(axes, [axis.at(each) for each in marks], "-")
@@ -111,13 +111,13 @@ def timeline(report: RunReport, begin: float, end: float) -> str:
         axes.set_xlim(axis.at(begin), axis.at(end))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel(f"{axis.name} since the run began")
+        axes.set_xlabel(f"{axis.name} since the start of the run")
         return _to_svg(figure, titles)
 
 
 def account(told: GoodputBreakdown) -> str:
     """Draws goodput and badput as a single bar."""
-    shares = {"good": ("steps that were kept", told.good)}
+    shares = {"good": ("kept steps", told.good)}
     shares |= {
         f"bad-{kind.name.lower()}": (PLAINLY[kind], seconds)
         for kind, seconds in told.bad.items()
@@ -152,10 +152,10 @@ def curve(
     cuts = np.searchsorted(times, marks)  # break the curve at interruptions
     if by_step:
         x, at = steps, _steps_at(report, name, steps, cuts)
-        label = "step that it was logged with"
+        label = "logged step"
     else:
         x, at = (times - axis.begin) / axis.unit, [axis.at(each) for each in marks]
-        label = f"{axis.name} since the run began"
+        label = f"{axis.name} since the start of the run"
     x, values = (np.insert(each, cuts, np.nan) for each in (x, values))
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(2.3, above=0.27)
@@ -289,7 +289,7 @@ _STACK = (
     Phase.TRACING,
     Phase.RESTORING,
     Phase.STARTING,
-    Phase.LEAVING,
+    Phase.EXITING,
     Phase.UNKNOWN,
     Phase.DOWN,
 )

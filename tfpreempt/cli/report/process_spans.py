@@ -39,7 +39,7 @@ class Phase(StrEnum):
     NOTICED = "noticed"  # from a notice to the save, while the step finishes
     SAVING = "saving"  # training is blocked by a save
     LOST = "lost"  # training whose steps the run has not kept
-    LEAVING = "leaving"  # from the commit or the last step to the exit
+    EXITING = "exiting"  # from the commit or the last step to the exit
     DOWN = "down"  # no process, until the next start
     UNKNOWN = "unknown"  # no record of the end of the process
 
@@ -135,8 +135,9 @@ def build_lifetimes(
         ordered[worker], overlap = _in_a_row(of_worker[worker])
         if overlap > _JUMP_SECONDS:
             warnings.append(
-                f"worker {worker}: a process begins {overlap:.1f} s before the end of "
-                "the one before it: wall clocks differ, and it is moved behind that"
+                f"worker {worker}: a process starts {overlap:.1f} s before the end of "
+                "the previous process: wall clocks differ, and the process is shown "
+                "after the previous process"
             )
     return ProcessLifetimes(of_worker=ordered, warnings=tuple(warnings))
 
@@ -181,8 +182,8 @@ def _clocks(
         jump = max(abs(each - offset) for each in offsets)
         if jump > _JUMP_SECONDS:
             warnings.append(
-                f"{', '.join(sorted(files[machine]))}: the wall clock was off by "
-                f"{jump:.1f} s for a time; durations are those of the monotonic clock"
+                f"{', '.join(sorted(files[machine]))}: the wall clock was wrong by "
+                f"{jump:.1f} s for a time; durations use the monotonic clock"
             )
     return clocks, warnings
 
@@ -351,17 +352,17 @@ def _phases(life: ProcessLifetime, commits: Sequence[Record]) -> list[Span]:
             case "commit" if record["because"] == "preemption":
                 # With a long grace period training continues after the commit.
                 is_last = ended is not None and _is_last(record, ended)
-                after = Phase.LEAVING if is_last else Phase.TRAINING
+                after = Phase.EXITING if is_last else Phase.TRAINING
                 changes.append((record.at, after))
             case "exit":
                 is_told = record["outcome"] in ("committed", "lost")
                 is_called = is_told and now is Phase.TRAINING
                 if is_called and decided is not None:  # a notice of another worker
                     changes.append((max(changes[-1][0], decided), Phase.NOTICED))
-                if changes[-1][1] is not Phase.LEAVING:
-                    changes.append((record.at, Phase.LEAVING))
+                if changes[-1][1] is not Phase.EXITING:
+                    changes.append((record.at, Phase.EXITING))
     if ended is None and (left := _left_with(life, commits)) is not None:
-        changes.append((max(changes[-1][0], left.at), Phase.LEAVING))
+        changes.append((max(changes[-1][0], left.at), Phase.EXITING))
     ends = [at for at, _ in changes[1:]] + [life.end]
     return [
         Span(phase=phase, begin=begin, end=end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,8 +71,8 @@ class Interruption:
         steps_lost: steps that had to be repeated; before the next start, the steps
             after the newest commit. None if the commits are unknown.
         down_seconds: seconds without a process; None without a next start.
-        away_seconds: seconds from `at` until training resumed; None if training did not
-            resume.
+        resumed_seconds: seconds from `at` until training resumed; None if training did
+            not resume.
     """
 
     at: float
@@ -85,7 +86,7 @@ class Interruption:
     tier: str | None
     steps_lost: int | None
     down_seconds: float | None
-    away_seconds: float | None
+    resumed_seconds: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,15 +135,24 @@ class RunReport:
     def durations(self) -> dict[str, list[float]]:
         """Measured durations in seconds, by name of the measured action."""
         to_commit = [each["notice_to_commit_seconds"] for each in self.commits]
-        away = [each.away_seconds for each in self.interruptions]
+        resumed = [each.resumed_seconds for each in self.interruptions]
         restores = [each["seconds"] for each in self.restores]
         return {
             "notice to commit": [each for each in to_commit if each is not None],
             "save": [each["save_seconds"] for each in self.commits],
-            "training stood still": [each["blocked_seconds"] for each in self.commits],
+            "training blocked": [each["blocked_seconds"] for each in self.commits],
             "restore": [each for each in restores if each is not None],
-            "away": [each for each in away if each is not None],
+            "until resumed": [each for each in resumed if each is not None],
         }
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds of all workers between a complete training and a later start."""
+        return sum(
+            later.begin - earlier.end
+            for worker in self.workers
+            for earlier, later in itertools.pairwise(worker.spans)
+        )
 
     @property
     def goodput(self) -> float | None:
@@ -477,7 +487,7 @@ def _interruptions(
                 tier=None if restored is None else restored["tier"],
                 steps_lost=lost,
                 down_seconds=down,
-                away_seconds=None if again is None else again - at,
+                resumed_seconds=None if again is None else again - at,
             )
         )
     return found
@@ -572,9 +582,9 @@ def _faults(events: Sequence[Record]) -> dict[str, int]:
 
 
 _ELSEWHERE = (
-    "Its file may be lost; or the program saves States without a handler, and keeps no "
-    "journal; or it keeps its commits, and with them its journal, in another directory "
-    "than --checkpoint-dir: then name that one"
+    "Possible causes: the file was lost; the program saves States without a handler, "
+    "and so without a journal; or the commits and the journal are in another directory "
+    "than --checkpoint-dir (then name this directory)"
 )
 
 
@@ -585,26 +595,26 @@ def _missing(
     silent = [index for index, mine in lives.items() if not _is_told(mine)]
     if len(silent) == len(lives):
         found.append(
-            "there are the records of a supervisor only, and none of a worker: steps, "
-            f"commits and where the time went are not known. {_ELSEWHERE}"
+            "only a supervisor has records, and no worker: steps, commits and the use "
+            f"of time are unknown. {_ELSEWHERE}"
         )
     elif 0 in silent or 0 not in lives:
         found.append(
-            "there are no records of worker 0, which records the commits: saves and "
-            f"lost steps are not known. {_ELSEWHERE}"
+            "no records of worker 0, which records the commits: saves and lost steps "
+            f"are unknown. {_ELSEWHERE}"
         )
     for worker in workers:
         gaps = [s.seconds for s in worker.spans if s.phase is Phase.UNKNOWN]
         if worker.index in silent:
             if worker.index and len(silent) < len(lives):
                 found.append(
-                    f"worker {worker.index} has left no records: its time is counted "
-                    "as OTHER"
+                    f"worker {worker.index} has no records: its time is counted as "
+                    "OTHER"
                 )
         elif gaps:
             found.append(
-                f"worker {worker.index}: no record says when {len(gaps)} process(es) "
-                f"ended; {sum(gaps):.1f} s are counted as OTHER"
+                f"worker {worker.index}: no record of the end of {len(gaps)} "
+                f"process(es); {sum(gaps):.1f} s are counted as OTHER"
             )
     return found
 
@@ -626,7 +636,7 @@ def _skew(lives: Sequence[ProcessLifetime], commits: Sequence[Record]) -> list[s
             if abs(least) > max(_SKEW_SECONDS, abs(largest.get(life.worker, 0.0))):
                 largest[life.worker] = least
     return [
-        f"worker {worker} left {seconds:+.1f} s from the commit that it left with: its "
-        "clock differs from worker 0's, and so does its place on the time line"
+        f"worker {worker} exited {seconds:+.1f} s after its last commit: its clock "
+        "differs from the clock of worker 0, and its timeline is shifted"
         for worker, seconds in largest.items()
     ]

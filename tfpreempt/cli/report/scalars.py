@@ -39,8 +39,8 @@ def read_scalars(logdir: Path) -> tuple[dict[str, tuple[Point, ...]], list[str]]
     paths = sorted(logdir.rglob("*tfevents*"))
     if not paths:
         raise ConfigurationError(
-            f"--tensorboard {str(logdir)!r}: there are no event files below it. Name "
-            "the log_dir of the TensorBoard callback, or of the tf.summary writer."
+            f"--tensorboard {str(logdir)!r}: no event files found. Name the log_dir "
+            "of the TensorBoard callback, or of the tf.summary writer."
         )
     event_type = _event_type()
     curves: dict[str, list[Point]] = defaultdict(list)
@@ -52,7 +52,7 @@ def read_scalars(logdir: Path) -> tuple[dict[str, tuple[Point, ...]], list[str]]
             for tag, point in _scalars(path, event_type):
                 curves[prefix + tag].append(point)
         except (OSError, ValueError) as error:
-            warnings.append(f"{path.name}: not read to its end ({error})")
+            warnings.append(f"{path.name}: not read to the end ({error})")
     return {name: tuple(sorted(curves[name])) for name in sorted(curves)}, warnings
 
 
@@ -90,13 +90,13 @@ def _frames(path: Path) -> Iterator[bytes]:
     with file_reading.open_file(str(path)) as file:
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
-                raise ValueError("it ends within a record")
+                raise ValueError("the file ends within a record")
             size, _ = _HEAD.unpack(head)
             if size > _LARGEST:
                 raise ValueError(f"a record of {size} bytes")
             data = file.read(size)
             if len(data) < size or len(file.read(_SUM_BYTES)) < _SUM_BYTES:
-                raise ValueError("it ends within a record")
+                raise ValueError("the file ends within a record")
             yield data
 
 

@@ -18,6 +18,12 @@ from tfpreempt.cli.sizes import seconds_text, size_text
 from tfpreempt.cli.tables import Console
 from tfpreempt.cli.terminal import plain
 
+IDLE = "idle after completion"
+"""Name of the time between a complete training and a later start."""
+
+LEAST_IDLE = 0.05
+"""Seconds; less idle time is not shown."""
+
 SHOWN = 20
 """Number of interruptions on the terminal; the page and --json have no limit."""
 
@@ -58,7 +64,9 @@ def written(report: RunReport) -> str:
     return f"{len(report.commits)} commit(s), {size}; restores: {found or 'none'}"
 
 
-COLUMNS = (*("after", "why", "step", "commit in", "restored", "lost", "down", "away"),)
+COLUMNS = (
+    *("after", "why", "step", "commit in", "restored", "lost", "down", "resumed in"),
+)
 
 
 def cells(each: Interruption, begin: float) -> list[str]:
@@ -79,7 +87,7 @@ def cells(each: Interruption, begin: float) -> list[str]:
         f"{restored} {each.tier or ''}".strip(),
         "-" if each.steps_lost is None else f"{about}{each.steps_lost}",
         _time(each.down_seconds),
-        _time(each.away_seconds),
+        _time(each.resumed_seconds),
     ]
     return [plain(cell) for cell in row]
 
@@ -131,6 +139,7 @@ def to_json(report: RunReport) -> dict[str, Any]:
         "steps_lost": report.steps_lost,
         "bytes_written": report.bytes_written,
         "goodput": report.goodput,
+        "idle_seconds": report.idle_seconds,
         "good_seconds": report.account.good,
         "badput_seconds": {k.value: s for k, s in report.account.bad.items()},
         "durations": {
@@ -143,18 +152,20 @@ def to_json(report: RunReport) -> dict[str, Any]:
 
 def _show_account(console: Console, report: RunReport) -> None:
     account = report.account
-    table = _table("where the time of all workers went", "", "seconds", "share", "")
+    table = _table("time of all workers", "", "seconds", "share", "")
     table.columns[-1].justify = "left"
-    rows = [("steps that were kept", account.good, "goodput")]
+    rows = [("kept steps", account.good, "goodput")]
     rows += [(PLAINLY[k], s, k.value) for k, s in account.bad.items() if s]
     for text, seconds, word in rows:
         table.add_row(text, f"{seconds:.1f}", account.share(seconds), word)
+    if (idle := report.idle_seconds) > LEAST_IDLE:
+        table.add_row(IDLE, f"{idle:.1f}", "-", "not counted")
     console.print(table)
 
 
 def _show_interruptions(console: Console, report: RunReport) -> None:
     found = report.interruptions
-    title = "interruptions (why: who heard it; away: until training went on)"
+    title = "interruptions (why: notice, and the workers that received the notice)"
     table = _table(title, "#", *COLUMNS)
     before = max(0, len(found) - SHOWN)
     if before:
@@ -166,7 +177,7 @@ def _show_interruptions(console: Console, report: RunReport) -> None:
 
 
 def _show_durations(console: Console, report: RunReport) -> None:
-    table = _table("how long it took", "", "times", "median", "95th percentile", "most")
+    table = _table("durations", "", "count", "median", "95th percentile", "maximum")
     for name, values in report.durations.items():
         if found := distribution(values):
             times = found.median, found.p95, found.most
