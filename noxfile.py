@@ -26,7 +26,7 @@ nox.options.error_on_missing_interpreters = False
 
 TESTS = "tests/multiprocess/"
 CHECKS = {
-    "seams": "tests/contracts/test_seams.py",
+    "seams": "tests/contracts/test_private_api.py",
     "2 workers": f"{TESTS}test_exact_resume.py::"
     "test_real_clusters[2-checkpoint-run-nothing]",
     "fit, Keras 3": f"{TESTS}test_fit.py::test_one_process[keras-repeated-mid]",
@@ -39,10 +39,12 @@ CHECKS = {
 WITHOUT_TENSORFLOW = (
     f"{TESTS}test_without_tensorflow.py",
     "tests/checkpoint/test_core_alone.py",
-    "tests/core/test_loading.py",
+    "tests/core/test_lazy_import.py",
 )
 # Of what the rest of the development is pinned to; here new versions are tried.
-NEW_VERSIONS = "tests/contracts/test_seams.py::test_the_installed_version_was_seen"
+NEW_VERSIONS = (
+    "tests/contracts/test_private_api.py::test_the_installed_version_was_seen"
+)
 TOOLS = ("pytest>=9.0", "pytest-timeout>=2.3", "hypothesis>=6.100", "scikit-learn>=1.4")
 GRAIN = "grain>=0.2.12"
 RESULTS = Path(".nox/matrix.jsonl")

@@ -314,7 +314,7 @@ CAMPAIGN = Campaign(
     prepare=prepare,
     fixed=(
         "Under `handle_early_notices()` a signal during the shutdown of the "
-        "interpreter changed the exit code (`handler/test_protected_processes.py`).",
+        "interpreter changed the exit code (`handler/test_early_notice_processes.py`).",
         "A process of a pool that got an external SIGTERM in addition to the "
         "SIGTERM of its pool blocked the end of the program for ever. So did a "
         "process killed by the signal while holding the lock of the pool's queue "

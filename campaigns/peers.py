@@ -535,7 +535,7 @@ CAMPAIGN = Campaign(
         "because TensorFlow disconnected from the chief (`handler/test_session.py`, "
         "`campaigns/test_peers.py`).",
         "A worker that waited in close() for a suspended or unreachable chief "
-        "waited for ever (`coordination/test_runtime.py`, "
+        "waited for ever (`coordination/test_store_executor.py`, "
         "`campaigns/test_peers.py`).",
         "A worker that had reported its part of the final save exited with 0; a "
         "chief that crashed or failed afterwards restarted alone. The same held for "

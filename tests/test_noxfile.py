@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CHECKS = {"seams": "tests/contracts/test_seams.py", "fit": "tests/test_fit.py::test_it"}
+CHECKS = {
+    "seams": "tests/contracts/test_private_api.py",
+    "fit": "tests/test_fit.py::test_it",
+}
 PASSED = """<testsuite>
-<testcase classname="tests.contracts.test_seams" name="test_a"/>
-<testcase classname="tests.contracts.test_seams" name="test_b"><skipped/></testcase>
+<testcase classname="tests.contracts.test_private_api" name="test_a"/>
+<testcase classname="tests.contracts.test_private_api" name="test_b"><skipped/>
+</testcase>
 <testcase classname="tests.test_fit" name="test_it"/>
 </testsuite>"""
 

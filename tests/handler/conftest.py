@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 NEED_NO_TENSORFLOW = {
     "test_collective_save.py",
+    "test_early_notice_processes.py",
     "test_memory_agreement.py",
-    "test_now.py",
-    "test_protected_processes.py",
     "test_session.py",
     "test_snapshot_crashes.py",
     "test_snapshot_interval.py",
     "test_snapshot_rounds.py",
     "test_snapshot_scheduler.py",
+    "test_status_file.py",
     "test_step_timer.py",
 }
 

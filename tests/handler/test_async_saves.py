@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tests.fakes.storage import FaultyObjectStore
 from tests.handler.program import LIMIT, Program, wait_until
-from tests.handler.test_life import opened_once_apart
+from tests.handler.test_heartbeat import opened_once_apart
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory.commit import CancellationToken
 from tfpreempt.checkpoint.tensors import bundle_writer

@@ -1,7 +1,7 @@
 """Types of the agreement: state of a worker, events and actions.
 
-Frozen values only. `agreement.py` has the rows of the table, and `coordinator.py` turns
-events and actions into reads and writes of the store.
+Frozen values only. `state_machine.py` has the rows of the table, and `coordinator.py`
+turns events and actions into reads and writes of the store.
 
 Four roles share a worker's state, each with its own rows:
 

@@ -450,7 +450,7 @@ def counts_read(
 
 
 def decide(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Inserts the decision once every count is known; without a notice, `finished`."""
+    """Inserts the decision once every count is known; without a notice, `FINISHED`."""
     counts = state.counts
     if len(counts) < settings.num_workers:
         return state, ()

@@ -7,12 +7,12 @@ access to the loop of `fit`. Private names may disappear with any release. So:
 - Private modules are reached by the names in `MODULES`, as `seams.eager_context`, and
   are imported on first access.
 - The names used of these modules, and of their objects, are listed in `FEATURES`.
-- Code that needs a feature calls `require` once, before training. A missing name is an
-  error at this point, and the error names it, instead of a surprise in the middle of a
-  save.
+- Code that needs a feature calls `check_available` once, before training. A missing
+  name is an error at this point, and the error names the missing name, instead of a
+  surprise during a save.
 - There is no upper bound on versions: a release with these names is used, and its minor
   version is named once in the log if the version is missing in `SEEN`.
-  tests/contracts/test_seams.py checks every name, in each cell of `make matrix`.
+  tests/contracts/test_private_api.py checks every name, in each cell of `make matrix`.
 
 The state of single callbacks of Keras is in `keras/callbacks/builtin_callbacks.py`; a
 name missing in a version is skipped there.

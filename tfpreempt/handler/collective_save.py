@@ -85,9 +85,8 @@ class CollectiveSaves:
     on_broken: Callable[[Exception], None]
     _saves: int = 0  # saves begun, without final saves
     _fit: int = 1  # ends of training in this process, plus 1
-    _final: set[int] = dataclasses.field(
-        default_factory=set
-    )  # workers that have finished training (chief)
+    # On the chief: workers that have finished training.
+    _final: set[int] = dataclasses.field(default_factory=set)
     _listens: bool = False
     _gathering: KeyGather | None = None
     _lock: Any = dataclasses.field(default_factory=threading.Lock)  # guards _newest

@@ -245,9 +245,8 @@ class PreemptionCheckpointHandler:
             self._gate.failed = self._gate.started  # steps inside may not use run()
             if session.exit.left or not was_preemption(error, session, is_whole=False):
                 raise
-            session.unregister(
-                run
-            )  # the exit function returned; the step is incomplete
+            # The exit function returned; the step is incomplete.
+            session.unregister(run)
             return
         if not run.is_closed:
             session.boundary()

@@ -275,10 +275,10 @@ class Snapshots:
         Called when every worker has captured its own snapshot.
 
         Args:
-            arrived: monotonic seconds of the boundary, see `Taken`.
-            left: monotonic seconds of the continuation, see `Taken`.
-            steps: number of steps, see `Taken`.
-            intervals: number of intervals, see `Taken`.
+            arrived: monotonic seconds of the boundary, see `SnapshotTiming`.
+            left: monotonic seconds of the continuation, see `SnapshotTiming`.
+            steps: number of steps, see `SnapshotTiming`.
+            intervals: number of intervals, see `SnapshotTiming`.
             should_save: False if this worker has no time for the write.
         """
         if self._captured is None:

@@ -36,9 +36,9 @@ class SignalSource(NoticeSourceBase):
     is kept.
 
     Forked children do not inherit the watch. Children of multiprocessing end only by a
-    signal from their parent (`readers.py`). If the main thread blocks the signal, for
-    instance by an inherited mask, a thread of tfpreempt receives the signal; no mask is
-    changed.
+    signal from their parent (`forked_children.py`). If the main thread blocks the
+    signal, for instance by an inherited mask, a thread of tfpreempt receives the
+    signal; no mask is changed.
 
     Args:
         signum: a signal, its number, or its name with or without "SIG".

@@ -2,8 +2,8 @@
 
 Every change of a commit to a disk uses one of these operations, so that a test can
 record the operations, or fail at any of them (`FaultyFiles` in
-`tests/fakes/storage.py`). Reading changes nothing, so `reading.py` needs no such
-interface.
+`tests/fakes/storage.py`). Reading changes nothing, so `file_reading.py` needs no
+such interface.
 """
 
 from __future__ import annotations

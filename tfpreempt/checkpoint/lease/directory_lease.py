@@ -60,9 +60,8 @@ _TRIES = 100  # attempts to remove a directory into which the holder moves files
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """Error numbers of a removed lease; ESTALE: another machine removed it from an NFS."""
 
-PACE = RenewalIntervals(
-    renewal=5.0, expiry=30.0, poll=0.2
-)  # Kubernetes nodes: 10 and 40
+# Kubernetes nodes: renewal after 10 s, expiry after 40 s.
+PACE = RenewalIntervals(renewal=5.0, expiry=30.0, poll=0.2)
 
 
 class LeaseFileSystem(Files, Protocol):

@@ -479,7 +479,7 @@ class Mirror:
         """Returns the next job: a task or the upload of the newest commit; None to end.
 
         Tasks come first. Tasks are short, and would never run if commits were made
-        faster than uploaded. Only `hurry` puts the newest commit first.
+        faster than uploaded. Only `shorten_waits` puts the newest commit first.
         """
         with self._changed:
             while not self._thread.stop_event.is_set():
@@ -597,7 +597,7 @@ class Mirror:
             record(Fault(where="mirror", error=text))
 
     def _back_off(self) -> None:
-        """Pauses after a failed attempt; shorter while `hurry` is in force."""
+        """Pauses after a failed attempt; shorter after `shorten_waits`."""
         began, pause = time.monotonic(), self._tries.next_pause()
         with self._changed:
             while not (self._thread.stop_event.is_set() or self._tries.is_awaited):

@@ -2,7 +2,7 @@
 
 Shared values (weights, the step, the position in global batches) are restored as saved.
 A value saved by each worker for itself is restored by the rule of its State
-(`State.fold`). For random generators, a worker that existed before resumes its own
+(`State.reshard`). For random generators, a worker that existed before resumes its own
 generator. A new worker's generator is derived from the chief's generator and the
 worker's number: no two workers draw the same numbers, and each restart draws the same
 numbers again.

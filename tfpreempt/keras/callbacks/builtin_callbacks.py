@@ -17,7 +17,7 @@ ROOTS = ("keras.", "tf_keras.")
 
 REMEMBERED: dict[str, tuple[str, ...]] = {
     "BackupAndRestore": (),  # has its own backup; not changed
-    "CSVLogger": (),  # state in a file: see files.py
+    "CSVLogger": (),  # state in a file: see callback_files.py
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     "History": ("epoch", "history"),
     "LambdaCallback": (),  # the state of its functions is not accessible

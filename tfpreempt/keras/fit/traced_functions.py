@@ -1,7 +1,7 @@
 """The train and test functions of a model while a fit runs, and their traces.
 
 A traced function uses the Python values of the moment of its trace, so each call that
-may trace is made by `TracedFunctions.call`; see `attributes.py`.
+may trace is made by `TracedFunctions.call`; see `python_attributes.py`.
 """
 
 from __future__ import annotations
