@@ -19,6 +19,7 @@ from tests.handler.program import Program, is_told, wait_until
 from tfpreempt import State, errors
 from tfpreempt.handler import current_session
 from tfpreempt.handler.handler import PreemptionCheckpointHandler
+from tfpreempt.platforms import detected
 from tfpreempt.testing.metadata import FakeGce
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(60)]
@@ -90,6 +91,36 @@ def test_the_platform_s_notices_are_added_to_tensorflow_s_own_config(
     assert [each["step"] for each in program.events("commit")] == [1]
 
 
+def test_without_a_config_sigterm_is_watched_before_the_metadata_server_answers(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TFPREEMPT_PLATFORM", raising=False)
+    asked, answers = threading.Event(), threading.Event()
+
+    def late(*arguments: Any) -> NoReturn:
+        asked.set()
+        answers.wait(30)
+        raise errors.NoticeError("no answer")
+
+    monkeypatch.setattr(detected, "find_cloud", late)
+    with FakeGce() as fake:
+        for name, value in fake.environment().items():
+            monkeypatch.setenv(name, value)
+        handler = PreemptionCheckpointHandler(
+            None, program.checkpoint, program.directory, termination_config=None
+        )
+        handler.run(program.step)
+        assert asked.wait(30)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(is_told)
+        with pytest.raises(SystemExit) as caught:
+            handler.run(program.step)
+        answers.set()
+    assert caught.value.code == 143
+    assert [each["source"] for each in program.events("notice")] == ["signal:SIGTERM"]
+    assert [each["step"] for each in program.events("commit")] == [1]
+
+
 @pytest.mark.parametrize(("grace", "is_warned"), [(0.05, True), (30.0, False)])
 def test_steps_that_outlast_the_grace_are_told_of_beforehand(
     program: Program, grace: float, is_warned: bool, caplog: pytest.LogCaptureFixture
@@ -138,7 +169,7 @@ def test_a_check_is_a_boundary_that_counts_no_step(program: Program) -> None:
     handler.run(program.step)
     handler.check_preemption()
     assert handler.total_run_calls == 1
-    with pytest.raises(errors.NestedRunError, match=r"check\(\)"):
+    with pytest.raises(errors.NestedRunError, match=r"check_preemption\(\)"):
         handler.run(handler.check_preemption)
 
 
