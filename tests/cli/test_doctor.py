@@ -206,7 +206,7 @@ def test_an_entry_that_a_proxy_hides_is_dead(hides_directory: bool) -> None:
     }
     (finding,) = [each for each in value["findings"] if each["level"] == "problem"]
     assert "status 404" in finding["text"]
-    assert "a proxy hides it" in finding["text"]
+    assert "a proxy hides the entry" in finding["text"]
 
 
 def test_a_machine_that_is_going_is_told() -> None:

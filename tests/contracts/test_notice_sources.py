@@ -322,7 +322,7 @@ def test_close_without_start(source: NoticeSource) -> None:
 
 def test_a_second_start_is_refused(source: NoticeSource) -> None:
     source.start(lambda detail: None)
-    with pytest.raises(errors.UsageError, match="make a new one"):
+    with pytest.raises(errors.UsageError, match="make a new source"):
         source.start(lambda detail: None)
 
 

@@ -81,7 +81,7 @@ def test_an_entry_that_is_hidden_is_a_fault_of_its_own(
                 (told,) = look()
             assert f"gce:{name} failed" in told
             assert "status 404" in told
-            assert "let it through" in told
+            assert "Allow the entry in the proxy" in told
             fake.set(STOP, "PENDING_STOP")
             look()
             assert heard.names == ["gce:stop-state"]

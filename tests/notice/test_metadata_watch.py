@@ -172,7 +172,7 @@ def test_nothing_ends_the_thread_but_its_owner(
     bench = Bench()
     source = bench.watch.source("a")
     source.start(bench.heard.append)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         for error in (SystemExit(1), ValueError("a bug"), ValueError("a bug")):
             bench.say(error)
         bench.say({"a": "up"})
@@ -182,6 +182,8 @@ def test_nothing_ends_the_thread_but_its_owner(
     assert len(told) == 3, told
     # What is our own fault has a traceback.
     assert caplog.records[0].exc_info
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["WARNING", "WARNING", "INFO"]  # the last: it works again
 
 
 def test_what_comes_after_the_last_close_is_not_reported(

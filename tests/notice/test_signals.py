@@ -269,7 +269,7 @@ def test_rearm_off_the_main_thread_warns_once(
         thread = threading.Thread(target=source.rearm)
         thread.start()
         thread.join(10.0)
-    assert caplog.text.count("cannot be armed again") == 1
+    assert caplog.text.count("cannot be installed again") == 1
 
 
 # --- others who come later -----------------------------------------------------------

@@ -194,7 +194,7 @@ def test_rearm_reaches_every_source_while_open() -> None:
 def test_starts_once() -> None:
     watcher = watch(ScriptedSource())
     watcher.start()
-    with pytest.raises(errors.UsageError, match="make a new one"):
+    with pytest.raises(errors.UsageError, match="make a new watcher"):
         watcher.start()
     watcher.close()
 

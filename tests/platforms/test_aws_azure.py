@@ -176,7 +176,8 @@ def test_azure_acknowledges_after_the_commit(
     assert azure.status(event) == "Scheduled"
     assert left_with(config) == 143
     assert azure.status(event) == "Started"
-    assert event in caplog.text
+    [line] = [each for each in caplog.records if event in each.getMessage()]
+    assert line.levelname == "INFO"
 
 
 def test_azure_is_told_whatever_became_of_the_config_s_other_handlers(
@@ -233,7 +234,7 @@ def test_azure_that_does_not_listen_keeps_nobody(
     config, _ = noticed(azure, acknowledge=True)
     azure.fail(100, status=500)
     assert left_with(config) == 143
-    assert "goes at the announced time" in caplog.text
+    assert "Azure takes the VM away at the announced time" in caplog.text
 
 
 def test_whatever_azure_s_client_raises_the_job_leaves_with_its_code(
@@ -246,5 +247,5 @@ def test_whatever_azure_s_client_raises_the_job_leaves_with_its_code(
 
     monkeypatch.setattr(AzureWatch, "acknowledge", acknowledge)
     assert left_with(AzureTerminationConfig(acknowledge=True)) == 143
-    assert "goes at the announced time" in caplog.text
+    assert "Azure takes the VM away at the announced time" in caplog.text
     assert "nobody has thought of this" in caplog.text

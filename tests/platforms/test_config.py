@@ -13,6 +13,7 @@ import pytest
 
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.watcher import NoticeSourceConfig
+from tfpreempt.platforms import detect
 from tfpreempt.platforms.config import (
     NOTICE_FILE_VARIABLE,
     BorgTerminationConfig,
@@ -262,11 +263,19 @@ def test_repr_asks_nothing_of_the_user_s_functions(
     )
     name = call.__qualname__
     shown = repr(config)
-    assert shown.startswith("TerminationConfig(signal:SIGTERM with unknown grace, ")
-    assert shown.endswith(
-        ", 1 of sources=; 75 where nothing was committed, "
-        f"exit_fn={name}, save_fn={name})"
+    assert shown.startswith(
+        "TerminationConfig(signal:SIGTERM with an unknown grace period, "
     )
+    assert shown.endswith(
+        f", 1 of sources=; 75 if nothing was committed, exit_fn={name}, save_fn={name})"
+    )
+
+
+@pytest.mark.parametrize("name", detect.VARIANTS)
+def test_a_config_has_no_public_methods(name: str) -> None:
+    variant = detect.VARIANTS[name]
+    public = [each for each in dir(variant) if not each.startswith("_")]
+    assert not [each for each in public if callable(getattr(variant, each))]
 
 
 def test_repr_never_raises() -> None:
@@ -274,7 +283,7 @@ def test_repr_never_raises() -> None:
         def _notice_sources(self) -> Any:
             raise OSError("no such thing")
 
-    assert repr(Broken()) == "Broken(cannot be told: OSError: no such thing)"
+    assert repr(Broken()) == "Broken(cannot be shown: OSError: no such thing)"
     assert repr(object.__new__(TerminationConfig)).startswith("TerminationConfig(")
 
 

@@ -40,7 +40,7 @@ def test_borg_tpu_waits_with_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     began = time.monotonic()
     assert left_with(config) == 42
     assert time.monotonic() - began < 20.0
-    assert "still there after" in caplog.text
+    assert "still run after" in caplog.text
 
 
 def test_borg_tpu_survives_a_question_that_hangs() -> None:
@@ -233,6 +233,8 @@ def test_a_failure_of_scontrol_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert left_with(requeued(Scontrol("Access denied"))) == 143
     told = "`scontrol requeue 17` failed (CalledProcessError: Access denied)"
     assert told in caplog.text
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["INFO", "WARNING"]  # the call, and its failure
 
 
 @pytest.mark.slow  # starts a process
@@ -299,7 +301,7 @@ def test_whatever_scontrol_raises_the_job_leaves_with_its_code(
         ({"exhausted_exit_code": 256}, "exhausted_exit_code is 256"),
         ({"early_signal": "SIGKILL"}, "'SIGKILL'"),
         ({"early_signal": "USR1", "early_grace_period": -1}, "early_grace_period"),
-        ({"early_grace_period": 120}, "no early_signal is given"),
+        ({"early_grace_period": 120}, "early_signal is missing"),
         (
             {"max_restarts": 1, "environment": {"SLURM_RESTART_COUNT": "x"}},
             "SLURM_RESTART_COUNT is 'x'",

@@ -77,6 +77,6 @@ def check_grace(grace: Any, name: str = "grace_period") -> float | None:
     if grace is not None and not is_seconds(grace):
         raise errors.ConfigurationError(
             f"{name} is {grace!r}; expected a finite number of seconds from 0 on, a "
-            "datetime.timedelta, or None where the platform does not say"
+            "datetime.timedelta, or None if unknown"
         )
     return float(grace) if grace else None

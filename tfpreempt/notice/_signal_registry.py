@@ -73,9 +73,9 @@ class _WatchedSignal:
         receiver = self.receiver = ManagedThread(f"tfpreempt-{name}", receive)
         receiver.start()
         _logger.info(
-            "%s is blocked in this process's signal mask, which the process "
-            "that started it may have set. A thread of tfpreempt receives the signal; "
-            "programs that are started from here have it blocked, as before",
+            "%s is blocked in the signal mask of this process, possibly since before "
+            "the process started. A thread of tfpreempt receives the signal; child "
+            "processes inherit the mask as before",
             name,
         )
 
@@ -191,8 +191,9 @@ class SignalRegistry:
                 return
             if threading.current_thread() is not threading.main_thread():
                 _logger.warning(
-                    "%s: closed off the main thread, where signals cannot be put back; "
-                    "close it on the main thread",
+                    "the source of %s was closed outside of the main thread, where "
+                    "the earlier signal handler cannot be restored; close the source "
+                    "on the main thread",
                     signal.Signals(signum).name,
                 )
                 return

@@ -86,7 +86,11 @@ class WakeupFd:
         with contextlib.suppress(OSError):
             self._write_end.send(_STOP)
         if not self._thread.join(_JOIN_LIMIT_SECONDS):
-            _logger.warning("a listener of signals has not returned; it is left behind")
+            _logger.warning(
+                "a listener of signals has not returned within %.1f s of closing; its "
+                "daemon thread continues",
+                _JOIN_LIMIT_SECONDS,
+            )
         elif self._is_shared:
             # Code that saved our fd as the previous wake-up fd may write to the number
             # later. So a shared pair stays open, unread, until the process ends.

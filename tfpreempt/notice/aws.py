@@ -123,7 +123,8 @@ def metadata_url(environment: Mapping[str, str]) -> str:
     url = url_from((ENDPOINT_VARIABLE,), environment, usual.get(mode.lower(), ""))
     if not url:
         raise errors.ConfigurationError(
-            f"{MODE_VARIABLE}={mode!r}: expected 'IPv4' or 'IPv6'; unset it for IPv4"
+            f"{MODE_VARIABLE}={mode!r}: expected 'IPv4' or 'IPv6'; unset the variable "
+            "for IPv4"
         )
     return url
 
@@ -209,7 +210,10 @@ class AwsPoller(Poller):
             return told
         if not self._has_passed_over:
             self._has_passed_over = True
-            _logger.info("%s, from before this watch: no notice", told.detail)
+            _logger.info(
+                "%s, from before this process started to watch: not a notice",
+                told.detail,
+            )
         return None
 
     def _get(self, path: str) -> Answer:
@@ -239,9 +243,9 @@ class AwsPoller(Poller):
         token = answer.text()
         if answer.status != 200 or not re.fullmatch("[!-~]{1,4096}", token):
             raise answer.refused(
-                "a token for a PUT; the instance's metadata service may be turned off, "
-                f"or something else listens there. Elsewhere than on EC2 set "
-                f"{ENDPOINT_VARIABLE}"
+                "a token for a PUT; the metadata service of the instance is disabled, "
+                "or another server listens at this address. If this machine is not an "
+                f"EC2 instance, remove the source or set {ENDPOINT_VARIABLE}"
             )
         granted = answer.headers.get(TTL_HEADER.lower(), "")
         # A number with more digits is no lifetime: the service grants no longer

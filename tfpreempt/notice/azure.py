@@ -113,8 +113,8 @@ def read_events(
             case _:
                 odd = odd or errors.NoticeError(
                     f"{answer.url} lists an event without EventId, EventType or "
-                    "Resources; the event is taken for no notice. The event is not "
-                    "shown: metadata can hold secrets"
+                    "Resources; the event counts as no notice. The event is not "
+                    "shown, because metadata can hold secrets"
                 )
     return events, odd
 
@@ -283,6 +283,6 @@ def is_vm_name(text: str) -> bool:
 
 def _refused(answer: Answer, expected: str) -> errors.NoticeError:
     return answer.refused(
-        f"{expected}; elsewhere than on Azure leave this source out or set "
+        f"{expected}; if this machine is not an Azure VM, remove the source or set "
         f"{HOST_VARIABLE}"
     )

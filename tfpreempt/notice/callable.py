@@ -36,7 +36,8 @@ class CallableSource(PollingSource):
         if not callable(fn):
             raise errors.ConfigurationError(
                 f"fn={fn!r}: expected a function without arguments that returns True "
-                "when this machine is about to go; pass the function, not its result"
+                "when this machine is about to be terminated; pass the function, not "
+                "its result"
             )
         self._fn = fn
         self._label = str(getattr(fn, "__qualname__", type(fn).__qualname__))

@@ -58,7 +58,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str) or not text or "\0" in text:
         raise errors.ConfigurationError(
             f"notice file {path!r}: expected the path of a file whose appearance means "
-            "that this machine is about to go, such as '/run/preempted'"
+            "that this machine is about to be terminated, such as '/run/preempted'"
         )
     return os.path.abspath(text)
 

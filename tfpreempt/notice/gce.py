@@ -93,8 +93,8 @@ def read_word(
     if word not in quiet | {"NONE", ""}:
         raise errors.NoticeError(
             f"the metadata server's value of {topic} is unknown, expected one of "
-            f"{sorted(up | quiet | {'NONE'})}; the value is taken for no notice. The "
-            "value is not shown: metadata can hold secrets"
+            f"{sorted(up | quiet | {'NONE'})}; the value counts as no notice. The "
+            "value is not shown, because metadata can hold secrets"
         )
     return None
 
@@ -339,9 +339,9 @@ class GcePoller(Poller):
             return None if answer.status == 404 else ABSENT
         if answer.status in HIDDEN:
             hidden = answer.refused(
-                "200: every machine of Google's has this entry, so a proxy hides it; "
-                f"let it through, or set {HOST_VARIABLES[0]} to a server that is not "
-                "hidden"
+                "200: every machine of Compute Engine has this entry, so a proxy hides "
+                "the entry. Allow the entry in the proxy, or set "
+                f"{HOST_VARIABLES[0]} to a server with the entry"
             )
             # Not raised: the other topics are requested nevertheless.
             self._failures[name].note_failure(hidden, self._interval)

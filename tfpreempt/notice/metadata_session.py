@@ -34,10 +34,10 @@ HEAD_BYTES = 64 * 1024
 BODY_BYTES = 256 * 1024
 PIECE_BYTES = 16 * 1024  # maximum of one recv()
 
-_TOO_LONG = "its answer is longer than any that is expected"
-_TOO_LATE = "its answer was not complete in time"
+_TOO_LONG = "the answer is longer than expected"
+_TOO_LATE = "the answer was not complete in time"
 _CUT_SHORT = "the connection was closed in the middle of the answer"
-_NO_HTTP = "its answer is not HTTP"
+_NO_HTTP = "the answer is not HTTP"
 
 _STATUS_LINE = re.compile(r"HTTP/1\.\d ([1-9]\d\d)(?: |$)", re.ASCII)
 _DIGITS = {
@@ -80,8 +80,8 @@ class Answer:
             value: object = json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise self.refused(
-                "JSON; something else than the metadata server listens there, or a "
-                "proxy changed it"
+                "JSON; another server listens at this address, or a proxy changed the "
+                "answer"
             ) from error
         return value
 
@@ -106,7 +106,7 @@ class Answer:
         """
         return errors.NoticeError(
             f"{self.url} answered with status {self.status}, expected {expected}. The "
-            "answer is not shown: metadata can hold secrets"
+            "answer is not shown, because metadata can hold secrets"
         )
 
 
@@ -188,8 +188,8 @@ class MetadataSession:
     def _check_open(self) -> None:
         if self._is_closed:
             raise SessionClosedError(
-                f"a request to {self.base_url} after its session was closed; make a "
-                "new one"
+                f"a request to {self.base_url} was made after the session was closed; "
+                "make a new session"
             )
 
     def _message(
@@ -345,7 +345,7 @@ def checked_base_url(text: str, origin: str) -> str:
         shown = paths.without_secrets(text)
         raise errors.ConfigurationError(
             f"{origin}={shown!r}: expected the host of a metadata server, such as "
-            "'169.254.169.254' or 'localhost:8080'; it is only asked by plain http, "
+            "'169.254.169.254' or 'localhost:8080'; requests use plain http, "
             "without user names and paths"
         )
     return f"http://{host}"

@@ -155,8 +155,8 @@ class MetadataWatch:
         chosen = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics))
         if not chosen or not {*chosen} <= {*self._known}:
             raise errors.ConfigurationError(
-                f"{self._argument}={chosen!r} for {kind}: expected some of "
-                f"{sorted(self._known)}"
+                f"{self._argument}={chosen!r} of the service {self.name!r}: expected "
+                f"some of {sorted(self._known)}"
             )
         self.topics = chosen
         if url is None:
@@ -188,8 +188,8 @@ class MetadataWatch:
         """
         if topic not in self.topics:
             raise errors.ConfigurationError(
-                f"topic {topic!r}: expected one of {sorted(self.topics)}, the topics "
-                f"that this watch of {self.name} was made with"
+                f"topic {topic!r}: expected one of {sorted(self.topics)}, the watched "
+                f"topics of the service {self.name!r}"
             )
         return _TopicSource(self, topic)
 

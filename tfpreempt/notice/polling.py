@@ -65,8 +65,9 @@ class FailureLog:
             # all. Errors of tfpreempt explain themselves, and need no traceback.
             is_told = ours is not None or self._last is not None
             _logger.warning(
-                "%s failed (%s: %s); it is tried again in %.2g s and from then on with "
-                "back-off. Until it works, a notice from it cannot be seen",
+                "%s failed (%s: %s); the next attempt is in %.2g s, and later attempts "
+                "follow with back-off. Until an attempt succeeds, no notice of this "
+                "source is seen",
                 self._name,
                 *(type(error).__name__, self.text),
                 pause,
@@ -77,7 +78,7 @@ class FailureLog:
     def note_success(self) -> None:
         """Logs the recovery, if the last attempt had failed."""
         if self._last is not None:
-            _logger.warning("%s works again after %d failures", self._name, self.count)
+            _logger.info("%s works again after %d failures", self._name, self.count)
         self.count, self._last, self.text = 0, None, ""
 
 
@@ -124,9 +125,9 @@ class PollingLoop:
         is_own = self._thread is threading.current_thread()
         if not self._thread.join(CLOSE_LIMIT_SECONDS) and not is_own:
             _logger.warning(
-                "%s: its call has not returned within %.1f s of closing; its daemon "
-                "thread is left behind and nothing that it finds will be reported. A "
-                "watcher function should return at once",
+                "%s: a call has not returned within %.1f s of closing. Its daemon "
+                "thread continues, and the result is ignored. A "
+                "termination_watcher_fn should return at once",
                 self._name,
                 CLOSE_LIMIT_SECONDS,
             )

@@ -20,8 +20,8 @@ _NAMES = "TERM", "INT", "USR1", "USR2", "HUP", "QUIT", "ALRM", "CONT", "XCPU", "
 WATCHABLE = {name: signal.Signals[f"SIG{name}"] for name in _NAMES}
 
 _ELSEWHERE = (
-    "make the handler on the main thread; or pass a termination_watcher_fn or a "
-    "notice_file, which need no signal, with signals=()"
+    "make the handler on the main thread; or pass signals=() and a "
+    "termination_watcher_fn or a notice_file, which need no signal"
 )
 
 
@@ -58,8 +58,8 @@ class SignalSource(NoticeSourceBase):
         if threading.current_thread() is not threading.main_thread():
             raise errors.NotMainThreadError(
                 f"{self.name} was started on the thread "
-                f"{threading.current_thread().name!r}; Python lets only the main "
-                f"thread watch signals: {_ELSEWHERE}"
+                f"{threading.current_thread().name!r}; Python allows signal "
+                f"handlers only on the main thread: {_ELSEWHERE}"
             )
         guard_children(self._signal)
         REGISTRY.subscribe(self._signal, self._listener)
@@ -77,8 +77,8 @@ class SignalSource(NoticeSourceBase):
         elif not self._has_warned:
             self._has_warned = True
             _logger.warning(
-                "%s may have been disarmed by TensorFlow and cannot be armed again off "
-                "the main thread: %s",
+                "TensorFlow may have replaced the handler of %s, which cannot be "
+                "installed again outside of the main thread: %s",
                 self.name,
                 _ELSEWHERE,
             )
@@ -101,7 +101,7 @@ def parse_signal(value: signal.Signals | int | str) -> signal.Signals:
     if found is None:
         raise errors.ConfigurationError(
             f"signal {value!r}: expected one of {', '.join(WATCHABLE)} (with or "
-            "without 'SIG', or a member of signal.Signals); others do not exist, "
-            "cannot be caught (KILL, STOP) or do not mean that the machine goes away"
+            "without 'SIG', or a member of signal.Signals); other signals do not "
+            "exist, cannot be caught (KILL, STOP), or do not announce a termination"
         )
     return found

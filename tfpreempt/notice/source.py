@@ -96,8 +96,8 @@ class NoticeSourceBase:
         if self._on_notice is not None or self._is_closed:
             state = "closed" if self._is_closed else "started"
             raise errors.UsageError(
-                f"start() of the notice source {self.name!r}, which was already "
-                f"{state}; a source is started once: make a new one"
+                f"start() was called on the notice source {self.name!r}, which was "
+                f"{state} before; a source can be started once: make a new source"
             )
         self._on_notice = on_notice
         self._begin()
@@ -122,7 +122,7 @@ class NoticeSourceBase:
             # The source must survive an error of its listener: other sources may share
             # the thread.
             _logger.exception(
-                "on_notice raised an error, given a notice of %s; watching goes on",
+                "on_notice raised an error for a notice of %s; the source continues",
                 self.name,
             )
 

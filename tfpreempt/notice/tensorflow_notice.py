@@ -100,8 +100,8 @@ class _KeyReader:
                 is_missed = any(each.is_alone for each in self.sources)
             _logger.log(
                 logging.WARNING if is_missed else logging.INFO,
-                "the watch of TensorFlow's preemption key ended (%s: %s); the cluster "
-                "is going down or has no coordination service",
+                "the watch of TensorFlow's preemption key ended (%s: %s): the cluster "
+                "is shutting down, or has no coordination service",
                 type(error).__name__,
                 error,
             )

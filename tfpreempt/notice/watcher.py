@@ -40,7 +40,7 @@ class NoticeSourceConfig:
         if grace is not None and not is_seconds(grace):
             raise errors.ConfigurationError(
                 f"grace_seconds={grace!r} for {self.source.name}: expected a finite "
-                "number of seconds from 0 on, or None where it is not known"
+                "number of seconds from 0 on, or None if unknown"
             )
 
     def grace_now(self) -> float | None:
@@ -106,8 +106,8 @@ class Watcher:
         """
         if self._started or self._closed.is_set():
             raise errors.UsageError(
-                "start() of a watcher that was started or closed before; a watcher is "
-                "started once: make a new one with new sources"
+                "start() was called on a watcher that was started or closed before; a "
+                "watcher can be started once: make a new watcher with new sources"
             )
         try:
             for watched in self.sources:
@@ -166,8 +166,8 @@ class Watcher:
             self._delivery.release()
         else:
             _logger.warning(
-                "on_notice has not returned within %.1f s of closing the watcher, "
-                "which is closed without it",
+                "on_notice has not returned within %.1f s; the watcher is closed "
+                "without waiting longer",
                 CLOSE_LIMIT_SECONDS,
             )
         while self._started:
@@ -175,9 +175,11 @@ class Watcher:
             try:
                 source.close()
             except Exception:
-                _logger.exception(
-                    "closing the notice source %s failed; the others are closed",
+                _logger.warning(
+                    "the notice source %s could not be closed; the other sources are "
+                    "closed",
                     source.name,
+                    exc_info=True,
                 )
 
     def _receive(self, watched: NoticeSourceConfig, detail: str) -> None:
@@ -195,5 +197,6 @@ class Watcher:
                 self.on_notice(notice)
             except Exception:
                 _logger.exception(
-                    "on_notice raised an error, given %s; watching goes on", notice
+                    "on_notice raised an error for %s; the sources continue",
+                    notice,
                 )

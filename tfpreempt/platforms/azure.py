@@ -82,12 +82,12 @@ class AzureTerminationConfig(TerminationConfig):
     def _acknowledge(self) -> None:
         try:
             for event in AzureWatch(self._graces).acknowledge():
-                _logger.warning("acknowledged Azure's event %s", event)
+                _logger.info("event %s of Azure is acknowledged", event)
         except Exception as error:
             # A failed acknowledgement must not change the exit code.
-            _logger.error(
-                "Azure's event could not be acknowledged (%s). Nothing is "
-                "lost: the machine goes at the announced time instead of at once",
+            _logger.warning(
+                "the event of Azure could not be acknowledged (%s). No work is lost: "
+                "Azure takes the VM away at the announced time instead of at once",
                 error,
                 exc_info=not isinstance(error, NoticeError),
             )

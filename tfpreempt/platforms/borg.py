@@ -67,15 +67,19 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
             try:
                 while has_workers() and not thread.stop_event.wait(POLL_SECONDS):
                     pass
-            except Exception as error:  # noqa: BLE001 - whoever can't be asked is gone
-                _logger.info("the workers are gone (%s: %s)", type(error), error)
+            except Exception as error:  # noqa: BLE001 - unreachable workers are gone
+                _logger.info(
+                    "the TPU workers are unreachable, and count as terminated (%s: %s)",
+                    type(error).__name__,
+                    error,
+                )
 
         thread = ManagedThread("tfpreempt-borg-tpu-exit", look)
         thread.start()
         if not thread.join(self._wait_limit):
             thread.stop_event.set()
             _logger.warning(
-                "the TPU workers are still there after %.0f s; leaving "
-                "without waiting any longer. A larger wait_limit waits longer",
+                "the TPU workers still run after %.0f s; exiting without waiting "
+                "longer. A larger wait_limit makes the process wait longer",
                 self._wait_limit,
             )

@@ -209,7 +209,7 @@ class TerminationConfig:
         try:
             says = f"{self._watch_text()}; {self._exit_text()}"
         except Exception as error:  # noqa: BLE001 - a repr helps with other errors
-            says = f"cannot be told: {type(error).__name__}: {error}"
+            says = f"cannot be shown: {type(error).__name__}: {error}"
         return f"{type(self).__name__}({says})"
 
     def _watch_text(self) -> str:
@@ -220,7 +220,7 @@ class TerminationConfig:
         texts = []
         for each in probe._notice_sources():
             grace = each.grace_seconds
-            left = f"{grace:g} s" if grace else "with unknown grace"
+            left = f"{grace:g} s" if grace else "with an unknown grace period"
             texts.append(f"{each.source.name} {left}")
         if self._sources:
             texts.append(f"{len(self._sources)} of sources=")
@@ -230,9 +230,9 @@ class TerminationConfig:
         code, lost = self._exit_code_for(True), self._exit_code_for(False)
         texts = [] if code is None else [f"exit code {code}"]
         if lost not in (code, None):
-            texts.append(f"{lost} where nothing was committed")
+            texts.append(f"{lost} if nothing was committed")
         if self._unmirrored_exit_code is not None:
-            texts.append(f"{self._unmirrored_exit_code} where the copy was not in time")
+            texts.append(f"{self._unmirrored_exit_code} if the mirror is incomplete")
         for name, function in (("exit_fn", self.exit_fn), ("save_fn", self.save_fn)):
             if function is not None:
                 called = getattr(function, "__qualname__", type(function).__name__)
@@ -254,7 +254,7 @@ def check_callable(name: str, value: Any) -> None:
     """Raises ConfigurationError unless the value is a function or None."""
     if value is not None and not callable(value):
         raise ConfigurationError(
-            f"{name} is {value!r}, which cannot be called; expected a function or None"
+            f"{name} is {value!r}, which is not callable; expected a function or None"
         )
 
 
@@ -268,7 +268,7 @@ def check_code(name: str, code: Any, restart_code: int | None) -> None:
     """
     whole = isinstance(code, int) and not isinstance(code, bool) and 0 < code < 256
     if not whole or code == restart_code:
-        but = f" other than {restart_code}, with which a commit is left"
+        but = f" other than {restart_code}, the exit code after a commit"
         raise ConfigurationError(
             f"{name} is {code!r}; expected an exit code from 1 to 255"
             f"{'' if restart_code is None else but}"

@@ -173,7 +173,8 @@ def read_local(
         if chosen not in VARIANTS:
             raise ConfigurationError(
                 f"the environment variable {VARIABLE} is {chosen!r}; expected one of "
-                f"{', '.join(sorted(VARIANTS))}. Unset it to have the platform detected"
+                f"{', '.join(sorted(VARIANTS))}. Unset the variable to "
+                "detect the platform"
             )
         named = [(chosen, f"{VARIABLE} is {chosen!r}")]
     else:

@@ -129,9 +129,10 @@ class DetectedTerminationConfig(TerminationConfig):
         )
         if cloud.cloud is None and wrong:
             _log_once(
-                f"{', '.join(wrong)}: no metadata server of a cloud "
-                f"answered there within {LIMIT_SECONDS:g} s, so no notices of a cloud "
-                "are watched. Set the variable to the server's host, or unset it",
+                f"{', '.join(wrong)}: no metadata server of a cloud answered at this "
+                f"address within {LIMIT_SECONDS:g} s, so no notices of a cloud are "
+                "watched. Set the variable to the host of the server, or unset the "
+                "variable",
                 logging.WARNING,
             )
         name, evidence = cloud.name, cloud.evidence
@@ -160,7 +161,8 @@ def _log_platform(
     ]
     _log_once(
         f"platform {name}, because {'; '.join(evidence)}. Watches "
-        f"{', '.join(texts)}. TFPREEMPT_PLATFORM or termination_config= overrides it"
+        f"{', '.join(texts)}. TFPREEMPT_PLATFORM or termination_config= overrides "
+        "the platform"
     )
 
 

@@ -78,8 +78,8 @@ class GceTerminationConfig(TerminationConfig):
         elif period is not None:
             raise ConfigurationError(
                 f"upcoming_maintenance_period is {period!r}; expected the seconds "
-                "ahead of the maintenance at which the job is to leave, more than 0, "
-                "or None not to watch announcements"
+                "from the exit of the job to the maintenance, more than 0, or None to "
+                "watch no announcements"
             )
 
     def _notice_sources(self) -> tuple[NoticeSourceConfig, ...]:

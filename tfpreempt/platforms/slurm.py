@@ -81,9 +81,9 @@ class SlurmTerminationConfig(TerminationConfig):
         super().__init__(grace_period=grace_period, **options)
         if early_signal is None and early_grace_period is not None:
             raise ConfigurationError(
-                f"early_grace_period is {early_grace_period!r}, and no early_signal is "
-                "given that it could belong to; expected that of sbatch's --signal "
-                "too, such as early_signal='SIGUSR1', or neither"
+                f"early_grace_period is {early_grace_period!r}, and early_signal is "
+                "missing; expected the signal of sbatch's --signal too, such as "
+                "early_signal='SIGUSR1', or neither argument"
             )
         early_grace = check_grace(early_grace_period, "early_grace_period")
         if early_signal is not None:
@@ -106,10 +106,10 @@ class SlurmTerminationConfig(TerminationConfig):
     ) -> None:
         """Exits, and requeues the job unless no restart is left."""
         if self._is_exhausted:
-            _logger.error(
-                "SLURM_RESTART_COUNT is %s and max_restarts allows no more; "
-                "leaving with exit code %d, which requeues nothing. To go on from the "
-                "last commit submit the job again, or allow more restarts",
+            _logger.warning(
+                "SLURM_RESTART_COUNT is %s, and max_restarts allows no more restarts; "
+                "exiting with code %d, which does not requeue the job. To resume from "
+                "the last commit, submit the job again, or raise max_restarts",
                 self._environment.get("SLURM_RESTART_COUNT"),
                 self._exhausted_code,
             )
@@ -130,25 +130,24 @@ class SlurmTerminationConfig(TerminationConfig):
         shown = " ".join(command)
         if code not in (None, self.exit_code):  # None: exit_fn's code, for a restart
             _logger.warning(
-                "nothing was committed, or its copy was not in time; "
-                "leaving with exit code %s, as the config says, which requeues "
-                "nothing. To go on from the last commit submit the job again, or call "
-                "`%s` if Slurm still knows it",
+                "nothing was committed, or the mirror is incomplete; exiting with code "
+                "%s as configured, which does not requeue the job. To resume from the "
+                "last commit, submit the job again, or call `%s` while Slurm knows the "
+                "job",
                 code,
                 shown,
             )
             return
-        _logger.warning("%s", shown)
+        _logger.info("requeueing the job: %s", shown)
         try:
             said = self._run_command(command, SCONTROL_SECONDS)
         except Exception as error:  # noqa: BLE001 - the exit code must go on
             why = getattr(error, "stderr", None) or error
             said = f"{type(error).__name__}: {why}"
         if said := said.strip():
-            _logger.error(
-                "`%s` failed (%s). The job leaves with its exit code, "
-                "which requeues it only where slurm.conf lists that in RequeueExit; "
-                "otherwise call `%s` by hand",
+            _logger.warning(
+                "`%s` failed (%s). The exit code requeues the job only if RequeueExit "
+                "in slurm.conf lists the code; otherwise call `%s` by hand",
                 shown,
                 said,
                 shown,
@@ -162,7 +161,7 @@ def _is_exhausted(max_restarts: int | None, environment: Mapping[str, str]) -> b
     if not whole or max_restarts < 0:
         raise ConfigurationError(
             f"max_restarts is {max_restarts!r}; expected a whole number from 0 on, or "
-            "None for any number of restarts"
+            "None for no limit"
         )
     count = read_count("SLURM_RESTART_COUNT", environment)
     return count is not None and count >= max_restarts
