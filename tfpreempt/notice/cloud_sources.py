@@ -91,8 +91,8 @@ def azure_source(
     address.
 
     Args:
-        kind: the kind of events that are notices. A Freeze is a pause of seconds that
-            keeps the memory.
+        kind: the kind of events that are notices: Preempt, Terminate, Reboot, Redeploy
+            or Freeze. A Freeze is a pause of seconds that keeps the memory.
         grace_period: seconds, or a timedelta, from the notice until the VM is
             terminated. None: unknown; the step is committed at once.
 

@@ -29,7 +29,7 @@ class ActiveNotice:
 
     Attributes:
         detail: description for people.
-        goes_at: time of the machine's termination, in seconds since the Unix epoch;
+        shutdown_at: time of the machine's termination, in seconds since the Unix epoch;
             None if the service does not report the time.
         since: time since when the notice has been up; None if not reported.
     """

@@ -71,7 +71,7 @@ class Platform:
 
     Attributes:
         name: a name that TFPREEMPT_PLATFORM accepts.
-        variant: the TerminationConfig class of the platform.
+        config_class: the TerminationConfig class of the platform.
         evidence: reasons for the choice, for people.
         cloud: the machine's cloud by its files or its metadata server: "gce", "aws" or
             "azure"; None if unknown.
