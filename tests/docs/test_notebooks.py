@@ -34,23 +34,39 @@ def test_who_opens_a_notebook_sees_what_a_run_of_it_gave(path: Path) -> None:
 
 
 @ALL
-def test_the_first_cell_installs_the_clone_on_a_fresh_machine(
+def test_outputs_are_plain_text_with_one_prefix(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "\\u001b" not in text
+    assert re.findall(r"tfpreempt[\w.]*: ?tfpreempt:.*", text) == []
+
+
+@ALL
+def test_the_first_cell_clones_and_installs_on_a_new_machine(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = next(c for c in notebooks.read(path).cells if c.cell_type == "code")
-    cell = re.sub(r"%(pip .*)", r"installed.append('\1')", first.source)
-    installed: list[str] = []
-    exec(cell, {"installed": installed})
-    assert installed == []
+    cell = re.sub(r"[%!]((?:pip|git|cd) .*)", r"commands.append(r'\1')", first.source)
+    with_url = cell.replace('REPOSITORY_URL = ""', 'REPOSITORY_URL = "file:///repo"')
+    assert with_url != cell
+
+    def commands(text: str) -> list[str]:
+        done: list[str] = []
+        exec(text, {"commands": done})
+        return done
+
+    assert commands(cell) == []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(notebooks.COLAB)
-    exec(cell, {"installed": installed})
-    assert [each.split()[3].startswith('"../.[tensorflow') for each in installed] == [
-        True
-    ]
+    (pip,) = commands(cell)
+    assert pip.split()[3].startswith('"../.[tensorflow')
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RuntimeError, match="clone it"):
-        exec(cell, {"installed": installed})
+    assert commands(with_url) == [
+        'git clone --quiet "$REPOSITORY_URL" tfpreempt',
+        "cd -q tfpreempt/colab",
+        pip,
+    ]
+    with pytest.raises(RuntimeError, match="set REPOSITORY_URL"):
+        commands(cell)
 
 
 @pytest.mark.tensorflow
