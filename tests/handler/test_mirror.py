@@ -130,6 +130,7 @@ def test_another_machine_goes_on_from_the_store(
     other = elsewhere()
     handler = other.handler(mirror_dir=store)
     assert handler.total_run_calls == 3
+    assert other.events("restored")[-1]["tier"] == "mirror"
     assert other.variable.numpy().tolist() == [4.0, 5.0]
     assert (other.directory / "checkpoint").exists()  # stock TensorFlow finds it
     handler.run(other.step)

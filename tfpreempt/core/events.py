@@ -117,7 +117,7 @@ class Restored:
         sequence: rank among the commits of the same directory or store.
         world_size: number of workers that wrote the checkpoint.
         skipped: descriptions of corrupt checkpoints that were skipped.
-        tier: storage of the checkpoint: "memory", "disk" or "bucket"; None without a
+        tier: storage of the checkpoint: "memory", "disk" or "mirror"; None without a
             checkpoint.
         seconds: duration of the start: the agreement with other workers, fetch and
             read.

@@ -104,7 +104,7 @@ class Agreed:
         skipped: descriptions of the skipped commits (chief only).
         corrupt: the reason if there are commits and no commit can be restored (chief
             only).
-        tier: location of the candidate: "memory", "disk" or "bucket".
+        tier: location of the candidate: "memory", "disk" or "mirror".
         on_disk: newest commit of the directory; differs from the candidate only if the
             candidate is a snapshot.
         snapshots: snapshots of this worker in memory; None if some worker has no
@@ -338,7 +338,7 @@ def _find_newest(
         copies=copies,
     ):
         check_nothing_came(opened.path)  # now with commits from the mirror
-        commit, tier = opened.newest(skipped.append, lost.append), "bucket"
+        commit, tier = opened.newest(skipped.append, lost.append), "mirror"
     corrupt = ""
     if lost and commit is None:
         found = "; ".join(text.rstrip(".") for text in lost)
@@ -415,7 +415,7 @@ def _follow(
     token, commit, tier = plan["checkpoint"], None, "disk"
     if token is not None:
         if is_apart and store is not None:
-            commit, tier = opened.fetch(store, token), "bucket"
+            commit, tier = opened.fetch(store, token), "mirror"
         else:
             commit = opened.find(token)
         if commit is None:

@@ -336,7 +336,7 @@ def a_run(workers: int = 3) -> Scripted:
         run.save(0.6, beside=2)
     run.preempt(worker=1)
     run.down(25.0)
-    run.start(tier="bucket")
+    run.start(tier="mirror")
     run.train(30)
     run.log(loss=0.45)
     run.save(1.2)

@@ -48,7 +48,7 @@ def test_the_tables_for_people(run: Path) -> None:
     ] in lines
     assert any(line[:1] == ["2"] and "failure" in line for line in lines)
     assert (
-        "9 commit(s), 8.79 KiB; restores: 3 from bucket, 3 from memory" in done.stdout
+        "9 commit(s), 8.79 KiB; restores: 3 from mirror, 3 from memory" in done.stdout
     )
     assert "warning: supervisor.jsonl, worker-0.jsonl" in done.stderr
 

@@ -48,7 +48,7 @@ def one_of_each() -> Scripted:
     run.train(40)
     run.kill()
     run.down(10.0)
-    run.start(tier="bucket")
+    run.start(tier="mirror")
     run.train(30)
     run.kill()
     run.down(5.0)
@@ -80,7 +80,7 @@ def test_what_interruptions_cost() -> None:
     # The last step, the save, leaving, down, and a start to its first step.
     assert preempted.resumed_seconds == approx(0.5 + 1 + 1 + 20 + 8 + 2 + 3)
 
-    assert (late.cause, late.is_estimated, late.tier) == ("failure", True, "bucket")
+    assert (late.cause, late.is_estimated, late.tier) == ("failure", True, "mirror")
     assert late.steps_lost == approx(45, abs=1)
     assert (early.restored_step, early.is_estimated) == (late.restored_step, True)
     assert early.steps_lost == approx(31, abs=1)

@@ -66,7 +66,7 @@ class Interruption:
         saved_step: step of the commit made for the interruption; None without a commit.
         notice_to_commit_seconds: seconds from the notice to the commit, or None.
         restored_step: step restored by the next start; None without a next start.
-        tier: source of the restored checkpoint: "memory", "disk" or "bucket"; None if
+        tier: source of the restored checkpoint: "memory", "disk" or "mirror"; None if
             unknown.
         steps_lost: steps that had to be repeated; before the next start, the steps
             after the newest commit. None if the commits are unknown.
