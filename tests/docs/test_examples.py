@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import subprocess
@@ -55,6 +56,7 @@ RUN_BY = {
     "platforms/slurm.md": "test_docs",
     "quick-start.md": "test_readme",
     "tpu.md": "test_examples",
+    "troubleshooting.md": "test_examples",
 }
 BEFORE_PROTECT = """
 import tfpreempt
@@ -123,6 +125,22 @@ def test_protected_and_checked_in_an_evaluation(zygote: Zygote, here: Place) -> 
     shown = "handler.close(); print(len(evaluated), int(v))"
     told = run(zygote, here.path, BEFORE_PROTECT, protect, BEFORE_CHECK, check, shown)
     assert told == "20 10000\n"
+
+
+def test_the_levels_of_the_log_are_those_of_the_logger() -> None:
+    (program,) = blocks("troubleshooting.md")
+    errors_only, no_lines = program.splitlines()[2:]
+    logger = logging.getLogger("tfpreempt")
+    before = logger.level
+    try:
+        for line, lowest in ((errors_only, logging.ERROR), (no_lines, 50)):
+            exec(f"import logging\n{line}")
+            assert [logger.isEnabledFor(level) for level in (lowest - 1, lowest)] == [
+                False,
+                True,
+            ]
+    finally:
+        logger.setLevel(before)
 
 
 @pytest.mark.multiprocess
