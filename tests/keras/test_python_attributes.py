@@ -101,6 +101,35 @@ def test_what_grows_to_data_is_named(
     assert "the change of model.seen will not be restored" in text
 
 
+class Name:
+    """A key whose description changes."""
+
+    text = "a"
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (({1}, [*MANY]), lambda value: value[1].__setitem__(0, 1)),
+        ({Name(): 1}, lambda value: setattr(next(iter(value)), "text", "b")),
+    ],
+)
+def test_a_change_in_a_value_that_cannot_be_restored_is_named(
+    value: Any, change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The walk does not see the change: it enters no data, and no keys of dicts."""
+    model = Helper(value=value)
+    attributes = Attributes(model)
+    change(value)
+    [entry] = attributes.capture().header
+    assert entry[-1] == "lost"
+    [text] = caplog.messages
+    assert "the change of model.value will not be restored" in text
+
+
 def test_an_object_in_place_of_a_number_is_put_back() -> None:
     """A setting was a number in the first step, and is an object in the restart."""
     layer, objects = keras.layers.Dropout(0.5), [Helper(), Helper()]

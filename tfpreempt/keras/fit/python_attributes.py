@@ -486,7 +486,8 @@ class Attributes:
             self._changing = [
                 key
                 for key, each in looked.items()
-                if object_graph.is_data(each.location.value)
+                # A value that cannot be restored has a digest of its repr.
+                if (each.problem is not None and _may_change(each.location.value))
                 or any(map(_may_change, _leaves(each.location.value)))
             ]
             self._reached = reached
