@@ -287,6 +287,53 @@ def test_an_object_around_a_variable_saves_what_it_says(attribute, tmp_path):
     saves.save()
 
 
+class Switching(tf.Module):
+    """Gets the class `Saving` during training."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = tf.Variable(1.0)
+
+
+class Saving(Switching):
+    def _serialize_to_tensors(self):
+        return {"more": tf.constant(2.0)}
+
+    def _restore_from_tensors(self, restored):
+        pass
+
+
+def test_an_object_that_gets_another_class_saves_as_that_class(tmp_path):
+    part = Switching()
+    saves = Saves(tf.train.Checkpoint(part=part), tmp_path)
+    saves.save()
+    part.__class__ = Saving
+    saves.save()
+    assert saves.searches == 2
+
+
+def test_a_save_reads_the_variable_that_a_property_returns_now(tmp_path):
+    keras = pytest.importorskip("keras")
+
+    class Moving(keras.Variable):
+        number = 0
+
+        @property
+        def _value(self):
+            return self.__dict__["all"][self.number]
+
+        @_value.setter
+        def _value(self, value):
+            self.__dict__.setdefault("all", []).append(value)
+
+    moving = Moving([1.0, 2.0])
+    moving._value = tf.Variable([3.0, 4.0])
+    saves = Saves(tf.train.Checkpoint(moving=moving), tmp_path)
+    saves.save()
+    vars(moving)["number"] = 1
+    saves.save()
+
+
 def test_small_variables_are_no_part_of_what_workers_deal_out(tmp_path):
     """Another worker finds the same tensors in each save: none that are small."""
     checkpoint = tf.train.Checkpoint(large=dense(100), small=dense(2))

@@ -377,6 +377,28 @@ def test_the_containers_of_an_object_that_the_program_drops_are_freed() -> None:
     assert not reached.is_unchanged()
 
 
+class Dropping(dict[str, int]):
+    """Calls a function when compared, as a thread of the program may run then."""
+
+    drop: Callable[[], object] = staticmethod(lambda: None)
+
+    def values(self) -> Any:
+        self.drop()
+        return super().values()
+
+
+def test_an_object_that_is_dropped_during_a_comparison_is_a_change() -> None:
+    """A new object may have the id of the dropped object."""
+    names, reached = Dropping(a=1), object_graph.Reached()
+    model = Model(names=names, array=np.zeros(2))
+    list(
+        object_graph.walk({"model": model}, object_graph.is_user_code, reached=reached)
+    )
+    assert reached.is_unchanged()
+    names.drop = lambda: vars(model).pop("array", None)
+    assert not reached.is_unchanged()
+
+
 def test_contents_that_lead_nowhere_are_no_change() -> None:
     model, reached = model_of_all_kinds(), object_graph.Reached()
     list(

@@ -129,9 +129,11 @@ class Reached:
         """
         # Loops of C, as there are thousands of objects.
         with contextlib.suppress(RuntimeError):  # another thread changes a container
-            return self._is_whole and all(
+            are_same = all(
                 group.is_same(contents) for contents, group in self._groups.items()
             )
+            # Last, as a thread may drop an object during the comparison.
+            return are_same and self._is_whole
         return False
 
 

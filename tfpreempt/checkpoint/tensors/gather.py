@@ -38,6 +38,7 @@ from tfpreempt.checkpoint.tensors.variables import (
     Search,
     device_prefixes,
     distributed,
+    inner_variable,
     is_on_read,
     local_parts,
     variable_shape,
@@ -196,7 +197,7 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
                 return None  # the object may have values in the next save
             continue
         number = numbers.get(id(_object(owner)))
-        if number is None:
+        if number is None or _is_unknown(_object(owner)):
             return None
         variable = _plain_variable(objects[number], here)
         if len(values) != 1 or variable is None:
@@ -347,6 +348,16 @@ def _has_slots(obj: Any) -> bool:
     """Returns whether an object is an optimizer that TensorFlow asks for slots, which
     may be new in each save."""
     return hasattr(type(obj), "get_slot_names")
+
+
+def _is_unknown(obj: Any) -> bool:
+    """Returns whether a later `attach` may miss that an object has another variable.
+
+    An example is a variable returned by a property `_value` of a class of the program.
+    """
+    kinds = tf.Variable, private_api.distribute_values.DistributedVariable
+    is_known = isinstance(obj, kinds) or inner_variable(obj) is not None
+    return not is_known and bool(local_parts(obj))
 
 
 def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:

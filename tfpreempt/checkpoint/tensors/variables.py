@@ -165,6 +165,7 @@ class Graph:
 
     Attributes:
         objects: the objects, in the order of the walk.
+        kinds: their classes, as a program may assign another class to an object.
         values: variable in the attribute `_value`, by object, as Keras objects have;
             None for other objects.
         edges: names and numbers of the children, by object.
@@ -174,6 +175,7 @@ class Graph:
     """
 
     objects: list[weakref.ref[Any]]
+    kinds: list[type]
     values: list[weakref.ref[Any] | None]
     edges: Edges
     holders: list[tuple[str, int]]
@@ -186,23 +188,25 @@ class Graph:
             objects: objects of the later walk.
             edges: names and numbers of the children in the later walk, by object.
         """
-        return edges == self.edges and all(
-            before() is now and (value and value()) is _inner(now)
+        if edges != self.edges or list(map(type, objects)) != self.kinds:
+            return False
+        return all(
+            before() is now and (value and value()) is inner_variable(now)
             for before, value, now in zip(
                 self.objects, self.values, objects, strict=True
             )
         )
 
 
-def _inner(obj: Any) -> Any:
+def inner_variable(obj: Any) -> Any:
     """Returns the variable in an object of Keras; None for other objects.
 
     The attribute is looked up in `__dict__`, because a distributed variable reads its
     value when asked for a missing attribute.
     """
-    inner = getattr(obj, "__dict__", {}).get("_value")
+    found = getattr(obj, "__dict__", {}).get("_value")
     kinds = tf.Variable, private_api.distribute_values.DistributedVariable
-    return inner if isinstance(inner, kinds) else None
+    return found if isinstance(found, kinds) else None
 
 
 def distributed(obj: Any) -> Any | None:
@@ -382,10 +386,11 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
         holders = _holders(objects, edges)
     if graph is None:
         _sort(found, list(zip(paths(edges), objects, strict=True)))
-        values = map(_inner, objects)
+        values = map(inner_variable, objects)
         with contextlib.suppress(TypeError):  # an object without weak references
             found.graph = Graph(
                 objects=[weakref.ref(each) for each in objects],
+                kinds=list(map(type, objects)),
                 values=[each if each is None else weakref.ref(each) for each in values],
                 edges=edges,
                 holders=holders,
