@@ -262,7 +262,8 @@ class Stuck(LocalStore):
 download._PATIENCE_SECONDS = 0.1
 store = Stuck(sys.argv[1])
 try:
-    download.download(catalog.read(catalog.unread(store)), sys.argv[2], timeout=0.2)
+    entry = catalog.read(catalog.unread_entry(store))
+    download.download(entry, sys.argv[2], timeout=0.2)
 except errors.CheckpointError as error:
     sys.exit("more than 0.2 s" not in str(error))
 """
@@ -319,7 +320,7 @@ class Dying(LocalStore):
 
 download_target._SMALLEST = download_target._LARGEST = 10_000
 store = Dying(sys.argv[1])
-download.download(catalog.read(catalog.unread(store)), sys.argv[2], threads=1)
+download.download(catalog.read(catalog.unread_entry(store)), sys.argv[2], threads=1)
 """
 
 

@@ -25,7 +25,7 @@ from tfpreempt.checkpoint.lease import directory_lease, lease, lease_timeouts
 from tfpreempt.states import StepCounter
 renewal, expiry, grace, lease_timeouts.MARGIN = map(float, sys.argv[1:5])
 pace = directory_lease.PACE
-directory_lease.PACE = lease_timeouts.Renewal(
+directory_lease.PACE = lease_timeouts.RenewalIntervals(
     renewal=renewal, expiry=expiry, poll=pace.poll
 )
 lease.GRACE = lease_timeouts.GRACE = grace

@@ -1,4 +1,4 @@
-"""Signs of life, from a process to whoever lends it a file."""
+"""Heartbeats of a process, in a file lent by the supervisor."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]  # starts interpreters
 
 PROGRAM = """
 import os, sys, threading
-from tfpreempt.core import life
+from tfpreempt.core import heartbeat
 
-stage = life.Stage.STEPS
+stage = heartbeat.WorkerPhase.STEPS
 
-def sign():
-    pid = life.pid_seen_by_supervisor()
-    return life.Sign(pid=pid, boundaries=5, step=1 << 40, stage=stage)
+def progress():
+    pid = heartbeat.pid_seen_by_supervisor()
+    return heartbeat.Heartbeat(pid=pid, boundaries=5, step=1 << 40, stage=stage)
 
 def wait_for_data():
     sys.stdin.read()
 
-life.tell(sign)
+heartbeat.start_heartbeat(progress)
 """
 
 
@@ -61,7 +61,7 @@ def start(file: HeartbeatFile, program: str, *wrapper: str) -> subprocess.Popen[
 def test_what_a_process_tells_is_read(file: HeartbeatFile) -> None:
     assert file.read() is None
     with start(file, "wait_for_data()") as process:
-        wait_until(lambda: file.read() is not None, "a sign")
+        wait_until(lambda: file.read() is not None, "a heartbeat")
     told = Heartbeat(
         pid=process.pid, boundaries=5, step=1 << 40, stage=WorkerPhase.STEPS
     )
@@ -72,14 +72,14 @@ def test_what_a_process_tells_is_read(file: HeartbeatFile) -> None:
 
 def test_the_last_sign_is_that_of_the_end(file: HeartbeatFile) -> None:
     """The thread is ended by then: what it told before would stand for ever."""
-    with start(file, "stage = life.Stage.APART"):
+    with start(file, "stage = heartbeat.WorkerPhase.APART"):
         pass
     assert newest(file).stage is WorkerPhase.APART
 
 
 def test_a_process_writes_its_stacks_though_main_is_stuck(file: HeartbeatFile) -> None:
     with start(file, "wait_for_data()") as process:
-        wait_until(lambda: file.read() is not None, "a sign")
+        wait_until(lambda: file.read() is not None, "a heartbeat")
 
         def is_shown() -> bool:
             assert file.ask_for_stacks(process.pid)
@@ -91,7 +91,7 @@ def test_a_process_writes_its_stacks_though_main_is_stuck(file: HeartbeatFile) -
 
 def test_a_process_that_is_stopped_writes_none(file: HeartbeatFile) -> None:
     with start(file, "wait_for_data()") as process:
-        wait_until(lambda: file.read() is not None, "a sign")
+        wait_until(lambda: file.read() is not None, "a heartbeat")
         process.send_signal(signal.SIGSTOP)
         process.send_signal(STACKS_SIGNAL)
         assert file.stacks() == ""
@@ -106,7 +106,7 @@ def test_a_worker_in_a_pid_namespace_of_its_own_is_signalled(
     if subprocess.run([*wrapper, "true"], check=False).returncode:
         pytest.skip("a pid namespace needs CAP_SYS_ADMIN")
     with start(file, "wait_for_data()", *wrapper) as process:
-        wait_until(lambda: file.read() is not None, "a sign")
+        wait_until(lambda: file.read() is not None, "a heartbeat")
         pid = newest(file).pid
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         assert [pid] == [int(each) for each in children.read_text().split()]

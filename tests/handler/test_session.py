@@ -54,7 +54,7 @@ class FakeMirror:
     def __init__(self, run: FakeRun) -> None:
         self._run = run
 
-    def hurry(self) -> None:
+    def shorten_waits(self) -> None:
         """Has nothing to copy."""
 
     def resume(self) -> None:
