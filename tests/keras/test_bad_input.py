@@ -5,10 +5,13 @@ Nothing is deleted then, and the right program still goes on.
 
 from __future__ import annotations
 
+import copy
 import datetime
+import importlib
 import io
 import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,8 @@ from tfpreempt.handler.handler import PreemptionCheckpointHandler  # noqa: E402
 from tfpreempt.keras import PreemptionCallback  # noqa: E402
 from tfpreempt.keras.fit_record import FitRecord  # noqa: E402
 
+BOTH = ("keras", "tf_keras")
+
 
 @pytest.fixture
 def on(line: str) -> Iterator[Machine]:
@@ -49,9 +54,47 @@ def test_a_callback_can_be_pickled(
     """A process that is spawned gets the callback, and no variable of this process."""
     monkeypatch.delenv("TFPREEMPT_PLATFORM")
     monkeypatch.setenv("SECRET_OF_THIS_PROCESS", "1")
-    data = pickle.dumps(PreemptionCallback(tmp_path))
+    callback = PreemptionCallback(tmp_path)
+    data = pickle.dumps(callback)
     assert b"SECRET_OF_THIS_PROCESS" not in data
-    assert isinstance(pickle.loads(data), PreemptionCallback)
+    for same in (pickle.loads(data), copy.deepcopy(callback)):
+        assert type(same) is PreemptionCallback
+        assert same.checkpoints() == []
+
+
+@LINES
+def test_a_callback_is_an_instance_of_keras_callback(line: str, tmp_path: Path) -> None:
+    """Of both lines at once, for libraries that sort callbacks by their class."""
+    keras = importlib.import_module(line)
+    callback = PreemptionCallback(tmp_path)
+    assert isinstance(callback, keras.callbacks.Callback)
+    assert isinstance(callback, PreemptionCallback)
+    assert not isinstance(callback, keras.callbacks.EarlyStopping)
+    assert callback.__class__.__name__ == "PreemptionCallback"
+    assert type(callback).__mro__ == (PreemptionCallback, object)
+
+    class Mine(PreemptionCallback):
+        """Of a program."""
+
+    assert isinstance(Mine(tmp_path), keras.callbacks.Callback)
+    assert isinstance(Mine(tmp_path), Mine)
+    assert not isinstance(callback, Mine)
+
+
+def test_the_class_of_a_callback_imports_no_keras(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An imported line counts, also if the callback is older; none is imported."""
+    modules = [importlib.import_module(f"{each}.callbacks") for each in BOTH]
+    for module in modules:
+        monkeypatch.delitem(sys.modules, module.__name__)
+    callback = PreemptionCallback(tmp_path)
+    assert callback.__class__ is PreemptionCallback
+    assert [each.__name__ for each in modules if each.__name__ in sys.modules] == []
+    for module in modules:
+        assert not isinstance(callback, module.Callback)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        assert isinstance(callback, module.Callback)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import pathlib
 from typing import Any
 
 from typing_extensions import assert_type
@@ -72,6 +74,15 @@ def fitted(model: Any, data: Any) -> None:
     assert_type(callback.mirror_status, MirrorStatus | None)
     model.fit(data, callbacks=[callback])
     tfpreempt.keras.PreemptionCallback(1)  # type: ignore[arg-type]  # not a path
+    tfpreempt.keras.PreemptionCallback(
+        pathlib.Path("ckpt"),
+        save_freq=datetime.timedelta(minutes=5),
+        termination_config=TerminationConfig(),
+        mirror_dir="gs://bucket/run",
+    )
+    save_freq = "epochs"
+    tfpreempt.keras.PreemptionCallback("ckpt", save_freq=save_freq)  # type: ignore[arg-type]
+    tfpreempt.keras.PreemptionCallback("ckpt", mirror_dir=1)  # type: ignore[arg-type]
 
 
 def configured(resolver: Any, manager: Any) -> None:

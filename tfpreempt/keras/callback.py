@@ -1,15 +1,18 @@
 """PreemptionCallback, the callback that a program adds to `model.fit`.
 
 The class has every hook that Keras 3 and tf_keras call, and inherits from neither. So
-the same class serves both, and an import of the module imports no Keras.
+the same class serves both, and an import of the module imports no Keras. `isinstance`
+still finds the `Callback` of Keras: Python asks an object for its `__class__`, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
@@ -34,6 +37,12 @@ from tfpreempt.keras.fit.training import Options, Training
 from tfpreempt.keras.fit_record import EncodedValue
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfpreempt.platforms.config import TerminationConfig
+    from tfpreempt.storage.object_store import ObjectStore
 
 _running: list[Training] = []
 """The fit served by a callback of this process; at most one entry."""
@@ -88,12 +97,14 @@ class PreemptionCallback:
         self,
         checkpoint_dir: str | os.PathLike[str],
         *,
-        save_freq: str | int | datetime.timedelta | None = "epoch",
-        termination_config: Any = None,
+        save_freq: Literal["epoch"] | int | datetime.timedelta | None = "epoch",
+        termination_config: TerminationConfig
+        | tf.distribute.experimental.TerminationConfig
+        | None = None,
         restore: bool = True,
         peer_timeout: float = 30.0,
         max_to_keep: int | None = 2,
-        mirror_dir: Any = None,
+        mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
     ) -> None:
         if isinstance(checkpoint_dir, os.PathLike):
@@ -131,6 +142,19 @@ class PreemptionCallback:
         self._directory: str | None = None  # of the newest fit
         self._last: MirrorStatus | None = None  # status at the end of the newest fit
         self.model: Any = None
+
+    @property  # type: ignore[misc]  # nobody assigns another class
+    def __class__(self) -> type[PreemptionCallback]:
+        """Class for `isinstance`: a subclass of the `Callback` of each imported Keras.
+
+        `type()` returns the class without Keras.
+        """
+        own: Any = type(self)
+        return _with_keras_bases(own, _imported_callback_classes())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles by `type()`; the default would be refused because of `__class__`."""
+        return object.__new__, (type(self),), vars(self)
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -299,3 +323,18 @@ class PreemptionCallback:
     _implements_train_batch_hooks = staticmethod(lambda: False)
     _implements_test_batch_hooks = staticmethod(lambda: True)
     _implements_predict_batch_hooks = staticmethod(lambda: False)
+
+
+def _imported_callback_classes() -> tuple[type, ...]:
+    """Returns the `Callback` class of each Keras line that the program has imported."""
+    modules = (sys.modules.get(f"{line}.callbacks") for line in ("keras", "tf_keras"))
+    found = (getattr(module, "Callback", None) for module in modules)
+    return tuple(each for each in found if each is not None)
+
+
+@functools.cache
+def _with_keras_bases(cls: type, bases: tuple[type, ...]) -> type:
+    """Returns a subclass of a class and of the bases that the class does not have."""
+    more = tuple(base for base in bases if not issubclass(cls, base))
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls, *more), names) if more else cls

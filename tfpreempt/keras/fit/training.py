@@ -9,7 +9,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.state.unfinished_caches import expect_caches
@@ -38,6 +38,11 @@ from tfpreempt.keras.fit_record import EncodedValue
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import checksum, paths
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfpreempt.platforms.config import TerminationConfig
+
 log = logging.getLogger(__name__)
 
 _STOPS_WITHIN = 0.25
@@ -51,8 +56,10 @@ class Options(CheckpointOptions):
     """The checked arguments of `PreemptionCallback`; see there."""
 
     checkpoint_dir: str
-    save_freq: str | int | datetime.timedelta | None
-    termination_config: Any
+    save_freq: Literal["epoch"] | int | datetime.timedelta | None
+    termination_config: (
+        TerminationConfig | tf.distribute.experimental.TerminationConfig | None
+    )
     peer_timeout: float
 
 
