@@ -54,7 +54,7 @@ def trainer() -> Iterator[Any]:
 
     before = functions(trainer)
     yield trainer
-    multi_worker.MultiWorkerPatch().remove()
+    multi_worker.MultiWorkerPatch(is_first=True).remove()
     assert functions(trainer) == before
 
 
@@ -87,6 +87,22 @@ def test_twice_is_once_and_removal_restores(trainer: Any) -> None:
     patch.remove()
     assert functions(trainer) == before
     assert not patch.is_active
+
+
+def test_a_block_removes_the_patch_that_it_made(trainer: Any) -> None:
+    """Also after an error; the patch of an earlier call stays."""
+    before = functions(trainer)
+    with enable_multi_worker() as patch:
+        patched = functions(trainer)
+        assert patched != before
+        assert patch.is_active
+        with enable_multi_worker() as inner:
+            assert inner.is_active
+        assert functions(trainer) == patched
+    assert functions(trainer) == before
+    with pytest.raises(ValueError, match="of the program"), enable_multi_worker():
+        raise ValueError("of the program")
+    assert functions(trainer) == before
 
 
 def test_a_version_without_what_would_be_replaced_is_refused(
@@ -187,7 +203,7 @@ def test_without_workers_keras_is_asked(
             model = keras.Sequential([keras.layers.Dense(1)])
             model.compile("sgd", "mse", steps_per_execution=2)
             model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=1, verbose=0)
-        multi_worker.MultiWorkerPatch().remove()
+        multi_worker.MultiWorkerPatch(is_first=True).remove()
     assert called == ["_maybe_symbolic_build", "_make_function"]
     assert int(model.optimizer.iterations) == 4
 

@@ -56,7 +56,24 @@ _in_force: list[_Replacement] = []
 
 
 class MultiWorkerPatch:
-    """Handle that removes the patch of Keras; returned by `enable_multi_worker`."""
+    """Handle that removes the patch of Keras; returned by `enable_multi_worker`.
+
+    As a context manager, the handle removes the patch at the end of the block, unless
+    an earlier call of `enable_multi_worker` had patched Keras already.
+
+    Args:
+        is_first: whether the call that returns this handle has patched Keras.
+    """
+
+    def __init__(self, *, is_first: bool) -> None:
+        self._is_first = is_first
+
+    def __enter__(self) -> MultiWorkerPatch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_first:
+            self.remove()
 
     @property
     def is_active(self) -> bool:
@@ -107,8 +124,9 @@ def enable_multi_worker() -> MultiWorkerPatch:
     `jit_compile=True`, and optimizers with `use_ema` or `gradient_accumulation_steps`.
 
     Returns:
-        A handle that removes the patch. Ignore the handle to keep the patch until the
-        program ends.
+        A handle with a method `remove()`, also a context manager: `with
+        enable_multi_worker():` removes the patch at the end of the block. Ignore the
+        handle to keep the patch until the program ends.
 
     Raises:
         UnsupportedVersionError: this version of Keras lacks a function to replace.
@@ -133,12 +151,13 @@ def enable_multi_worker() -> MultiWorkerPatch:
             ", ".join(private_api.SEEN["keras"]),
             keras.__version__,
         )
-    if not _in_force:
+    is_first = not _in_force
+    if is_first:
         trainer = private_api.keras_trainer_class()
         _replace(trainer, "_maybe_symbolic_build", _building)
         _replace(trainer, "_make_function", _stepping)
         _replace(private_api.keras_trainer, "reduce_per_replica", _reducing)
-    return MultiWorkerPatch()
+    return MultiWorkerPatch(is_first=is_first)
 
 
 def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> None:
