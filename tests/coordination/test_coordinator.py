@@ -333,6 +333,22 @@ def test_the_commit_at_the_end_of_a_grace_counts_from_its_notice_too(members):
     assert members[2].coordinator.deadlines.since_notice >= 60.0
 
 
+def test_a_notice_of_unknown_grace_ends_the_training_within_a_long_grace(members):
+    """As SIGTERM of a container does after the notice of a metadata server."""
+    stand(members, 1, 1, 1)
+    members[2].notice(grace=30)
+    together(Member.decision, members)
+    for member in members:
+        member.boundary(1)
+    assert together(Member.save, members) == [ev.Resume()] * 3
+    stand(members, 2, 2, 2)
+    members[2].notice(grace=None)
+    together(Member.decision, members)
+    for member in members:
+        member.boundary(2)
+    assert together(Member.save, members) == [ev.Exit(Outcome.COMMITTED)] * 3
+
+
 def test_a_gone_store_ends_every_wait(members, store):
     stand(members, 1, 1, 1)
     members[0].notice()

@@ -179,13 +179,17 @@ class Coordinator:
     def notice(self, notice: Notice) -> None:
         """Handles a notice for this machine: informs every worker.
 
-        The deadline of this process is shortened to the end of the grace period.
+        The deadline of this process is shortened to the end of the grace period. A
+        notice without a grace period ends training at once, also after a notice with a
+        long grace period: the time left is unknown then.
         """
         with self._changed:
             deadlines, at = self.deadlines, notice.received_at
             trains_on = deadlines.second_commit_is_worthwhile(notice.grace_seconds)
             is_new = deadlines.shorten(at, notice.grace_seconds)
-            if self.state.held is not None and not is_new:
+            trains = self.state.held is NoticeKind.TRAIN_ON
+            ends_training = trains and not notice.grace_seconds
+            if self.state.held is not None and not is_new and not ends_training:
                 return  # a duplicate
             deadlines.noticed_at = deadlines.noticed_at or at
             self.extra[Key.NOTICE] = {"worker": notice.worker, "from": notice.source}
