@@ -85,7 +85,7 @@ def test_missing_short_and_damaged_files_are_named(filled):
     ]
     other, short, missing = faults(filled, "5", wrong)
     assert f"'5/a/x.bin' has crc32c {ENTRIES[0].crc32c:08x}" in other
-    assert "'5/b.bin' has 10240 bytes; the manifest says 5" in short
+    assert "'5/b.bin' has 10240 bytes; expected 5" in short
     assert "'5/gone.bin' is missing" in missing
 
 

@@ -266,16 +266,16 @@ def read(entry: Entry) -> Entry:
         return dataclasses.replace(entry, remarks=() if fault is None else (fault,))
     token = token_of(marker, entry.sequence)
     if fault is None and data is None:
-        fault = f"{where} is missing, though there is a marker beside it."
+        fault = f"{where} is missing, but its marker exists."
     elif fault is None and marker != marker_bytes(data or b"", entry.sequence or 0):
         fault = (
-            f"The marker beside {where} was written for another manifest; one of the "
-            "two is damaged."
+            f"{where} and its marker do not match; the manifest or the marker is "
+            "corrupt."
         )
     elif fault is None and entry.token not in ("", token):
         fault = (
-            f"{where} belongs to the commit {token}, not to the one that its folder "
-            "names; somebody has moved it."
+            f"{where} belongs to the commit {token}, not to the commit named by its "
+            "folder; the files were moved."
         )
     if fault is not None:
         return corrupt(entry, fault)
@@ -339,7 +339,7 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
         what_else = f", or restore {prefix!r} with tf.train.Checkpoint"
     return corrupt(
         entry,
-        f"{marker!r} is missing, though this was a commit; remove "
+        f"{marker!r} is missing, but this was a commit; remove "
         f"{os.path.dirname(marker)!r}{what_else}.",
     )
 
@@ -532,7 +532,7 @@ def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
         return None, problem
     if count > most:
         return None, (
-            f"{os.path.join(entry.store.uri, name)} has more than {most} "
-            "bytes, which no manifest or marker of ours has."
+            f"{os.path.join(entry.store.uri, name)} is larger than {most} "
+            "bytes, the limit of a marker or manifest."
         )
     return target.getvalue(), None

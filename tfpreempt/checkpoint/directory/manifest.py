@@ -208,5 +208,5 @@ def _check(
     shown = shown if len(shown) <= 120 else shown[:120] + "..."
     raise errors.CheckpointCorruptedError(
         f"The manifest {source} has {field} = {shown}; expected {expected}. The file "
-        "is damaged or wasn't written by tfpreempt."
+        "is corrupt, or was not written by tfpreempt."
     )

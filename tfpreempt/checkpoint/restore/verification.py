@@ -106,9 +106,9 @@ def _compare(commit: Entry, file: FileEntry, size: int | None, crc: int) -> str 
     if size is None:
         text = "is missing"
     elif size != file.size:
-        text = f"has {size} bytes; the manifest says {file.size}"
+        text = f"has {size} bytes; expected {file.size}"
     elif crc != file.crc32c:
-        text = f"has crc32c {crc:08x}; the manifest says {file.crc32c:08x}"
+        text = f"has crc32c {crc:08x}; expected {file.crc32c:08x}"
     else:
         return None
     return f"{commit.object(file.name)!r} {text}."
