@@ -92,7 +92,7 @@ class Search:
         match verdict:
             case ev.Proceed():
                 return self.enter(w._replace(counter=w.done + 1))
-            case ev.Save(boundary, alone, repeat):
+            case ev.SaveDirective(boundary, alone, repeat):
                 if not alone:
                     w = w._replace(saved=(*w.saved, (w.state.round, boundary)))
                 if self.cluster.shares:
@@ -108,7 +108,7 @@ class Search:
                 return w._replace(marked=True)
             case ev.Resume():
                 return w._replace(phase="boundary")
-            case ev.Exit(outcome):
+            case ev.ExitDirective(outcome):
                 return w._replace(phase="ended", outcome=outcome)
             case ev.Raise():
                 return w._replace(phase=self.raising(i))

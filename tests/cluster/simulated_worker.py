@@ -26,7 +26,9 @@ Resume = Callable[[Any], None]
 Pause = Callable[[Resume], None]
 Main = Generator[Pause, Any, None]
 Verdicts = Generator[Pause, Any, ev.Directive]
-Settled = Generator[Pause, Any, type[ev.Proceed | ev.Exit | ev.Resume | ev.Raise]]
+Settled = Generator[
+    Pause, Any, type[ev.Proceed | ev.ExitDirective | ev.Resume | ev.Raise]
+]
 
 
 class _LeavesError(Exception):
@@ -242,7 +244,7 @@ class Worker(Process):
                 return
 
     def _finish(self) -> Main:
-        while (yield from self._settle(last=True)) is not ev.Exit:
+        while (yield from self._settle(last=True)) is not ev.ExitDirective:
             pass
 
     def _settle(self, last: bool = False) -> Settled:
@@ -251,7 +253,7 @@ class Worker(Process):
         c.dispatch(ev.Boundary(self.gate.started, last))
         while True:
             match (yield from self._verdict()):
-                case ev.Save(boundary, alone, repeat):
+                case ev.SaveDirective(boundary, alone, repeat):
                     self._save_started = self.cluster.timeline.now
                     state = c.state
                     save = Save(state.round, boundary, alone, repeat)
@@ -265,10 +267,10 @@ class Worker(Process):
                         shares = yield from self._complete(workers)
                     yield self._sleep(self.cluster.schedule.marker_ms)
                     c.dispatch(ev.Committed(self._mark(staged, workers, shares)))
-                case ev.Exit(outcome):
+                case ev.ExitDirective(outcome):
                     yield from self._leave(outcome)
                     c.dispatch(ev.NextRound(served=outcome is not Outcome.FINISHED))
-                    return ev.Exit
+                    return ev.ExitDirective
                 case verdict:
                     return type(verdict)
 
@@ -330,7 +332,7 @@ class Worker(Process):
     def _step_failed(self) -> Main:
         self.coordinator.dispatch(ev.StepFailed())
         verdict = yield from self._verdict()
-        if isinstance(verdict, ev.Exit):
+        if isinstance(verdict, ev.ExitDirective):
             yield from self._leave(verdict.outcome)
         yield from self._raise()
 

@@ -224,7 +224,7 @@ def test_the_end_of_training_as_one_round(patch):
         )
         state = set_(state, main=MainThreadState.SAVING, outcome=None)
         get = ev.Get(Key.COMMIT, state.round)
-        return state, (get, ev.Save(state.at, alone=False, repeat=False))
+        return state, (get, ev.SaveDirective(state.at, alone=False, repeat=False))
 
     def outcome_known(settings, state):
         if state.notice is NoticeKind.FINISHED and state.commit is CommitKind.EXIT:

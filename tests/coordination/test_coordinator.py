@@ -76,7 +76,7 @@ class Member:
         """Saves as told, the chief writes the marker; the last verdict."""
         c = self.coordinator
         verdict = c.wait(SOON)
-        assert isinstance(verdict, ev.Save)
+        assert isinstance(verdict, ev.SaveDirective)
         c.dispatch(ev.Saved(True))
         verdict = c.wait(SOON)
         if isinstance(verdict, ev.WriteMarker):
@@ -134,7 +134,7 @@ def test_all_save_commit_and_leave(members, store):
     assert members[0].coordinator.wait(SOON) == ev.Proceed(5)
     for member in members:
         member.boundary(5)
-    assert together(Member.save, members) == [ev.Exit(Outcome.COMMITTED)] * 3
+    assert together(Member.save, members) == [ev.ExitDirective(Outcome.COMMITTED)] * 3
     text = store.get("tfpreempt/0/1/commit")
     assert keys.decode(Key.COMMIT, text)[0] is CommitKind.EXIT
 
@@ -149,7 +149,7 @@ def test_all_finish(members):
     for member in members:
         member.boundary(3, last=True)
     verdicts = together(lambda member: member.coordinator.wait(SOON), members)
-    assert verdicts == [ev.Exit(Outcome.FINISHED)] * 3
+    assert verdicts == [ev.ExitDirective(Outcome.FINISHED)] * 3
 
 
 def test_waiting_can_be_given_up(members):
@@ -166,14 +166,14 @@ def test_without_a_worker_the_chief_commits_alone(store):
     assert together(Member.decision, [chief, other]) == [None, None]
     chief.boundary(1)
     other.boundary(1)
-    assert chief.coordinator.wait(SOON) == ev.Save(1, alone=True, repeat=False)
+    assert chief.coordinator.wait(SOON) == ev.SaveDirective(1, alone=True, repeat=False)
     chief.coordinator.dispatch(ev.Saved(True))
     assert chief.coordinator.wait(SOON) == ev.WriteMarker((0,))
     assert chief.coordinator.commit_kind() is CommitKind.ALONE
     chief.coordinator.dispatch(ev.Committed(CommitKind.ALONE))
-    assert other.coordinator.wait(SOON) == ev.Exit(Outcome.LOST)
+    assert other.coordinator.wait(SOON) == ev.ExitDirective(Outcome.LOST)
     store.insert("tfpreempt/0/1/bye/2", keys.encode(True))
-    assert chief.coordinator.wait(SOON) == ev.Exit(Outcome.COMMITTED)
+    assert chief.coordinator.wait(SOON) == ev.ExitDirective(Outcome.COMMITTED)
 
 
 def test_a_worker_that_is_reported_dead_is_given_up_at_once(store):
@@ -192,7 +192,7 @@ def test_a_wait_ends_at_the_deadline(store):
     while not alone.gate.flag:
         threading.Event().wait(0.001)
     alone.boundary(1)
-    assert alone.coordinator.wait() == ev.Exit(Outcome.LOST)
+    assert alone.coordinator.wait() == ev.ExitDirective(Outcome.LOST)
     why = alone.coordinator.notes.lost_because
     assert why == "waited 0 s in vain for worker 0 in the agreement on a step"
 
@@ -206,10 +206,10 @@ def test_who_waits_in_vain_says_for_whom_how_long_and_in_what(store):
     together(Member.decision, members)
     for member in members:
         member.boundary(1)
-        assert isinstance(member.coordinator.wait(SOON), ev.Save)
+        assert isinstance(member.coordinator.wait(SOON), ev.SaveDirective)
     for member in members[1:]:
         member.coordinator.dispatch(ev.Saved(True))
-    assert members[1].coordinator.wait(SOON) == ev.Exit(Outcome.LOST)
+    assert members[1].coordinator.wait(SOON) == ev.ExitDirective(Outcome.LOST)
     why = members[1].coordinator.notes.lost_because
     assert "in vain for worker 0 in the save (all parts, then the commit)" in why
 
@@ -236,7 +236,7 @@ def test_a_save_with_others_that_the_chief_has_given_up_is_ended(store, monkeypa
     store.insert("tfpreempt/0/1/decision", keys.encode(ev.DecidedStep(1)))
     assert member.decision() == 1
     member.boundary(1)
-    assert isinstance(member.coordinator.wait(SOON), ev.Save)
+    assert isinstance(member.coordinator.wait(SOON), ev.SaveDirective)
     said = keys.encode(CommitKind.NONE, {"reason": "worker 0: no memory"})
     store.insert("tfpreempt/0/1/commit", said)
     while member.coordinator.state.commit is None:
@@ -261,7 +261,7 @@ def test_who_has_its_verdict_is_not_ended_where_it_is(store, monkeypatch):
     member.coordinator.dispatch(ev.DeadlinePassed())
     for ring in list(alarms):
         ring()
-    assert member.coordinator.wait(SOON) == ev.Exit(Outcome.LOST)
+    assert member.coordinator.wait(SOON) == ev.ExitDirective(Outcome.LOST)
     assert not member.overran.is_set()
 
 
@@ -359,11 +359,11 @@ def test_a_gone_store_ends_every_wait(members, store):
     together(Member.decision, members)
     for member in members[1:]:
         member.boundary(1)
-        assert isinstance(member.coordinator.wait(SOON), ev.Save)
+        assert isinstance(member.coordinator.wait(SOON), ev.SaveDirective)
         member.coordinator.dispatch(ev.Saved(True))
     store.close()
     verdicts = together(lambda member: member.coordinator.wait(SOON), members[1:])
-    assert verdicts == [ev.Exit(Outcome.LOST)] * 2
+    assert verdicts == [ev.ExitDirective(Outcome.LOST)] * 2
     assert "closed" in members[1].coordinator.notes.lost_because
 
 

@@ -92,13 +92,13 @@ def test_one_process_alone_saves_where_it_stands():
         ev.DecisionRead(1, DecidedStep(7)),
     )
     state, actions = feed(ALONE, ev.Boundary(7), state=state)
-    assert actions == (ev.Save(7, alone=False, repeat=False),)
+    assert actions == (ev.SaveDirective(7, alone=False, repeat=False),)
     state, actions = feed(ALONE, ev.Saved(True), state=state)
     assert actions == (ev.WriteMarker((0,)),)
     state, actions = feed(ALONE, ev.Committed(CommitKind.EXIT), state=state)
     assert actions == (Insert(Key.COMMIT, 1, CommitKind.EXIT),)
     state, actions = feed(ALONE, ev.CommitRead(1, CommitKind.EXIT), state=state)
-    assert actions == (ev.Exit(Outcome.COMMITTED),)
+    assert actions == (ev.ExitDirective(Outcome.COMMITTED),)
     assert state.main is MainThreadState.ENDED
 
 
@@ -112,7 +112,7 @@ def decided(settings, boundary):
     )
 
 
-@pytest.mark.parametrize(("at", "verdict"), [(4, ev.Proceed), (5, ev.Save)])
+@pytest.mark.parametrize(("at", "verdict"), [(4, ev.Proceed), (5, ev.SaveDirective)])
 def test_at_the_decision_it_saves_and_before_it_trains(at, verdict):
     _, actions = feed(OTHER, ev.Boundary(at), state=decided(OTHER, 5))
     assert type(actions[0]) is verdict
@@ -120,12 +120,12 @@ def test_at_the_decision_it_saves_and_before_it_trains(at, verdict):
 
 def test_past_the_decision_it_saves_too():
     _, actions = feed(OTHER, ev.Boundary(6), state=decided(OTHER, 5))
-    assert actions == (ev.Save(6, alone=False, repeat=False),)
+    assert actions == (ev.SaveDirective(6, alone=False, repeat=False),)
 
 
 def test_the_last_boundary_counts_as_any_decision():
     _, actions = feed(OTHER, ev.Boundary(2, last=True), state=decided(OTHER, 5))
-    assert actions == (ev.Save(2, alone=False, repeat=False),)
+    assert actions == (ev.SaveDirective(2, alone=False, repeat=False),)
 
 
 def test_the_largest_count_decides():
@@ -171,7 +171,7 @@ def test_a_boundary_that_is_committed_is_not_written_again():
     state = decided(OTHER, 5)
     state = state_machine.set_(state, round=2, saved_at=5)
     _, actions = feed(OTHER, ev.Boundary(5), state=state)
-    assert actions == (ev.Save(5, alone=False, repeat=True),)
+    assert actions == (ev.SaveDirective(5, alone=False, repeat=True),)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_gone_store_before_the_commit_was_read_means_lost(main):
     settings = CHIEF if main is MainThreadState.COLLECTING else OTHER
     state = state_machine.set_(decided(settings, 5), main=main)
     _, actions = feed(settings, ev.StoreGone(), state=state)
-    assert actions == (ev.Exit(Outcome.LOST),)
+    assert actions == (ev.ExitDirective(Outcome.LOST),)
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ A platform may send its notice to all processes of a job, the supervisor include
 SIGCONT is left out: SIGCONT ends no process, and a shell sends SIGCONT after Ctrl-Z.
 """
 
-Wait = Callable[[float | None], signal.Signals | None]
+WaitForSignal = Callable[[float | None], signal.Signals | None]
 """Waits for a signal, with a timeout in seconds or None; returns the signal or None."""
 
 
 @contextlib.contextmanager
-def held_signals(*numbers: signal.Signals) -> Iterator[Wait]:
+def held_signals(*numbers: signal.Signals) -> Iterator[WaitForSignal]:
     """Blocks signals, and yields the function that waits for the blocked signals.
 
     A signal ignored by the caller (SIGHUP under nohup, SIGINT in a background job)

@@ -373,7 +373,7 @@ class Proceed(Directive):
 
 
 @value
-class Save(Directive):
+class SaveDirective(Directive):
     """Save at this boundary; with `repeat` already committed, so write no files."""
 
     boundary: int
@@ -394,7 +394,7 @@ class Resume(Directive):
 
 
 @value
-class Exit(Directive):
+class ExitDirective(Directive):
     """Exit with this outcome."""
 
     outcome: Outcome

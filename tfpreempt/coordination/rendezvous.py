@@ -23,7 +23,7 @@ from tfpreempt.errors import (
     TfpreemptError,
 )
 
-Plan = dict[str, Any]
+StartPlan = dict[str, Any]
 T = TypeVar("T")
 
 ASKS_EVERY = 1.0
@@ -40,11 +40,11 @@ def agree(
     store: KeyValueStore,
     prefix: str,
     cluster: Cluster,
-    propose: Callable[[], tuple[Plan, T]],
-    check: Callable[[Plan], tuple[str | None, T]],
+    propose: Callable[[], tuple[StartPlan, T]],
+    check: Callable[[StartPlan], tuple[str | None, T]],
     timeout: float,
     proposing: float = 0.0,
-) -> tuple[Plan, T | None, dict[int, str]]:
+) -> tuple[StartPlan, T | None, dict[int, str]]:
     """Agrees on a plan; called by every worker, in the same order of prefixes.
 
     Args:
@@ -76,7 +76,7 @@ def agree(
             refusal = {"ok": False, "problem": describe(error)}
             _put(store, f"{prefix}/plan", refusal)
             raise
-        plan: Plan = {"ok": True, **proposed}
+        plan: StartPlan = {"ok": True, **proposed}
         _put(store, f"{prefix}/plan", plan)
         try:
             ready = _hear_all(store, prefix, cluster.num_workers, timeout)
@@ -154,14 +154,14 @@ def _missing(worker: int, why: str) -> PeerTimeoutError:
     )
 
 
-def _put(store: KeyValueStore, key: str, value: Plan) -> None:
+def _put(store: KeyValueStore, key: str, value: StartPlan) -> None:
     text = json.dumps(value)
     bounded(lambda: store.insert(key, text), 60.0, f"inserting {key}")
 
 
 def _take(
     store: KeyValueStore, key: str, timeout: float, whom: str, *fields: str
-) -> Plan:
+) -> StartPlan:
     try:
         text = bounded(lambda: store.get(key), timeout, f"waiting for {whom}")
     except CoordinationServiceUnavailableError as error:
@@ -172,9 +172,9 @@ def _take(
     return _read(key, text, *fields)
 
 
-def _read(key: str, text: str, *fields: str) -> Plan:
+def _read(key: str, text: str, *fields: str) -> StartPlan:
     try:
-        plan: Plan = json.loads(text)
+        plan: StartPlan = json.loads(text)
     except (ValueError, RecursionError):
         plan = {}
     if not isinstance(plan, dict) or not plan.keys() >= set(fields):

@@ -20,7 +20,7 @@ from tfpreempt.coordination.protocol_types import (
     Action,
     CommitKind,
     DecidedStep,
-    Exit,
+    ExitDirective,
     Insert,
     Key,
     MainThreadState,
@@ -214,13 +214,13 @@ def act(settings: ProtocolConfig, state: WorkerState) -> Moved:
             return set_(state, main=MainThreadState.AWAITING), ()
         if settings.saves_alone and not isinstance(state.own, Tombstone):
             return set_(state, main=MainThreadState.SAVING), (
-                ev.Save(state.at, True, False),
+                ev.SaveDirective(state.at, True, False),
             )
         return nothing_saved(settings, state)
     if state.at >= target or state.last:
         repeat = state.saved_at == state.at
         return set_(state, main=MainThreadState.SAVING), (
-            ev.Save(state.at, False, repeat),
+            ev.SaveDirective(state.at, False, repeat),
         )
     return set_(state, main=MainThreadState.TRAINING), (ev.Proceed(target),)
 
@@ -411,7 +411,7 @@ def byes_over(
 
 def ended(state: WorkerState) -> Moved:
     assert state.outcome is not None
-    return set_(state, main=MainThreadState.ENDED), (Exit(state.outcome),)
+    return set_(state, main=MainThreadState.ENDED), (ExitDirective(state.outcome),)
 
 
 def go_on(settings: ProtocolConfig, state: WorkerState, event: ev.NextRound) -> Moved:

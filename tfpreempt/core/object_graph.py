@@ -62,7 +62,7 @@ class ObjectPath(NamedTuple):
     key: Any = None
 
 
-Contents = Callable[[list[Any]], Iterable[Collection[Any]]]
+PartsOf = Callable[[list[Any]], Iterable[Collection[Any]]]
 """Returns the parts of objects; an index is not a part."""
 
 
@@ -75,10 +75,10 @@ class Reached:
 
     def __init__(self) -> None:
         self._is_whole = False  # the walk has ended, and no object was dropped since
-        self._groups: dict[Contents, _Group] = {}
+        self._groups: dict[PartsOf, _Group] = {}
         self._held: dict[int, Any] = {}  # while an object is held its id is its own
 
-    def add(self, values: list[Any], contents: Contents) -> None:
+    def add(self, values: list[Any], contents: PartsOf) -> None:
         """Adds objects, containers or sets.
 
         Args:
@@ -153,7 +153,7 @@ class _Group:
     sizes: list[int] = dataclasses.field(default_factory=list)
     ids: list[int] = dataclasses.field(default_factory=list)
 
-    def is_same(self, contents: Contents) -> bool:
+    def is_same(self, contents: PartsOf) -> bool:
         """Returns whether the objects have the same classes and parts now."""
         values = [each() if type(each) is _Weak else each for each in self.values]
         if list(map(type, values)) != self.kinds:
@@ -165,7 +165,7 @@ class _Group:
         )
 
 
-def _contents_of(value: Any) -> Contents:
+def _contents_of(value: Any) -> PartsOf:
     if isinstance(value, dict):
         return _of_dicts
     if is_container(value):
@@ -250,7 +250,7 @@ def walk(
         # A tuple has the same parts as long as its owner has the same tuple.
         if reached and type(value) is not tuple:
             reached.add([value], _of_data if is_whole else _contents_of(value))
-        skipped: dict[Contents, list[Any]] = {}
+        skipped: dict[PartsOf, list[Any]] = {}
         items = [] if is_whole else _items(value)
         if not is_inside:
             items.sort(key=_is_private)

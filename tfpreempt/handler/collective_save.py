@@ -51,13 +51,13 @@ _LONGEST_FOR_SNAPSHOT = 1.0  # longest wait for the previous snapshot, in second
 _ALL = "all"  # chief's outcome: every worker has captured the snapshot
 _OVER = "over"  # chief's outcome: no more snapshots are taken
 
-Stage = Callable[[str], Save]
+RunStage = Callable[[str], Save]
 """Writes a run's part of the save with the given name."""
 
-Stages = Mapping[Run, Stage]
+RunStages = Mapping[Run, RunStage]
 """The stage of each run whose save takes arguments from the program."""
 
-PLAIN: Stages = types.MappingProxyType({})
+PLAIN: RunStages = types.MappingProxyType({})
 """No save takes arguments from the program."""
 
 
@@ -109,7 +109,7 @@ class CollectiveSaves:
 
     # --- the saves that a program, a period or the end asks for ----------------------
 
-    def save(self, run: Run, because: str, stages: Stages = PLAIN) -> Commit | None:
+    def save(self, run: Run, because: str, stages: RunStages = PLAIN) -> Commit | None:
         """Saves on every worker; every worker calls the method at the same point.
 
         Args:
@@ -135,7 +135,7 @@ class CollectiveSaves:
             return self._complete(run, name, because, self._final, write)
 
     def try_save(
-        self, run: Run, stages: Stages = PLAIN, because: str = "periodic"
+        self, run: Run, stages: RunStages = PLAIN, because: str = "periodic"
     ) -> None:
         """Saves without a notice. A failure is logged and recorded, and not raised.
 
@@ -490,7 +490,7 @@ class RoundSave:
     _snapshots: Snapshots | None = None
     _steps: int = 0  # steps made when the snapshot was captured
 
-    def stage(self, stages: Stages) -> bool:
+    def stage(self, stages: RunStages) -> bool:
         """Writes this worker's part of the save; returns True on success."""
         name = f"round-{self.coordinator.state.round}"
         deadlines = self.coordinator.deadlines

@@ -527,7 +527,7 @@ class ExitController:
             return
         coordinator.dispatch(ev.StepFailed())
         match coordinator.wait():
-            case ev.Exit(outcome):
+            case ev.ExitDirective(outcome):
                 self.leave(outcome, coordinator.notes.lost_because)
                 coordinator.dispatch(ev.NextRound())
             case _:

@@ -26,7 +26,7 @@ from tfpreempt.checkpoint.state.unsaved_state_check import UnsavedStateCheck
 from tfpreempt.core.arguments import check_save_freq, check_timeout
 from tfpreempt.core.log_output import show_log_lines
 from tfpreempt.handler import training_end
-from tfpreempt.handler.collective_save import PLAIN, Stages
+from tfpreempt.handler.collective_save import PLAIN, RunStages
 from tfpreempt.handler.current_session import find_session, take_over
 from tfpreempt.handler.exit import describe
 from tfpreempt.handler.registration import CheckpointOptions, register
@@ -445,7 +445,7 @@ class PreemptionCheckpointHandler:
                 "watch_preemption_scope() before the loop, or call this first in it."
             )
 
-    def _enter(self, what: str, stages: Stages = PLAIN) -> None:
+    def _enter(self, what: str, stages: RunStages = PLAIN) -> None:
         """Runs the slow path of a boundary; the next interval is already counted."""
         session, run = self._session, self._run
         session.enter(run, what, stages)

@@ -30,7 +30,7 @@ from tfpreempt.checkpoint.restore.opening import open_directory
 from tfpreempt.checkpoint.state.state import REGISTRY, StateRegistry
 from tfpreempt.coordination import rendezvous
 from tfpreempt.coordination.key_value_store import KeyValueStore
-from tfpreempt.coordination.rendezvous import Plan
+from tfpreempt.coordination.rendezvous import StartPlan
 from tfpreempt.core.cluster import Cluster
 from tfpreempt.core.snapshot_memory import SnapshotMemory
 from tfpreempt.handler.snapshots import (
@@ -205,11 +205,11 @@ def _find_apart(
         TfpreemptError: the directory of a worker cannot work.
     """
 
-    def propose() -> tuple[Plan, None]:
+    def propose() -> tuple[StartPlan, None]:
         path = _open(start).path
         return {"directory": path, "lease": start.lease and start.lease.token}, None
 
-    def look(plan: Plan) -> tuple[str | None, None]:
+    def look(plan: StartPlan) -> tuple[str | None, None]:
         if _shared_directory(start, plan) is not None:
             return None, None
         _open(start)  # raises if the worker's own directory cannot work
@@ -267,7 +267,9 @@ def _open(
     return opened
 
 
-def _propose(start: RestoreAgreement, apart: frozenset[int]) -> tuple[Plan, Agreed]:
+def _propose(
+    start: RestoreAgreement, apart: frozenset[int]
+) -> tuple[StartPlan, Agreed]:
     """Opens the directory on the chief, and proposes its newest intact commit."""
     opened, mirror = _open(start, apart=apart), start.mirror
     check_nothing_came(opened.path)
@@ -386,7 +388,7 @@ def upload_for_others(mirror: Mirror, commit: Entry) -> None:
 
 
 def _follow(
-    start: RestoreAgreement, apart: frozenset[int], plan: Plan
+    start: RestoreAgreement, apart: frozenset[int], plan: StartPlan
 ) -> tuple[None, Agreed]:
     """Opens the directory on another worker, and finds the chief's commit.
 
@@ -437,7 +439,7 @@ def _follow(
     )
 
 
-def _shared_directory(start: RestoreAgreement, plan: Plan) -> str | None:
+def _shared_directory(start: RestoreAgreement, plan: StartPlan) -> str | None:
     """Returns the local path of the chief's directory; None without access to it."""
     own = paths.absolute(start.directory) if start.directory else ""
     for directory in (str(plan["directory"]), own):

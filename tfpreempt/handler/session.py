@@ -40,7 +40,7 @@ from tfpreempt.handler.collective_save import (
     PLAIN,
     CollectiveSaves,
     RoundSave,
-    Stages,
+    RunStages,
 )
 from tfpreempt.handler.error_causes import is_of_data
 from tfpreempt.handler.exit import ExitController, defer_sigint, tell_peers
@@ -300,7 +300,7 @@ class Session:
             )
         self.start_listening(run)
 
-    def enter(self, run: Run, what: str, stages: Stages = PLAIN) -> None:
+    def enter(self, run: Run, what: str, stages: RunStages = PLAIN) -> None:
         """Runs the slow path of a step's boundary; the interval is already counted.
 
         Args:
@@ -365,7 +365,7 @@ class Session:
             with saving():
                 self.wait_at_boundary()
 
-    def wait_at_boundary(self, stages: Stages = PLAIN) -> None:
+    def wait_at_boundary(self, stages: RunStages = PLAIN) -> None:
         """Runs the slow path of a boundary; the next interval is already counted.
 
         Returns when the interval may start. Raises SystemExit if this process must
@@ -420,7 +420,7 @@ class Session:
 
     def wait_for_directive(
         self,
-        stages: Stages = PLAIN,
+        stages: RunStages = PLAIN,
         *,
         last: bool = False,
         limit: float | None = None,
@@ -454,13 +454,13 @@ class Session:
                         limit,
                     )
                     return None
-                case ev.Save(_, _, repeat):
+                case ev.SaveDirective(_, _, repeat):
                     with self.saves.breaking_off():
                         is_staged = repeat or save.stage(stages)
                     c.dispatch(ev.Saved(is_staged))
                 case ev.WriteMarker(workers):
                     c.dispatch(ev.Committed(save.mark(workers, steps_follow)))
-                case ev.Exit(outcome) as verdict:
+                case ev.ExitDirective(outcome) as verdict:
                     if outcome is not Outcome.COMMITTED:
                         save.committed_nothing()
                     note = str(c.commit_extra.get("note", ""))
@@ -501,7 +501,7 @@ class Session:
             return run.directory.path
         return commit.path
 
-    def save_at_boundary(self, run: Run, stages: Stages) -> None:
+    def save_at_boundary(self, run: Run, stages: RunStages) -> None:
         """Makes a periodic save at a boundary; the next interval is already counted.
 
         In a single process, the count is reduced during the save. A notice that arrives
@@ -601,7 +601,7 @@ class Session:
         if is_whole:
             with self.deferring_sigint():
                 verdict = self.wait_for_directive(last=is_alone, steps_follow=False)
-        if not isinstance(verdict, ev.Exit):
+        if not isinstance(verdict, ev.ExitDirective):
             self.exit.fail(error, peer_is_gone=True)
         return True
 

@@ -257,7 +257,7 @@ def pass_last_boundary(session: Session, limit: float | None) -> bool:
             session.saves.end_async()  # a save of a round in between
             verdict = session.wait_for_directive(last=True, limit=limit)
             # A notice was handled for other workers, and the exit function returned.
-            is_served = verdict == ev.Exit(Outcome.COMMITTED)
+            is_served = verdict == ev.ExitDirective(Outcome.COMMITTED)
             if not (is_served or isinstance(verdict, ev.Resume)):
                 break
     session.vote.start()

@@ -33,7 +33,7 @@ from tfpreempt.keras.fit.frame_lookup import (
     is_running,
     is_validation,
 )
-from tfpreempt.keras.fit.training import Options, Training
+from tfpreempt.keras.fit.training import FitOptions, Training
 from tfpreempt.keras.fit_record import EncodedValue
 from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
@@ -123,7 +123,7 @@ class PreemptionCallback:
                 "batches (an int), a positive datetime.timedelta "
                 "(timedelta(minutes=5)), or None for notices only"
             )
-        self._options = Options(
+        self._options = FitOptions(
             checkpoint_dir=checkpoint_dir,
             save_freq=save_freq,
             termination_config=termination_config,

@@ -8,7 +8,7 @@ from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.notice.aws import INTERVAL_SECONDS, AwsWatch
 from tfpreempt.notice.watcher import NoticeSourceConfig
-from tfpreempt.platforms.config import Options, TerminationConfig
+from tfpreempt.platforms.config import ConfigOptions, TerminationConfig
 
 INTERRUPTION_SECONDS = 120.0
 SHUTDOWN_SECONDS = 30.0
@@ -41,7 +41,7 @@ class AwsSpotTerminationConfig(TerminationConfig):
         *,
         grace_period: Grace = INTERRUPTION_SECONDS,
         rebalance: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[ConfigOptions],
     ) -> None:
         told = check_grace(grace_period)
         shutdown = None if told is None else min(told, SHUTDOWN_SECONDS)

@@ -12,7 +12,7 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.errors import NoticeError
 from tfpreempt.notice.azure import DEFAULT_KINDS, AzureWatch
 from tfpreempt.notice.watcher import NoticeSourceConfig
-from tfpreempt.platforms.config import Options, TerminationConfig
+from tfpreempt.platforms.config import ConfigOptions, TerminationConfig
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class AzureTerminationConfig(TerminationConfig):
         planned_grace_period: Grace = PLANNED_SECONDS,
         kinds: Sequence[str] = DEFAULT_KINDS,
         acknowledge: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[ConfigOptions],
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
         planned = check_grace(planned_grace_period, "planned_grace_period")

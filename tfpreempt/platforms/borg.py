@@ -12,7 +12,7 @@ from tfpreempt.core.cluster import LOCAL, Cluster
 from tfpreempt.core.threads import ManagedThread
 from tfpreempt.platforms.config import (
     BorgTerminationConfig,
-    Options,
+    ConfigOptions,
     check_callable,
 )
 
@@ -47,7 +47,7 @@ class BorgTpuTerminationConfig(BorgTerminationConfig):
         has_workers: Callable[[], object] | None = None,
         wait_limit: float = 60.0,
         grace_period: Grace = None,
-        **options: Unpack[Options],
+        **options: Unpack[ConfigOptions],
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
         check_callable("has_workers", has_workers)

@@ -30,7 +30,7 @@ FIELDS = ("termination_watcher_fn", "exit_fn", "grace_period", "save_fn")
 """Arguments whose names are those of TensorFlow's config."""
 
 
-class Options(TypedDict, total=False):
+class ConfigOptions(TypedDict, total=False):
     """Keyword arguments of `TerminationConfig`, which describes the arguments.
 
     `grace_period` is missing, because each platform has a different default.

@@ -11,7 +11,7 @@ from tfpreempt.core.deadline import remaining_after_delay
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.gce import HANG_BETWEEN_SINGLES_SECONDS, GceWatch
 from tfpreempt.notice.watcher import NoticeSourceConfig
-from tfpreempt.platforms.config import Options, TerminationConfig
+from tfpreempt.platforms.config import ConfigOptions, TerminationConfig
 
 SHUTDOWN_SECONDS = 30.0
 """Longest time that the ACPI soft-off leaves after SIGTERM or a preemption notice."""
@@ -52,7 +52,7 @@ class GceTerminationConfig(TerminationConfig):
         maintenance_grace_period: Grace = None,
         graceful_shutdown_period: Grace = None,
         upcoming_maintenance_period: Grace = None,
-        **options: Unpack[Options],
+        **options: Unpack[ConfigOptions],
     ) -> None:
         preempted = check_grace(grace_period)
         shutdown = None if preempted is None else min(preempted, SHUTDOWN_SECONDS)

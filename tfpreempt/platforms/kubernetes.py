@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from tfpreempt.core.arguments import Grace, check_grace
 from tfpreempt.errors import ConfigurationError
-from tfpreempt.platforms.config import Options, TerminationConfig
+from tfpreempt.platforms.config import ConfigOptions, TerminationConfig
 
 GRACE_VARIABLE = "TFPREEMPT_GRACE_PERIOD"
 
@@ -32,7 +32,7 @@ class KubernetesTerminationConfig(TerminationConfig):
     """
 
     def __init__(
-        self, *, grace_period: Grace = None, **options: Unpack[Options]
+        self, *, grace_period: Grace = None, **options: Unpack[ConfigOptions]
     ) -> None:
         text = os.environ.get(GRACE_VARIABLE, "").strip()
         if grace_period is None and text:

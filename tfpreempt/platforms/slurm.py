@@ -16,7 +16,7 @@ from tfpreempt.core.restarts import read_count
 from tfpreempt.errors import ConfigurationError
 from tfpreempt.notice.signals import parse_signal
 from tfpreempt.platforms.config import (
-    Options,
+    ConfigOptions,
     TerminationConfig,
     check_code,
 )
@@ -28,7 +28,8 @@ KILL_WAIT = 30.0
 SCONTROL_SECONDS = 10.0
 
 RunCommand = Callable[[list[str], float], str]
-"""Runs a command with a timeout in seconds; returns the output, or raises.
+"""Runs a command with a timeout in seconds; returns the output. Raises
+OSError or subprocess.SubprocessError.
 
 `scontrol requeue` has no output if the requeue succeeds.
 """
@@ -76,7 +77,7 @@ class SlurmTerminationConfig(TerminationConfig):
         requeue: Literal["exit", "scontrol"] = "exit",
         environment: Mapping[str, str] | None = None,
         run_command: RunCommand | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ConfigOptions],
     ) -> None:
         super().__init__(grace_period=grace_period, **options)
         if early_signal is None and early_grace_period is not None:

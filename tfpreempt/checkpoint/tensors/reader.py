@@ -48,7 +48,7 @@ VALUE = "VARIABLE_VALUE"  # name of the attribute with a variable's value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class VariableSpec:
     """Shape and type of a variable, in this program or in a checkpoint.
 
     Attributes:
@@ -60,7 +60,7 @@ class Kind:
     dtype: str
 
 
-def problem(here: Kind, saved: Kind | None) -> str | None:
+def problem(here: VariableSpec, saved: VariableSpec | None) -> str | None:
     """Returns why a saved variable does not fit, for people; None if it fits."""
     if saved is None:
         return (
@@ -258,10 +258,10 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
     for path, variable in objects:
         if (shape := variable_shape(variable)) is None:
             continue
-        here = Kind(shape=shape, dtype=tf.as_dtype(variable.dtype).name)
+        here = VariableSpec(shape=shape, dtype=tf.as_dtype(variable.dtype).name)
         key, saved = saved_key(graph, nodes.get(id(variable))), None
         if key in dtypes:
-            saved = Kind(shape=tuple(shapes[key]), dtype=dtypes[key].name)
+            saved = VariableSpec(shape=tuple(shapes[key]), dtype=dtypes[key].name)
         elif path.startswith(f"{NAME}/"):
             new.append(path)
             continue

@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
-from tfpreempt.platforms.slurm import run_scontrol
+from tfpreempt.platforms.slurm import RunCommand, run_scontrol
 
 ANSWER_SECONDS = 5.0
 
 Requeue = Literal["exit", "scontrol"]
 """The values of `SlurmTerminationConfig(requeue=)`."""
-
-RunCommand = Callable[[list[str], float], str]
-"""Runs a command with a timeout in seconds; returns its output. Raises OSError or
-subprocess.SubprocessError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

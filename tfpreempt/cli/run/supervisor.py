@@ -35,7 +35,7 @@ from tfpreempt.cli.run.restart_policy import (
 )
 from tfpreempt.cli.run.tf_config import claimed_ports
 from tfpreempt.cli.run.worker_group import WorkerGroup
-from tfpreempt.cli.signal_handling import NOTICES, Wait, held_signals
+from tfpreempt.cli.signal_handling import NOTICES, WaitForSignal, held_signals
 from tfpreempt.core.clock import Clock, SystemClock
 from tfpreempt.core.journal import JsonLines
 from tfpreempt.errors import ConfigurationError
@@ -126,7 +126,7 @@ class Supervisor:
     logs: Sequence[WorkerLog]
     fleet: WorkerGroup
     watch: HangDetector
-    wait: Wait
+    wait: WaitForSignal
     clock: Clock
     seen: SupervisorState = dataclasses.field(init=False)
     """Observations for the next decision."""

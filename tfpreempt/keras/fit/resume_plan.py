@@ -22,7 +22,7 @@ from tfpreempt.keras.fit.phases import FitPhase
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ResumePlan:
     """The plan of a fit.
 
     Attributes:
@@ -40,7 +40,7 @@ class Plan:
 
 def make_plan(
     saved: Progress, before: list[Any], epochs: int, now: Mapping[str, Any]
-) -> Plan:
+) -> ResumePlan:
     """Returns the plan of a fit.
 
     Args:
@@ -89,7 +89,9 @@ def make_plan(
         note += (
             ". To train from the start, use another checkpoint_dir, or restore=False"
         )
-    return Plan(number=number, beginning=beginning, histories=histories, note=note)
+    return ResumePlan(
+        number=number, beginning=beginning, histories=histories, note=note
+    )
 
 
 def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
@@ -141,7 +143,7 @@ def past_of(directory: str) -> Past:
     return PASTS.setdefault(os.path.realpath(directory), Past())
 
 
-def add(past: Past, history: Any, made: Plan, made_of: Mapping[str, Any]) -> None:
+def add(past: Past, history: Any, made: ResumePlan, made_of: Mapping[str, Any]) -> None:
     """Records a completed fit.
 
     Args:

@@ -52,7 +52,7 @@ A signal's notice takes milliseconds, and longer on an overloaded machine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options(CheckpointOptions):
+class FitOptions(CheckpointOptions):
     """The checked arguments of `PreemptionCallback`; see there."""
 
     checkpoint_dir: str
@@ -80,7 +80,7 @@ class Training:
 
     def __init__(
         self,
-        options: Options,
+        options: FitOptions,
         model: Any,
         callback: Any,
         files: EncodedValue | None,
