@@ -220,6 +220,7 @@ def test_a_run_is_scraped_and_written_to_a_file(supervised: Run) -> None:
     options = ["--metrics-port", f"127.0.0.1:{port}", "--metrics-file", "run.prom"]
     supervised.start(WAITS, "--workers", "2", *options)
     supervised.wait_told("ready-0-1")
+    supervised.wait_recorded("restarted")  # written after the workers were started
     file = supervised.directory / "run.prom"
     assert file.exists()  # from the start on
     url = f"http://127.0.0.1:{port}/metrics"
