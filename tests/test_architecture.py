@@ -298,9 +298,16 @@ def target_of(each: Import) -> str:
 
 
 def test_only_listed_files_import_tensorflow() -> None:
-    """Not in a function either, and not by a private name, which imports its module."""
+    """Not in a function either, and not by a private name, which imports its module.
+
+    An import for types is none: Python does not execute it.
+    """
     frameworks_of = {"tensorflow", "keras", "tf_keras"}
-    users = {e.file for e in imports() if e.module.split(".")[0] in frameworks_of}
+    users = {
+        e.file
+        for e in imports()
+        if e.module.split(".")[0] in frameworks_of and not e.is_for_types
+    }
     users |= {
         file for file, module, _ in taken_by_name() if module in private_api.MODULES
     }

@@ -80,6 +80,8 @@ def fitted(model: Any, data: Any) -> None:
         termination_config=TerminationConfig(),
         mirror_dir="gs://bucket/run",
     )
+    with tfpreempt.keras.enable_multi_worker() as patch:
+        assert_type(patch.is_active, bool)
     save_freq = "epochs"
     tfpreempt.keras.PreemptionCallback("ckpt", save_freq=save_freq)  # type: ignore[arg-type]
     tfpreempt.keras.PreemptionCallback("ckpt", mirror_dir=1)  # type: ignore[arg-type]
@@ -120,7 +122,10 @@ def configured(resolver: Any, manager: Any) -> None:
         cluster_resolver=resolver,
         checkpoint_or_checkpoint_manager=manager,
         termination_config=variants[0],
+        mirror_dir=pathlib.Path("mirror"),
     )
+    PreemptionCheckpointHandler(resolver, manager, mirror_dir=1)  # type: ignore[arg-type]
+    PreemptionCheckpointHandler(resolver, manager, save_freq="epoch")  # type: ignore[arg-type]
 
 
 def detected() -> TerminationConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ def distribute(
     dataset: tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset],
     strategy: tf.distribute.Strategy,
     options: tf.distribute.InputOptions | None = None,
-) -> Any:
+) -> tf.distribute.DistributedIterator | tf.data.Iterator:
     """Returns an iterator over a distributed dataset with a position that can be saved.
 
     The iterator returns the same elements as

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfpreempt.coordination.in_memory_store import InMemoryStore
 from tfpreempt.coordination.key_value_store import KeyValueStore
@@ -39,6 +39,9 @@ from tfpreempt.handler.training_end import at_interpreter_end
 from tfpreempt.notice.watcher import FindSources, NoticeSourceConfig, Watcher
 from tfpreempt.platforms.config import TerminationConfig
 from tfpreempt.platforms.detected import resolve_config
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 log = logging.getLogger(__name__)
 
@@ -313,7 +316,11 @@ class EarlyNoticeHandler:
         exit_hard(lambda: self._config._exit(True, _cluster()))
 
 
-def handle_early_notices(termination_config: Any = None) -> EarlyNoticeHandler:
+def handle_early_notices(
+    termination_config: TerminationConfig
+    | tf.distribute.experimental.TerminationConfig
+    | None = None,
+) -> EarlyNoticeHandler:
     """Makes a notice outside of training a preemption too, and not a failure.
 
     Call the function in the first line of a program: imports, model building and

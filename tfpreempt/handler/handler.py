@@ -12,7 +12,8 @@ import datetime
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, ParamSpec, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.mirror.mirror_status import MirrorStatus
@@ -33,6 +34,12 @@ from tfpreempt.handler.registration import CheckpointOptions, register
 from tfpreempt.handler.run import NEVER
 from tfpreempt.handler.training_end import is_end_of_data, step_failed, was_preemption
 from tfpreempt.platforms.detected import resolve_config
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfpreempt.platforms.config import TerminationConfig
+    from tfpreempt.storage.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -101,16 +108,20 @@ class PreemptionCheckpointHandler:
 
     def __init__(
         self,
-        cluster_resolver: Any,
-        checkpoint_or_checkpoint_manager: Any,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        checkpoint_or_checkpoint_manager: tf.train.Checkpoint
+        | tf.train.CheckpointManager
+        | None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
-        termination_config: Any = None,
+        termination_config: TerminationConfig
+        | tf.distribute.experimental.TerminationConfig
+        | None = None,
         *,
         save_freq: int | datetime.timedelta | None = None,
         restore: bool = True,
         peer_timeout: float = 30.0,
         max_to_keep: int | None = 2,
-        mirror_dir: Any = None,
+        mirror_dir: str | os.PathLike[str] | ObjectStore | None = None,
         async_save: bool = True,
     ) -> None:
         show_log_lines()
@@ -417,7 +428,10 @@ class PreemptionCheckpointHandler:
         return self
 
     def __exit__(
-        self, kind: Any, error: BaseException | None, trace: Any
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> Literal[False]:
         session, run = self._session, self._run
         if error is None:

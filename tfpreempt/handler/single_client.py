@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfpreempt import errors
 from tfpreempt.core import frameworks, lazy_import
 from tfpreempt.core.threads import CallTimeoutError, call_within
 from tfpreempt.notice.tensorflow_notice import NativeKeySource, read_again
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,9 @@ def connection() -> Connection | None:
     return _connection
 
 
-def connect_to_cluster(resolver: Any, *, protocol: str = "grpc") -> None:
+def connect_to_cluster(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver, *, protocol: str = "grpc"
+) -> None:
     """Connects this process to remote workers, and receives their preemption notices.
 
     Call the function in place of `tf.config.experimental_connect_to_cluster`, before

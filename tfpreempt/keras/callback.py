@@ -39,7 +39,9 @@ from tfpreempt.platforms.detected import resolve_config
 from tfpreempt.storage import paths
 
 if TYPE_CHECKING:
+    import keras
     import tensorflow as tf
+    import tf_keras
 
     from tfpreempt.platforms.config import TerminationConfig
     from tfpreempt.storage.object_store import ObjectStore
@@ -219,7 +221,7 @@ class PreemptionCallback:
 
     # --- what Keras calls ------------------------------------------------------------
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model | tf_keras.Model) -> None:
         """Stores the model at the start of a fit.
 
         Raises:
@@ -247,7 +249,7 @@ class PreemptionCallback:
         # A logger may truncate its file, so the text is read before.
         self._files = capture_files(loggers) if loggers else None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Agrees with the other workers on a checkpoint, and plans the fit.
 
         Raises:
@@ -264,32 +266,34 @@ class PreemptionCallback:
         self._training = Training(self._options, self.model, self, self._files)
         _running.append(self._training)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Prepares the counters of the epoch."""
         if self._training is not None:
             self._training.epoch_begins(epoch)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Completes the epoch, after the other callbacks; the next step commits."""
         if self._training is not None:
             self._training.epoch_ends(logs)
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins the validation of a fit; ignores an `evaluate` call of the program."""
         if self._training is not None and is_validation(self.model):
             self._training.validation_begins()
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Handles a pending preemption before a validation step."""
         if self._training is not None:
             self._training.validation_step()
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Ends the validation of a fit."""
         if self._training is not None:
             self._training.validation_ends()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Commits the final state of a fit, together with the other workers.
 
         Raises:

@@ -36,8 +36,8 @@ class ConfigOptions(TypedDict, total=False):
     `grace_period` is missing, because each platform has a different default.
     """
 
-    termination_watcher_fn: Callable[[], Any] | None
-    exit_fn: Callable[[], Any] | None
+    termination_watcher_fn: Callable[[], object] | None
+    exit_fn: Callable[[], object] | None
     save_fn: Callable[..., Any] | None
     signals: Sequence[str | int]
     notice_file: str | os.PathLike[str] | None
@@ -94,8 +94,8 @@ class TerminationConfig:
 
     def __init__(
         self,
-        termination_watcher_fn: Callable[[], Any] | None = None,
-        exit_fn: Callable[[], Any] | None = None,
+        termination_watcher_fn: Callable[[], object] | None = None,
+        exit_fn: Callable[[], object] | None = None,
         grace_period: Grace = None,
         save_fn: Callable[..., Any] | None = None,
         *,

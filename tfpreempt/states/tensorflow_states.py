@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 import tensorflow as tf
 
@@ -44,7 +44,7 @@ class TensorFlowRandomState(State):
     def __init__(
         self,
         name: str = "tensorflow_random",
-        generator: Any = None,
+        generator: tf.random.Generator | None = None,
         *,
         per_worker: bool = True,
         registry: StateRegistry | None = REGISTRY,
@@ -109,7 +109,7 @@ class DatasetIteratorState(State):
     def __init__(
         self,
         name: str,
-        iterator: Any,
+        iterator: tf.data.Iterator,
         *,
         per_worker: bool = True,
         registry: StateRegistry | None = REGISTRY,

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfpreempt import errors
 from tfpreempt.checkpoint.directory import cache, catalog, layout, user_metadata
@@ -30,12 +30,21 @@ from tfpreempt.storage.open_store import (
     split,
 )
 
+if TYPE_CHECKING:
+    import fsspec
+    import pyarrow.fs
+    import tensorflow as tf
+
+    from tfpreempt.storage.object_store import ObjectStore
+
 _PATIENCE = 24 * 3600.0  # long: a stalled copy already fails by itself
 _NOTE_SECONDS = 30.0
 
 
 class Checkpoint:
-    """A reference to one checkpoint; makes no access until a method is called.
+    """A reference to a saved checkpoint; not a `tf.train.Checkpoint`.
+
+    No file is read until a method is called.
 
     Args:
         path: a commit's directory, the prefix of a flat checkpoint, or any directory
@@ -55,7 +64,10 @@ class Checkpoint:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        filesystem: Any = None,
+        filesystem: ObjectStore
+        | fsspec.AbstractFileSystem
+        | pyarrow.fs.FileSystem
+        | None = None,
         *,
         prefix: str | None = None,
         step: int | None = None,
@@ -110,7 +122,9 @@ class Checkpoint:
         return self._path
 
     @property
-    def filesystem(self) -> Any:
+    def filesystem(
+        self,
+    ) -> ObjectStore | fsspec.AbstractFileSystem | pyarrow.fs.FileSystem | None:
         """The `filesystem` argument of the constructor."""
         return self._filesystem
 
@@ -217,7 +231,7 @@ class Checkpoint:
         ) as path:
             yield path
 
-    def restore(self, tf_checkpoint: Any) -> Any:
+    def restore(self, tf_checkpoint: tf.train.Checkpoint) -> Any:
         """Restores a `tf.train.Checkpoint`, after the files of a commit were verified.
 
         A remote checkpoint is downloaded first. The download is kept as long as
