@@ -72,14 +72,14 @@ def pid_seen_by_supervisor() -> int:
     return int(os.readlink("/proc/self"))
 
 
-def start_heartbeat(sign: Callable[[], Heartbeat]) -> None:
+def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
     """Starts the heartbeat, if the supervisor lent a file; runs until the process ends.
 
     The file belongs to this process from then on: the environment variable is removed,
     so that child processes do not use the file.
 
     Args:
-        sign: function that returns the progress of this process; called by a thread.
+        progress: function that returns the progress of this process; any thread.
     """
     path = os.environ.pop(VARIABLE, None)
     if not path:
@@ -104,7 +104,7 @@ def start_heartbeat(sign: Callable[[], Heartbeat]) -> None:
     beats = itertools.count()
 
     def write() -> None:
-        values = dataclasses.astuple(sign())
+        values = dataclasses.astuple(progress())
         os.pwrite(record, _RECORD.pack(next(beats), *values), 0)
 
     def work() -> None:
@@ -142,10 +142,10 @@ class HeartbeatFile:
         if len(data) < _RECORD.size:
             return None
         beat, pid, boundaries, step, stage = _RECORD.unpack(data)
-        sign = Heartbeat(
+        progress = Heartbeat(
             pid=pid, boundaries=boundaries, step=step, stage=WorkerPhase(stage)
         )
-        return beat, sign
+        return beat, progress
 
     def ask_for_stacks(self, pid: int) -> bool:
         """Signals a worker to write its stacks, if the worker has the file open.

@@ -188,12 +188,12 @@ class AwsPoller(Poller):
             path, read = TOPICS[name]
             answer = self._get(path)
             try:
-                told = self._read(answer, read)
+                notice = self._read(answer, read)
             except errors.NoticeError as error:
                 failures[name] = error
             else:
                 log.note_success()
-                report(name, told)
+                report(name, notice)
         if len(failures) == len(self._failures):
             raise next(iter(failures.values()))
         for name, failure in failures.items():
@@ -205,14 +205,14 @@ class AwsPoller(Poller):
             return None
         if answer.status != 200:
             raise answer.refused("200 or 404")
-        told = read(answer)
-        if told is None or told.since is None or told.since >= self._began:
-            return told
+        notice = read(answer)
+        if notice is None or notice.since is None or notice.since >= self._began:
+            return notice
         if not self._has_passed_over:
             self._has_passed_over = True
             _logger.info(
                 "%s, from before this process started to watch: not a notice",
-                told.detail,
+                notice.detail,
             )
         return None
 

@@ -216,13 +216,13 @@ class AzurePoller(Poller):
                 # notice.
                 report(kind, None)
             if events:
-                told = "; ".join(event.detail for event in events[:5])
+                detail = "; ".join(event.detail for event in events[:5])
                 # A started event has no time left.
                 times = [
                     now if event.is_started else event.starts_at for event in events
                 ]
                 known = [time for time in times if time is not None]
-                report(kind, ActiveNotice(told, min(known, default=None)))
+                report(kind, ActiveNotice(detail, min(known, default=None)))
         self._known = {event.id for event in listed}
         return self._interval
 

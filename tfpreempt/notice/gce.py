@@ -116,9 +116,9 @@ def read_upcoming_maintenance(value: object, now: float) -> ActiveNotice | None:
     status = str(fields.get("maintenancestatus") or "").strip().upper()
     start, end = (fields.get(f"window{side}time") for side in ("start", "end"))
     over = {"COMPLETED", "CANCELED", "CANCELLED", "UNKNOWN"}
-    told = read_word(topic, {"PENDING", "ONGOING"}, over, status, now)
+    notice = read_word(topic, {"PENDING", "ONGOING"}, over, status, now)
     begins, ends = epoch_seconds(start), epoch_seconds(end)
-    if told is None:
+    if notice is None:
         if status not in {"UNKNOWN", ""} or not start:
             return None
         ends = begins if ends is None else ends
@@ -322,7 +322,7 @@ class GcePoller(Poller):
         try:
             if value is ABSENT:
                 value = self._single_value(name, self._get(topic.path))
-            told = None if value is ABSENT else topic.read(value, now)
+            notice = None if value is ABSENT else topic.read(value, now)
         except SessionClosedError:
             raise
         except errors.NoticeError as error:
@@ -330,7 +330,7 @@ class GcePoller(Poller):
         else:
             if value is not ABSENT:
                 self._failures[name].note_success()
-                report(name, self._within_lead(name, told, now))
+                report(name, self._within_lead(name, notice, now))
 
     def _single_value(self, name: str, answer: Answer) -> object:
         """Returns an entry's value; None if there is no entry, `ABSENT` if unknown."""
@@ -356,16 +356,16 @@ class GcePoller(Poller):
             return answer.text()
 
     def _within_lead(
-        self, name: str, told: ActiveNotice | None, now: float
+        self, name: str, notice: ActiveNotice | None, now: float
     ) -> ActiveNotice | None:
         """Returns the notice if due. Else stores the due time and returns None."""
         self._due.pop(name, None)
         lead = self._lead_seconds
-        if told is None or told.shutdown_at is None or lead is None:
-            return told
-        if told.shutdown_at - lead <= now:
-            return told
-        self._due[name] = told.shutdown_at - lead
+        if notice is None or notice.shutdown_at is None or lead is None:
+            return notice
+        if notice.shutdown_at - lead <= now:
+            return notice
+        self._due[name] = notice.shutdown_at - lead
         return None
 
     def _next_hang(self, missing: list[str]) -> int:

@@ -205,7 +205,7 @@ class MetadataWatch:
             NoticeSourceConfig(self.source(name), graces[name]) for name in graces
         )
 
-    def told(self, topic: str) -> ActiveNotice | None:
+    def notice(self, topic: str) -> ActiveNotice | None:
         """Returns the notice that is up for a topic, or None."""
         return self._levels.get(topic)
 
@@ -224,9 +224,9 @@ class MetadataWatch:
                     cut_off=poller.close,
                 )
                 self._loop.start()
-            told = self.told(member.topic)
-        if told is not None:
-            member.send(told.detail)
+            notice = self.notice(member.topic)
+        if notice is not None:
+            member.send(notice.detail)
 
     def leave(self, member: _TopicSource) -> None:
         """Removes a closed source. The last source ends the thread."""
@@ -237,16 +237,16 @@ class MetadataWatch:
             ended, self._loop, self._levels = self._loop, None, {}
         ended.close()
 
-    def _report(self, levels: _Levels, topic: str, told: ActiveNotice | None) -> None:
+    def _report(self, levels: _Levels, topic: str, notice: ActiveNotice | None) -> None:
         with self._lock:
             if self._levels is not levels:
                 return  # the thread's watch was closed
             is_news = levels.get(topic) is None
-            levels[topic] = told
+            levels[topic] = notice
             members = [each for each in self._members if each.topic == topic]
-        if told is not None and is_news:
+        if notice is not None and is_news:
             for each in members:
-                each.send(told.detail)
+                each.send(notice.detail)
 
 
 class _TopicSource(NoticeSourceBase):
@@ -258,10 +258,10 @@ class _TopicSource(NoticeSourceBase):
         self.topic = topic
 
     def seconds_left(self) -> float | None:
-        told = self._watch.told(self.topic)
-        if told is None or told.shutdown_at is None:
+        notice = self._watch.notice(self.topic)
+        if notice is None or notice.shutdown_at is None:
             return None
-        return told.shutdown_at - self._watch.clock.wall()
+        return notice.shutdown_at - self._watch.clock.wall()
 
     def _begin(self) -> None:
         self._watch.join(self)

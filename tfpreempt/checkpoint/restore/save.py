@@ -355,8 +355,8 @@ class AsyncSave:
         permit: permission to commit, which `cancel` can withdraw.
         complete: function that writes and commits the captured values; runs on the
             thread.
-        told: function called with the error of a failed save, unless the save was given
-            up; runs on the thread.
+        on_error: function called with the error of a failed save, except after a
+            cancelation; runs on the thread.
     """
 
     def __init__(
@@ -364,11 +364,11 @@ class AsyncSave:
         name: str,
         permit: CancellationToken,
         complete: Callable[[], object],
-        told: Callable[[Exception], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         self.name = name
         self._permit = permit
-        run = functools.partial(self._run, complete, told)
+        run = functools.partial(self._run, complete, on_error)
         self._thread = ManagedThread("tfpreempt-save", run)
         self._thread.start()
 
@@ -393,10 +393,10 @@ class AsyncSave:
         return self._permit.is_cancelled
 
     def _run(
-        self, complete: Callable[[], object], told: Callable[[Exception], None]
+        self, complete: Callable[[], object], on_error: Callable[[Exception], None]
     ) -> None:
         try:
             complete()
         except Exception as error:  # noqa: BLE001 - training continues
             if not self.is_given_up:
-                told(error)
+                on_error(error)

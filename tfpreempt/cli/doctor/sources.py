@@ -126,8 +126,8 @@ def _cloud(
         if topic not in levels:
             text = why or poller.failure(topic) or "answer cannot be read"
             return state, text
-        if (told := levels[topic]) is not None:
-            return SourceHealth.NOTICE, told.detail
+        if (notice := levels[topic]) is not None:
+            return SourceHealth.NOTICE, notice.detail
         return SourceHealth.WORKING, "answers: no notice now"
 
     return {f"{kind}:{topic}": verdict(topic) for topic in topics}

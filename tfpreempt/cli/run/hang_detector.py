@@ -40,11 +40,11 @@ class WorkerProgress:
         timeout: seconds allowed without a boundary, or `AUTO`.
 
     Attributes:
-        sign: newest heartbeat; None before the first.
+        heartbeat: newest heartbeat; None before the first.
     """
 
     timeout: float
-    sign: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
     _beat: int = -1
     _heard: float = 0.0  # time of the newest heartbeat
     _at: Heartbeat | None = None  # heartbeat at the newest boundary, or change of stage
@@ -54,24 +54,24 @@ class WorkerProgress:
         default_factory=lambda: collections.deque(maxlen=_KEPT)
     )
 
-    def see(self, now: float, beat: int, sign: Heartbeat) -> None:
+    def see(self, now: float, beat: int, heartbeat: Heartbeat) -> None:
         """Takes in the newest heartbeat.
 
         Args:
             now: present time.
             beat: number of the heartbeat.
-            sign: contents of the heartbeat.
+            heartbeat: contents of the heartbeat.
         """
-        self.sign = sign
+        self.heartbeat = heartbeat
         if beat != self._beat:
             self._beat, self._heard = beat, now
         at = self._at
-        if at and (at.boundaries, at.stage) == (sign.boundaries, sign.stage):
+        if at and (at.boundaries, at.stage) == (heartbeat.boundaries, heartbeat.stage):
             return
-        seconds, self._at, self._since = now - self._since, sign, now
+        seconds, self._at, self._since = now - self._since, heartbeat, now
         if at is None:
             return
-        steps = sign.step - at.step  # 0 during validation: no step time
+        steps = heartbeat.step - at.step  # 0 during validation: no step time
         if at.stage is WorkerPhase.FIRST or not at.boundaries:
             self._first = max(self._first, seconds)
         elif at.stage is WorkerPhase.STEPS and steps > 0:
@@ -83,7 +83,7 @@ class WorkerProgress:
 
         Other workers may wait for such a worker.
         """
-        return self.sign is None or self.sign.stage is WorkerPhase.APART
+        return self.heartbeat is None or self.heartbeat.stage is WorkerPhase.APART
 
     @property
     def since(self) -> float:
@@ -93,9 +93,9 @@ class WorkerProgress:
     @property
     def limit(self) -> float:
         """Seconds allowed without a boundary, or in `APART` without a heartbeat."""
-        if self.sign is None or self.sign.stage is WorkerPhase.WAITS:
+        if self.heartbeat is None or self.heartbeat.stage is WorkerPhase.WAITS:
             return math.inf
-        if self.sign.stage is not WorkerPhase.STEPS:
+        if self.heartbeat.stage is not WorkerPhase.STEPS:
             return max(_LONG_SECONDS, self.timeout)
         if self.timeout != AUTO:
             return self.timeout
@@ -175,15 +175,15 @@ class HangDetector:
         for worker in running:
             if not (told := self._files[worker].read()):
                 continue
-            beat, sign = told
-            state = _state(sign.pid)
+            beat, heartbeat = told
+            state = _state(heartbeat.pid)
             if not state:  # ended; the shell may start another program next
                 self._files[worker].clear()
                 self._lives[worker] = WorkerProgress(self._timeout)
                 continue
-            if sign.stage in _TAKEN_BACK and state.startswith("T"):
-                sign = dataclasses.replace(sign, stage=WorkerPhase.STEPS)
-            self._lives[worker].see(self._now, beat, sign)
+            if heartbeat.stage in _TAKEN_BACK and state.startswith("T"):
+                heartbeat = dataclasses.replace(heartbeat, stage=WorkerPhase.STEPS)
+            self._lives[worker].see(self._now, beat, heartbeat)
         lives = [self._lives[worker] for worker in running]
         awaited = [life for life in lives if life.is_exempt] or lives
         due = min(life.since + life.limit for life in awaited)
@@ -196,23 +196,27 @@ class HangDetector:
 
     def ask_for_stacks(self, running: Sequence[int]) -> list[Hang]:
         """Asks running workers for their stacks; returns the state of the workers."""
-        signs = {each: sign for each in running if (sign := self._lives[each].sign)}
-        ahead = max(sign.boundaries for sign in signs.values())
+        heartbeats = {
+            each: heartbeat
+            for each in running
+            if (heartbeat := self._lives[each].heartbeat)
+        }
+        ahead = max(heartbeat.boundaries for heartbeat in heartbeats.values())
         hangs = []
-        for worker, sign in signs.items():
-            life, state = self._lives[worker], _state(sign.pid)
+        for worker, heartbeat in heartbeats.items():
+            life, state = self._lives[worker], _state(heartbeat.pid)
             hangs.append(
                 Hang(
                     worker=worker,
-                    step=sign.step,
-                    is_behind=sign.boundaries < ahead,
-                    stage=sign.stage,
+                    step=heartbeat.step,
+                    is_behind=heartbeat.boundaries < ahead,
+                    stage=heartbeat.stage,
                     seconds=self._now - life.since,
                     state=state or "has ended",
                 )
             )
-            self._files[worker].ask_for_stacks(sign.pid)
-        self._asked = list(signs)
+            self._files[worker].ask_for_stacks(heartbeat.pid)
+        self._asked = list(heartbeats)
         return hangs
 
     def stacks(self) -> dict[int, str]:
