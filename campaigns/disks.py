@@ -42,7 +42,7 @@ ACTIONS = 8
 TODO = [
     *os_errors.ADVICE.values(),
     "Raise the limit",
-    "Mount it again",
+    "Mount the file system",
     "Check the disk",
     "check the directory",
 ]

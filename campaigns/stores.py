@@ -316,7 +316,9 @@ def trial(rng: random.Random, cloud: Cloud) -> Facts:
             assert here.link.failed > before, f"refused without trouble: {refused}"
             assert not here.has_commit, f"refused with a commit here: {refused}"
             is_damage = isinstance(refused, errors.CheckpointCorruptedError)
-            assert is_damage or "; make it reachable, or " in str(refused), refused
+            assert is_damage or "Make the storage reachable, or " in str(refused), (
+                refused
+            )
             facts["starts refused"] += 1
 
         here = machine()

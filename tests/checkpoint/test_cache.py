@@ -106,7 +106,7 @@ def test_a_directory_that_others_can_write_is_not_trusted(tmp_path):
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("open", "link"):
-        with pytest.raises(errors.ConfigurationError, match="can't be trusted"):
+        with pytest.raises(errors.ConfigurationError, match="cannot be trusted"):
             cache.private_directory(str(tmp_path / name))
     (tmp_path / "readable").mkdir(mode=0o755)
     assert cache.private_directory(str(tmp_path / "readable"))

@@ -30,8 +30,8 @@ class LikeAManager:
 @pytest.mark.parametrize(
     ("given", "advice"),
     [
-        (None, "make one"),
-        (Restorable, "make one"),
+        (None, "create a Checkpoint"),
+        (Restorable, "create a Checkpoint"),
         (LikeAManager(), "its .checkpoint"),
     ],
 )
@@ -50,7 +50,7 @@ def test_a_timeout_that_is_none(handle, timeout, tmp_path):
 
 
 def test_a_scheme_is_no_file_system():
-    with pytest.raises(errors.ConfigurationError, match="pass it whole"):
+    with pytest.raises(errors.ConfigurationError, match="Pass a URI without"):
         Checkpoint("x", "gs")
 
 

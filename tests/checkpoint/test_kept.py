@@ -97,7 +97,7 @@ def test_a_checkpoint_of_an_earlier_day_is_gone_on_from(
     kind = kind_of(archive)
     unpack(archive, tmp_path)
     if name_of(archive) in REFUSED:
-        with pytest.raises(errors.CheckpointMismatchError, match="begin anew"):
+        with pytest.raises(errors.CheckpointMismatchError, match="start from scratch"):
             result(kind, tmp_path)
         return
     check_equal(result(kind, tmp_path), undisturbed[kind])

@@ -202,7 +202,7 @@ def test_of_two_starts_one_is_refused_and_told_who_is_there(run, tmp_path):
     assert sorted(words) == ["DirectoryLockedError", "saved"]
     winner, loser = sorted(range(2), key=lambda i: words[i] != "saved")
     assert f"process {runs[winner].pid} on " in said[loser]
-    assert "which still renews it after" in said[loser]
+    assert "which still renews the lease after" in said[loser]
     assert "waiting up to" in runs[loser].end()
     assert runs[winner].save().startswith("saved")
 

@@ -194,7 +194,7 @@ def test_a_fault_is_told_once_and_tried_again(tmp_path, make_mirror, caplog):
     assert folders(store) != []
     assert [each.where for each in told] == ["mirror"]
     assert "503" in told[0].error
-    assert [r.message for r in caplog.records if "training goes on" in r.message]
+    assert [r.message for r in caplog.records if "Training continues" in r.message]
     assert any("works again" in r.message for r in caplog.records)
     assert mirror.status.error_count == 2
     assert mirror.status.last_error is None
@@ -212,7 +212,7 @@ def test_only_damage_of_the_local_file_makes_it_give_up(tmp_path, make_mirror, c
     mirror.add(newer)
     assert not mirror.wait(PATIENCE)
     assert mirror.status.skipped == 1
-    assert "is given up for this commit" in caplog.text
+    assert "is abandoned for this commit" in caplog.text
 
 
 def test_a_manifest_that_once_arrives_changed_is_read_again(tmp_path):

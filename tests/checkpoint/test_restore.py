@@ -411,8 +411,8 @@ def test_what_shows_only_in_the_restore_is_told_with_what_to_do(tmp_path):
     with pytest.raises(errors.CheckpointCorruptedError) as raised:
         loader.restore(loader.newest())
     assert str(raised.value) == (
-        f"{prefix} has another checksum. Put the files back from a copy; or, to go on "
-        f"from an older checkpoint, move '{prefix}' away"
+        f"{prefix} has another checksum. Put the files back from a copy; or move "
+        f"'{prefix}' away, to resume from an older checkpoint"
     )
 
 
@@ -559,7 +559,7 @@ def test_a_check_of_many_bytes_is_said_and_shown(three, monkeypatch, caplog):
             bar += os.read(terminal, 1 << 16)  # a terminal gives what it has so far
     os.close(terminal)
     (said,) = caplog.messages
-    assert f"GiB of {found.path}, to see whether they are whole" in said
+    assert f"GiB of {found.path} to verify the checksums" in said
 
 
 RECORDS = [b"", b"[]", b"7", b"null", b'"half"', b"{", b"\xff", b"[" * 100_000]

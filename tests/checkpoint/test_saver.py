@@ -76,7 +76,7 @@ def test_another_world_size_restores_what_is_everyones_with_one_warning(
     assert restore(tmp_path, 1, 2)[2] == ["fresh1", "text0"]
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert "3 worker(s), now there are 2" in record.getMessage()
-    assert "dataset iterator begins anew" in record.getMessage()
+    assert "dataset iterator starts from the beginning" in record.getMessage()
 
 
 def test_a_shard_of_a_lost_worker_is_left_out_and_said(tmp_path, caplog):
@@ -182,7 +182,7 @@ def test_a_state_that_cannot_be_read_is_damage_though_its_bytes_are_right(
     assert candidate.step == 1
     assert payload.restored_from is None
     saver.restore(candidate)
-    assert "Passing over a checkpoint" in caplog.text
+    assert "skipping a checkpoint" in caplog.text
 
 
 def test_discard(tmp_path):
@@ -247,4 +247,4 @@ def test_a_commit_stands_where_what_follows_it_finds_too_many_files_open(
 ):
     broken(tmp_path / "checkpoint", errno.EMFILE)
     assert save(open_directory(tmp_path, OwnContents()), 2).step == 2
-    assert "clearing up after it failed" in caplog.text
+    assert "its cleanup failed" in caplog.text

@@ -64,7 +64,7 @@ def test_a_directory_that_is_another_one_is_a_save_error(run, form, how):
     with pytest.raises(errors.SaveError, match="not the directory any more") as caught:
         save(saver, 2)
     assert repr(str(run)) in str(caught.value)
-    assert "Mount it again" in str(caught.value)
+    assert "Mount the file system" in str(caught.value)
     assert content(run.parent.parent) == before  # nothing was made in its place
     put_back(run)
     save(saver, 3)

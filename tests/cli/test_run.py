@@ -771,7 +771,7 @@ def test_a_closed_console_does_not_end_the_run(supervised: Run) -> None:
         (["--checkpoint-dir", "a[1]", "--", "true"], "has the character '['"),
         (
             ["--checkpoint-dir", "c", "--mirror-dir", "c/m", "--", "true"],
-            "or one lies in the other",
+            "or one is inside the other",
         ),
         (["--", "./train.py"], "use: python ./train.py"),
         (["--no-such-option", "--", "true"], "No such option"),

@@ -81,7 +81,7 @@ def test_an_unseen_minor_is_named_once(
     ]
     assert sorted(named) == [
         f"not yet tested with {library} {private_api.version(library)}; "
-        "tested with 2.0.0, 2.1.0rc0. A resumed run may differ from an undisturbed "
+        "tested with 2.0.0, 2.1.0rc0. A resumed run may differ from an uninterrupted "
         "run: compare the two before you rely on the resume, or install "
         f"{library}==2.0.0"
         for library in ("keras", "tensorflow")

@@ -110,7 +110,8 @@ def test_a_chief_that_waits_itself_has_more_time_than_a_worker():
 def test_a_missing_worker_is_named_in_time():
     for error in start([0, 1], timeout=0.05):
         assert isinstance(error, PeerTimeoutError)
-        assert "worker 2 is missing in the start of a handler: it did not" in str(error)
+        said = "worker 2 is missing in the start of a handler: the worker did not"
+        assert said in str(error)
 
 
 def test_who_comes_at_the_very_end_is_not_missed(monkeypatch):
@@ -131,7 +132,7 @@ def test_a_dead_worker_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(InMemoryStore, "dead_workers", lambda store: frozenset({2}))
     for error in start([0, 1], timeout=600.0):
         assert isinstance(error, PeerTimeoutError)
-        assert "the coordination service reports it dead" in str(error)
+        assert "the coordination service reports the worker as dead" in str(error)
 
 
 def test_a_missing_chief_is_named_in_time():

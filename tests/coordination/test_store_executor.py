@@ -136,7 +136,7 @@ def test_a_bug_in_a_callback_is_logged_and_ends_nothing(runtime, store, caplog):
     runtime.insert("c", "3", answers)
     runtime.call_at(0.0, lambda: answers("alarm"))
     assert sorted(answers.take(3)) == ["1", "3", "alarm"]
-    assert "a bug of tfpreempt" in caplog.text
+    assert "a bug in tfpreempt" in caplog.text
 
 
 def test_a_store_that_goes_is_told(runtime, store, gone):

@@ -154,7 +154,7 @@ def test_a_write_error_is_logged_once_and_not_raised(
         journal.record(NOTICE)
         journal.record(EXIT)
     assert len(caplog.records) == 1
-    assert "Cannot write the journal" in caplog.text
+    assert "cannot write the journal" in caplog.text
 
 
 def test_a_full_disk_does_not_reach_training(

@@ -129,7 +129,7 @@ def test_a_place_that_is_not_in_global_batches_is_not_taken_for_one(
     start(here, way, data, first, "preempted").expect(*[RESTART] * max(first[0], 1))
     cluster = start(here, way, data, second, "whole")
     cluster.expect(*[0] * max(second[0], 1))
-    told = "they begin anew" if way == "loop" else "are read again"
+    told = "these data start from the beginning" if way == "loop" else "are read again"
     assert told in cluster[0].output
 
 

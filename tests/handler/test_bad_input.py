@@ -106,7 +106,7 @@ def test_deleting_twice_is_told_and_after_close_refused(
     *_, newest = handler.checkpoints()
     handler.delete_checkpoint(newest)
     handler.delete_checkpoint(newest)
-    assert caplog.text.count("not (any more) in this directory") == 1
+    assert caplog.text.count("is not in this directory (any more)") == 1
     handler.close()
     with pytest.raises(errors.HandlerClosedError, match="after close"):
         handler.delete_checkpoint(newest)
@@ -129,7 +129,7 @@ def test_what_never_was_a_commit_keeps_nobody_from_beginning(
     (program.directory / "faiss.index").write_bytes(b"vectors")
     program.handler().close()
     assert "faiss" in caplog.text
-    assert "; it is passed over" in caplog.text
+    assert "; this checkpoint is skipped" in caplog.text
 
 
 def by_python(value: Any) -> Any:
@@ -286,7 +286,7 @@ def test_something_that_is_no_resolver(program: Program) -> None:
     [
         (None, errors.ConfigurationError, "ClusterResolver or a tf.train.ClusterSpec"),
         ({"chief": ["a:1"]}, errors.ConfigurationError, "no job 'worker'"),
-        ({"worker": ["a:1"]}, errors.UsageError, "call it first"),
+        ({"worker": ["a:1"]}, errors.UsageError, "call connect_to_cluster\\(\\) first"),
     ],
 )
 def test_a_connection_that_cannot_be(

@@ -114,7 +114,7 @@ def test_an_error_before_the_handler_is_no_failure_under_a_notice() -> None:
     """The machine's disk may have gone first. If not, the next run fails by it."""
     done = in_a_cluster("raise OSError('the data are gone')")
     assert done.returncode == 143, done.stderr
-    assert "the next handler of this process serves it" in done.stderr
+    assert "the next handler of this process will handle the notice" in done.stderr
     assert done.stderr.count("OSError: the data are gone") == 1
     assert done.stderr.count("Traceback") == 1
 

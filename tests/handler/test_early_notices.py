@@ -133,7 +133,7 @@ def test_a_grace_that_outlasts_the_training_is_not_forgotten(
         program.button.press()
         handler.run(program.step)
         handler.run(program.step)
-    assert "without one the process leaves in 59" in caplog.text
+    assert "without a handler, the process exits in 59" in caplog.text
     assert (out.taken, program.exits) == (0, 0)
 
 

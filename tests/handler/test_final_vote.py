@@ -226,7 +226,7 @@ def test_all_are_started_again_where_a_worker_dies_after_its_last_step(
     assert isinstance(error, SystemExit)
     assert error.code == 143
     assert chief.reason.startswith("committed: worker 1 was lost in the final save (")
-    assert "reports it dead" in chief.reason
+    assert "reports the worker as dead" in chief.reason
 
 
 GONE = "stopped sending heartbeats):\n/job:worker/replica:0/task:1"
@@ -310,10 +310,10 @@ def test_who_has_no_time_left_says_that_it_is_lost_and_all_obey(
     deadlines = other.session.coordinator.deadlines  # the chief's host has more time
     deadlines.shorten(other.session.coordinator.clock.monotonic(), 1.0)
     assert isinstance(other.end(), SystemExit)
-    assert other.reason.startswith("lost: worker 1 had no more time")
+    assert other.reason.startswith("lost: worker 1 ran out of time")
     may_go_on.set()
     assert isinstance(chief.end(), SystemExit)
-    assert chief.reason.startswith("committed: worker 1 had no more time")
+    assert chief.reason.startswith("committed: worker 1 ran out of time")
 
 
 def test_who_leaves_early_is_not_missed(pair: list[Worker]) -> None:
@@ -334,7 +334,7 @@ def test_the_chief_cannot_leave_early(pair: list[Worker]) -> None:
     chief.begin()
     assert isinstance(chief.end(), SaveError)
     other.begin()
-    assert "worker 0 has not waited for those who still train" in str(other.end())
+    assert "worker 0 did not wait for the workers that still train" in str(other.end())
 
 
 def test_one_that_had_to_go_makes_no_failure_of_the_chiefs_full_disk(
@@ -348,7 +348,7 @@ def test_one_that_had_to_go_makes_no_failure_of_the_chiefs_full_disk(
     assert isinstance(other.end(), SystemExit)
     may_go_on.set()
     assert isinstance(chief.end(), SystemExit)
-    assert chief.reason.startswith("lost: worker 1 had no more time")
+    assert chief.reason.startswith("lost: worker 1 ran out of time")
 
 
 def test_who_is_at_its_end_serves_a_notice_for_those_who_train_on(
@@ -411,7 +411,7 @@ def test_nobody_waits_for_one_that_was_interrupted(
     interrupted.begin()
     assert isinstance(interrupted.end(), KeyboardInterrupt)
     assert isinstance(left.end(), SystemExit)
-    assert f"worker {number} broke off in the final save" in left.reason
+    assert f"worker {number} stopped in the final save" in left.reason
 
 
 def test_an_exit_function_that_returns_makes_no_success_of_a_loss(

@@ -284,4 +284,4 @@ def test_a_file_that_is_gone_is_told(
     monkeypatch.setenv(name, value)
     with program.handler():
         pass
-    assert "--hang-timeout watches none of this machine" in caplog.text
+    assert "--hang-timeout does not watch this machine" in caplog.text

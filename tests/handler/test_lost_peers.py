@@ -68,14 +68,14 @@ The error could be from a previous operation. Restart your program to reset.
         (
             WORKERS,
             NO_HOST,
-            "worker 0, which hosts the coordination service, is silent in step 7",
+            "worker 0, which hosts the coordination service, is unreachable in step 7",
         ),
         (WORKERS, THAWED, "worker 1 stopped sending heartbeats in step 7"),
         (WORKERS, NEW_HOST, ""),
         (
             WORKERS,
             BROKEN_OFF.format(said="recvmsg:Connection reset by peer"),
-            "worker 1 broke off the connection in step 7",
+            "worker 1 closed the connection in step 7",
         ),
         # It lives, and tells of an error that it has from another one.
         (WORKERS, BROKEN_OFF.format(said="Collective ops is aborted"), ""),

@@ -244,7 +244,7 @@ def test_faults_of_the_store_never_stop_training(
     handler.close()
     assert steps(store)[0] == 4
     assert len([text for text in faults(program) if "503" in text]) == 1
-    assert caplog.text.count("training goes on") == 1
+    assert caplog.text.count("Training continues") == 1
 
 
 def test_the_exit_waits_for_the_mirror(
@@ -273,8 +273,8 @@ def test_what_is_not_whole_in_time_is_said_and_has_its_own_code(
     with pytest.raises(SystemExit) as left:
         handler.run(program.step)
     assert left.value.code == 75
-    assert "was not whole when the time was up" in caplog.text
-    assert any("not whole in time" in text for text in faults(program))
+    assert "was not complete in time" in caplog.text
+    assert any("not complete in time" in text for text in faults(program))
     assert steps(store) == []
     recorded = program.events("exit")[-1]
     assert (recorded["outcome"], recorded["code"]) == ("committed", 75)
@@ -346,11 +346,11 @@ def test_a_store_that_cannot_be_asked_stops_only_who_has_nothing(
     train(program, store, 2)
     store.fail_from(len(store.operations), errors.CheckpointError("no route"))
     other = elsewhere()
-    with pytest.raises(errors.CheckpointError, match="does not begin anew"):
+    with pytest.raises(errors.CheckpointError, match="does not start from scratch"):
         other.handler(mirror_dir=store)
     handler = program.handler(mirror_dir=store)
     assert handler.total_run_calls == 2
-    assert "cannot be asked for a newer commit" in caplog.text
+    assert "for a newer commit; restoring" in caplog.text
     store.revive()
     handler.close()
 
@@ -381,7 +381,7 @@ def test_deleting_acts_on_both_sides(
     shutil.rmtree(program.directory / "1")
     handler.delete_checkpoint(gone)
     handler.delete_checkpoint(gone)
-    assert caplog.text.count("not (any more) in this directory") == 2
+    assert caplog.text.count("is not in this directory (any more)") == 2
     assert steps(store) == []
     handler.close()
 
@@ -390,7 +390,7 @@ def test_two_open_handlers_cannot_share_a_place(
     program: Program, store: FaultyObjectStore, elsewhere: Callable[[], Program]
 ) -> None:
     handler = program.handler(mirror_dir=store)
-    with pytest.raises(errors.ConfigurationError, match="a place of its own"):
+    with pytest.raises(errors.ConfigurationError, match="a separate mirror_dir"):
         elsewhere().handler(mirror_dir=store)
     handler.close()
     elsewhere().handler(mirror_dir=store).close()
@@ -429,7 +429,7 @@ def test_the_supervisors_place_is_for_its_directory_and_what_is_below(
     other = Program(Path(f"{supervised.parent}-beside"))
     with caplog.at_level(logging.WARNING):
         train(other, None, 1)
-    assert "are not copied there" in caplog.text
+    assert "are not mirrored" in caplog.text
 
 
 def test_a_damaged_local_commit_is_not_copied(
@@ -445,5 +445,5 @@ def test_a_damaged_local_commit_is_not_copied(
     store.opened.set()
     assert not handler.wait_for_mirror(LIMIT)
     assert steps(store) == []
-    assert "look at the disk" in caplog.text
+    assert "check the disk" in caplog.text
     handler._run.close()

@@ -45,7 +45,7 @@ def test_a_store_that_does_not_answer_is_said_before_it_is_waited_for(
     assert store.asked[:2] == [2.0, 8.0]  # a local commit is not kept waiting
     text = caplog.text
     assert text.count("does not answer") == 1
-    assert text.index("asked again for up to 8 s") < text.index("cannot be asked")
+    assert text.index("retrying for up to 8 s") < text.index("cannot check")
     store.asked = []
     with Program(tmp_path / "other").handler(mirror_dir=store) as handler:
         assert handler.total_run_calls == 2
@@ -80,12 +80,12 @@ def test_the_end_does_not_wait_long_for_what_only_a_person_mends(
     store.fail_from(0, error)
     handler.run(program.step)
     handler.close()  # not for as long as a store may be away
-    assert f"waiting for the copy of step 1 in {store.uri} (" in caplog.text
+    assert f"waiting for the upload of step 1 to {store.uri} (" in caplog.text
     (said,) = [r.message for r in caplog.records if r.levelno == logging.ERROR]
-    assert f"the copy of step 1 in {store.uri} was not whole" in said
+    assert f"the upload of step 1 to {store.uri} was not complete in time" in said
     assert "SaveError: no such bucket)" in said
-    assert said.endswith("goes on from what was there before.")
-    assert f"The commit stands in {program.directory}" in said
+    assert said.endswith("resumes from the commit uploaded before.")
+    assert f"The commit is intact in {program.directory}" in said
     assert "no such bucket" in program.events("fault")[-1]["error"]
     store.revive()
     with program.handler(mirror_dir=store) as handler:
@@ -102,8 +102,8 @@ def test_the_way_out_says_that_the_copy_is_whole(
     program.button.press()
     with pytest.raises(SystemExit):
         handler.run(program.step)
-    (said,) = [r.message for r in caplog.records if "whole" in r.message]
-    assert said == f"the copy of step 1 in {store.uri} is whole"
+    (said,) = [r.message for r in caplog.records if "complete" in r.message]
+    assert said == f"the upload of step 1 to {store.uri} is complete"
     handler._run.close()
 
 
@@ -115,5 +115,5 @@ def test_a_mirror_that_shares_files_with_the_directory(
     (tmp_path / "link").symlink_to(program.directory)
     place = tmp_path / "link" if beside == "link" else program.directory / beside
     for given in (f"file://{place}", str(place), LocalStore(str(place))):
-        with pytest.raises(errors.ConfigurationError, match="lies in the other"):
+        with pytest.raises(errors.ConfigurationError, match="is inside the other"):
             program.handler(mirror_dir=given)

@@ -145,8 +145,8 @@ def test_a_save_that_does_not_fit_behind_a_step_is_told_of_beforehand(
         for _ in range(5):
             handler.run(time.sleep, 0.1)
     [found] = [each for each in caplog.messages if "a step takes" in each]
-    assert "the save after it 9.5 s with margins" in found
-    assert "may end the process in the save" in found
+    assert "the save after the step 9.5 s with margins" in found
+    assert "may terminate the process in the save" in found
 
 
 def test_a_check_that_is_refused_is_no_boundary(program: Program) -> None:

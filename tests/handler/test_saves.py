@@ -246,7 +246,7 @@ def test_an_end_without_a_step_keeps_what_is_made_in_the_first_step(
 
     train(6, is_preempted=True)
     train(6)
-    assert "it stands as it is" in caplog.text
+    assert "no further commit is made" in caplog.text
     resumed = train(10)
     shutil.rmtree(program.directory)
     assert resumed == train(10)
@@ -269,7 +269,7 @@ def test_a_step_that_makes_what_was_left_is_a_step(
     with again.handler() as handler:
         handler.run(step)
         handler.save()
-    assert "stands as it is" not in caplog.text
+    assert "no further commit is made" not in caplog.text
     assert again.checkpoint.late.numpy() == 3.0
 
 
@@ -333,9 +333,12 @@ def test_what_nothing_has_of_a_commit_is_named_before_a_save_is_without_it(
         handler.run(program.step)
     again = Program(program.directory)
     with again.handler() as handler:
-        assert "nothing here has" not in caplog.text
+        assert "this program does not have" not in caplog.text
         handler.run(again.step)
-    assert caplog.text.count("nothing here has, so they were not restored (1)") == 1
+    assert (
+        caplog.text.count("this program does not have, so they were not restored (1)")
+        == 1
+    )
 
 
 def test_what_steps_in_turns_take_of_a_commit_is_not_missing(
@@ -354,7 +357,7 @@ def test_what_steps_in_turns_take_of_a_commit_is_not_missing(
 
     train(program, 2)
     train(Program(program.directory), 5)
-    assert "nothing here has" not in caplog.text
+    assert "this program does not have" not in caplog.text
 
 
 def test_an_error_is_told_in_one_line_of_bounded_length() -> None:

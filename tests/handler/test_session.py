@@ -207,7 +207,7 @@ def test_one_session_a_process(current: session.Session) -> None:
     assert current_session.find_session(None, 3.0) is current
     assert current.coordinator.deadlines.peer_timeout == 3.0
     other = Resolver({"worker": ["a", "b"]}, ("worker", 1))
-    with pytest.raises(UsageError, match="one process can belong to one cluster"):
+    with pytest.raises(UsageError, match="a process can belong to one cluster"):
         current_session.find_session(other, 3.0)
 
 
@@ -507,7 +507,7 @@ def test_a_second_ctrl_c_gives_the_save_up(current: session.Session) -> None:
     run, before = Pressed(2), signal.getsignal(signal.SIGINT)
     current.open(run)
     notify(current)
-    with pytest.raises(KeyboardInterrupt, match="the last commit stands"):
+    with pytest.raises(KeyboardInterrupt, match="the last commit is still valid"):
         boundary(current)
     assert run.calls == []
     assert current.exit.detached
@@ -546,7 +546,7 @@ def test_ctrl_c_in_a_save_is_honoured_after_it(
     class Told(Pressed):
         def stage(self, name: str) -> FakeSave:
             staged = super().stage(name)
-            while "press it again to give that up" not in caplog.text:
+            while "press Ctrl-C again to abort the save" not in caplog.text:
                 threading.Event().wait(0.001)
             return staged
 
@@ -654,7 +654,7 @@ def test_a_state_that_is_gone_at_the_end_of_the_interpreter_is_named(
         run.error = SaveError("not what this is about")
         with pytest.raises(SystemExit):
             ends[0]()
-    assert "'words of a function' is gone with the function" in caplog.text
+    assert "'words of a function' was deleted with the function" in caplog.text
 
 
 @pytest.mark.slow  # starts a process
@@ -949,13 +949,13 @@ def test_the_first_failure_names_the_worker_that_is_gone() -> None:
     """The cause of the first error reaches the workers that do not know the cause."""
     store = InMemoryStore()
     errors = [RuntimeError("aborted"), RuntimeError("aborted too")]
-    add_note(errors[0], "worker 2 broke off the connection in step 5")
+    add_note(errors[0], "worker 2 closed the connection in step 5")
     for worker, error in enumerate(errors):
         runtime = StoreExecutor(store, SystemClock(), lambda gone: None)
         tell_peers(worker, runtime, "failure", error, lambda message, code: None)
     [note] = errors[1].__notes__
     assert note.startswith("worker 0 failed first: RuntimeError: aborted")
-    assert "worker 2 broke off the connection in step 5" in note
+    assert "worker 2 closed the connection in step 5" in note
 
 
 # --- who the workers are -------------------------------------------------------------
@@ -1012,7 +1012,7 @@ def test_workers_that_the_program_does_not_know_of_are_named(
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))
     with current_session.new_process():
         current_session.find_session(None, 5.0)
-    assert ("worker 1 of 2, and the program has no cluster" in caplog.text) == is_said
+    assert ("worker 1 of 2, but the program has no cluster" in caplog.text) == is_said
 
 
 def test_who_drives_remote_workers_knows_them(

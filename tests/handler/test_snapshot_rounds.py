@@ -31,7 +31,7 @@ from tfpreempt.handler.snapshots import (
 )
 from tfpreempt.storage import file_reading
 
-SAID = "no snapshots are taken any more"
+SAID = "no more snapshots are taken"
 
 
 class Worker:
@@ -382,7 +382,7 @@ def test_memory_that_is_short_now_is_left_alone(
     for round in range(6, 9):
         assert not take(pair, round)
     assert caplog.text.count(SAID) == 2
-    assert "5000 bytes of memory can be had" in caplog.text
+    assert "5000 bytes of memory are available" in caplog.text
     assert [worker.whole for worker in pair] == [[], []]
 
 

@@ -120,9 +120,12 @@ def test_what_nothing_has_of_a_snapshot_is_named_before_a_commit_is_without_it(
     handler = again.handler()
     assert again.events("restored")[-1]["tier"] == "memory"
     handler.run(again.step)
-    assert "nothing here has" not in caplog.text
+    assert "this program does not have" not in caplog.text
     handler.save()
-    assert "nothing here has, so they were not restored (1): extra" in caplog.text
+    assert (
+        "this program does not have, so they were not restored (1): extra"
+        in caplog.text
+    )
 
 
 def test_nothing_of_a_snapshot_counts_as_a_save(
@@ -177,7 +180,7 @@ def test_a_damaged_one_is_passed_over_for_the_disk(
     assert handler.total_run_calls == 1
     assert again.variable.numpy().tolist() == [2.0, 3.0]
     assert again.events("restored")[-1]["tier"] == "disk"
-    said = "this snapshot is passed over"
+    said = "this snapshot is skipped"
     told = "\n".join(each for each in caplog.messages if each.endswith(said))
     assert all(str(each) in told for each in damaged)
 
@@ -351,7 +354,7 @@ def test_a_state_that_is_too_large_has_none(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    said = "no snapshots are taken any more"
+    said = "no more snapshots are taken"
     monkeypatch.setenv("TFPREEMPT_SNAPSHOT_BYTES", "30")
     program = start()
     handler = program.handler()
@@ -372,7 +375,7 @@ def test_what_cannot_be_saved_ends_them_and_not_the_training(
         def load(self, fileobj: Any) -> None:
             pass
 
-    said = "no snapshots are taken any more"
+    said = "no more snapshots are taken"
     program = start()
     handler = program.handler()
     broken = Broken("broken")

@@ -73,7 +73,7 @@ def test_a_state_that_cannot_be_saved_is_named_early(
         assert [text for text in said if "'good'" in text] == []
         [warning] = [text for text in said if "'bad'" in text]
         assert "value is a tuple" in warning
-        assert "no save succeeds" in warning
+        assert "every save fails" in warning
         bad.value = good.value
 
 

@@ -152,7 +152,7 @@ def test_the_directory_can_be_removed_and_is_not_made_again(
             worker.clock.advance(status_file.TOLD_EVERY)
             worker.wait_looks()
     assert list(worker.path.parent.iterdir()) == []
-    assert caplog.text.count("Training goes on") == 1
+    assert caplog.text.count("Training continues") == 1
     assert str(worker.path) in caplog.text
 
 

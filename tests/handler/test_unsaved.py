@@ -240,8 +240,8 @@ def test_what_is_forgotten_is_named_once(
         assert caplog.text == ""
         for _ in range(3):
             handler.run(step)
-    [said] = [r.getMessage() for r in caplog.records if "no commit" in r.getMessage()]
-    assert f"holds: {names}. " in said
+    [said] = [r.getMessage() for r in caplog.records if "the commits" in r.getMessage()]
+    assert f"commits: {names}. " in said
 
 
 def read(iterator: Any) -> Any:
@@ -260,8 +260,8 @@ def test_steps_that_take_turns_are_both_looked_into(
     with program.handler() as handler:
         for number in range(6):
             handler.run(steps[number % 2])
-    assert caplog.text.count("holds: first. ") == 1
-    assert caplog.text.count("holds: second. ") == 1
+    assert caplog.text.count("commits: first. ") == 1
+    assert caplog.text.count("commits: second. ") == 1
 
 
 def test_what_a_save_fn_saves_is_not_known(
@@ -271,7 +271,7 @@ def test_what_a_save_fn_saves_is_not_known(
     with program.handler(config={"save_fn": lambda: None}) as handler:
         for _ in range(4):
             handler.run(lambda: mine.assign_add(1.0))
-    assert "no commit holds" not in caplog.text
+    assert "the commits" not in caplog.text
 
 
 def test_a_step_that_a_strategy_runs_is_looked_into(
@@ -286,7 +286,7 @@ def test_a_step_that_a_strategy_runs_is_looked_into(
     with program.handler() as handler:
         for _ in range(3):
             handler.run(strategy.run, step, args=(data,))
-    assert "holds: forgotten. " in caplog.text
+    assert "commits: forgotten. " in caplog.text
     assert "reads from args[0], " in caplog.text
 
 
@@ -409,7 +409,7 @@ def test_what_a_state_holds_is_not_compared(
             handler.run(step)
     state.unregister()
     [said] = [record.getMessage() for record in caplog.records]
-    assert "holds: forgotten. " in said
+    assert "commits: forgotten. " in said
 
 
 def test_a_state_may_save_by_a_checkpoint_of_its_own(
@@ -442,7 +442,7 @@ def test_steps_are_told_apart_by_identity(
     with program.handler() as handler:
         for number in range(6):
             handler.run(steps[number % 2])
-    assert caplog.text.count("holds: self.number. ") == 1
+    assert caplog.text.count("commits: self.number. ") == 1
 
 
 def test_nothing_is_said_of_what_is_held_or_stays(
@@ -504,4 +504,4 @@ def test_what_cannot_be_looked_at_hinders_no_training(
     with program.handler() as handler:
         for _ in range(3):
             handler.run(shy.step)
-    assert caplog.text.count("cannot see what the step changes") == 1
+    assert caplog.text.count("cannot find the state that the step changes") == 1

@@ -320,7 +320,7 @@ def test_a_checkpoint_of_another_program(on: Machine, line: str) -> None:
     with handler:
         handler.run(variable.assign_add, 1.0)
     before = contents(on.checkpoints)
-    words = (str(on.checkpoints), "another program", "a directory of its own")
+    words = (str(on.checkpoints), "another program", "a separate directory")
     refused(on, errors.ConfigurationError, on.fit, *words)
     assert contents(on.checkpoints) == before
 
@@ -353,7 +353,7 @@ def test_two_of_them_in_one_fit(
 
     words = ("two PreemptionCallbacks", "Remove one")
     refused(on, errors.UsageError, program, *words)
-    assert "begin anew" not in caplog.text
+    assert "initial state" not in caplog.text
     assert not contents(on.directory / "other")
     interrupted()
 
@@ -420,7 +420,11 @@ def test_data_that_became_shorter_unnoticed(on: Machine, line: str) -> None:
     on.cuts = [("begin", 0, 4)]
     with pytest.raises(SystemExit):
         program(12)
-    words = ("end after 2 batches", "made after 4", "become shorter")
+    words = (
+        "end after 2 batches",
+        "made after 4",
+        "shorter than in the interrupted run",
+    )
     refused(on, errors.CheckpointMismatchError, lambda: program(4), *words)
 
 

@@ -183,7 +183,7 @@ def test_nothing_is_read_again(
     with caplog.at_level(logging.WARNING):
         train(on, GRAIN[name], ("begin", 2, 3))
     assert len(READ) == 2 * BATCH + SAMPLES - 3 * BATCH
-    assert "batches before it again" not in caplog.text
+    assert "batches before the position again" not in caplog.text
 
 
 @KERAS
@@ -244,7 +244,7 @@ def test_an_iterator_of_ones_own_goes_on_at_once(
     expected = train(on, kind, **OWN)
     with caplog.at_level(logging.WARNING):
         assert train(on, kind, *OFTEN, **OWN) == expected
-    assert "batches before it again" not in caplog.text
+    assert "batches before the position again" not in caplog.text
     # One batch to see what they are like, three that are left, and what is read ahead.
     assert len(READ) <= BATCH * (1 + 3 + 6)
 
@@ -276,7 +276,7 @@ def test_where_the_place_cannot_be_had_all_is_read_again(
     expected = train(on, given.get("data", Rows), **OWN)
     with caplog.at_level(logging.WARNING):
         assert train(on, given.get("data", Odd), *OFTEN, **OWN) == expected
-    assert "batches before it again" in caplog.text
+    assert "batches before the position again" in caplog.text
     assert said in caplog.text
 
 
@@ -287,7 +287,7 @@ def test_threads_that_read_one_loader_at_once_leave_no_place(
     """Which thread gets which batch is chance; so nothing is promised but a word."""
     with caplog.at_level(logging.WARNING):
         train(on, RowsWithState, *OFTEN, **OWN, workers=2)
-    assert "batches before it again" in caplog.text
+    assert "batches before the position again" in caplog.text
     assert "a Python generator" in caplog.text
 
 
@@ -305,7 +305,9 @@ def test_a_place_that_is_lost_on_the_way(
     with caplog.at_level(logging.WARNING):
         found = train(on, Odd, ("begin", 0, 4), ("begin", 1, 2), **OWN)
     assert found == expected
-    assert "the place of the loader of the training data after 4 batches" in caplog.text
+    assert (
+        "the position of the loader of the training data after 4 batches" in caplog.text
+    )
     assert "after 8 batches" not in caplog.text
 
 
@@ -341,6 +343,6 @@ def test_a_state_beside_a_generator_over_its_loader_is_named(
     with caplog.at_level(logging.WARNING):
         train(on, lambda: ((rows,) for rows in loader), ("begin", 0, 2), **OWN)
     place.unregister()
-    named = [m for m in caplog.messages if "take the State out" in m]
+    named = [m for m in caplog.messages if "remove the State" in m]
     assert len(named) == 2  # in each start
     assert "'place'" in named[0]

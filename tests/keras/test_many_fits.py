@@ -772,7 +772,7 @@ def test_steps_that_outlast_the_grace_are_told_of_beforehand(
     slow = on.callback(on_train_batch_begin=lambda batch, logs=None: time.sleep(0.1))
     ours = on.preemption(termination_config=config)
     on.run(lambda: on.fit(None, slow, ours=ours, epochs=2, **HELD_OUT))
-    found = [each for each in caplog.messages if "and a notice leaves" in each]
+    found = [each for each in caplog.messages if "but a notice leaves" in each]
     assert len(found) == is_warned
     records = read_journal(journal_directory(on.checkpoints))
     told = [r["step_seconds"] for r in records if r["event"] == "commit"]

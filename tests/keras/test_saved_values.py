@@ -136,4 +136,4 @@ def test_an_attribute_that_is_none_has_no_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     Attributes(object()).restore(EncodedValue(header=[["model", "x", WRONG, 0]]))
-    assert "there is no place for it" in caplog.text
+    assert "the attribute cannot be set" in caplog.text

@@ -36,7 +36,7 @@ def committed(here: Place) -> list[int]:
 def test_a_process_alone_leaves_at_once_before_it_has_trained(here: Place) -> None:
     cluster = terminate(here, "before the strategy")
     cluster.expect(RESTART)
-    assert "nothing is being trained" in cluster[0].output
+    assert "no training is running" in cluster[0].output
     assert not here.checkpoints.exists()
 
 
@@ -56,7 +56,7 @@ def test_a_notice_within_the_restore_leaves_the_commit_alone(here: Place) -> Non
 def test_a_worker_of_a_cluster_keeps_the_notice_for_the_handler(here: Place) -> None:
     """It would leave the others waiting for it; so all leave at the first boundary."""
     cluster = terminate(here, "before the strategy", world=2)
-    cluster[1].wait_text("the next handler of this process serves it")
+    cluster[1].wait_text("the next handler of this process will handle the notice")
     here.release("start")
     cluster.expect(RESTART, RESTART)
     assert committed(here)[0] <= 1  # of the steps at most the first was begun
@@ -73,7 +73,7 @@ def test_a_worker_of_a_cluster_leaves_before_its_machine_goes(here: Place) -> No
     cluster[0].send(signal.SIGTERM)
     cluster.expect(RESTART, RESTART)
     assert time.monotonic() - began > 0.5
-    assert "the machine goes" in cluster[1].output
+    assert "the machine will be terminated" in cluster[1].output
 
 
 def test_a_start_that_fails_under_a_notice_is_no_failure(here: Place) -> None:
@@ -85,7 +85,7 @@ def test_a_start_that_fails_under_a_notice_is_no_failure(here: Place) -> None:
         worker.wait_line("holding")
         worker.send(signal.SIGTERM)
     for worker in cluster:
-        worker.wait_text("the next handler of this process serves it")
+        worker.wait_text("the next handler of this process will handle the notice")
     here.release("start")
     cluster.expect(RESTART, RESTART)
     assert "OSError: the disk has gone" in cluster[1].output
@@ -93,7 +93,7 @@ def test_a_start_that_fails_under_a_notice_is_no_failure(here: Place) -> None:
 
 def test_what_follows_the_loop_may_end_within_the_grace(here: Place) -> None:
     cluster = terminate(here, "after the loop", LONG)
-    cluster[0].wait_text("without one the process leaves in")
+    cluster[0].wait_text("without a handler, the process exits in")
     here.release("start")
     cluster.expect(0)
     assert cluster[0].lines("ended")
@@ -112,7 +112,7 @@ def test_what_follows_the_loop_is_left_before_the_machine_goes(
 
 def test_the_next_handler_serves_what_came_between_two(here: Place) -> None:
     cluster = terminate(here, "between two handlers", grace=5.0)
-    cluster[0].wait_text("the next handler of this process serves it")
+    cluster[0].wait_text("the next handler of this process will handle the notice")
     here.release("start")
     cluster.expect(RESTART)
     second = here.checkpoints / "second"

@@ -120,7 +120,7 @@ def test_a_dead_peer_under_a_notice(here: Place, moment: str) -> None:
     here.release()
     cluster.expect(RESTART, KILLED)
     assert outcomes(here) == [(0, "lost", RESTART)]
-    assert "the last commit stands" in cluster[0].output
+    assert "without a checkpoint: " in cluster[0].output
     assert records(here.checkpoints, "commit") == []
 
 

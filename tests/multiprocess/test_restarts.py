@@ -36,7 +36,10 @@ def test_another_number_of_workers(here: Place) -> None:
                 assert worker.lines("weights") == [[saved]]
                 told = f"was written by {before} worker(s), now there are {world}"
                 assert told in worker.output
-                assert "Any other dataset iterator begins anew" in worker.output
+                assert (
+                    "Any other dataset iterator starts from the beginning"
+                    in worker.output
+                )
         results = cluster.results()
         assert len({result["weights"] for result in results}) == 1
         saved = results[0]["weights"]

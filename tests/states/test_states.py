@@ -171,7 +171,7 @@ def test_a_damaged_commit_is_passed_over(directory, monkeypatch, caplog):
     damage(directory / "1" / "states" / "words.state")
     restart(monkeypatch)
     words.text = "mine"
-    with pytest.raises(errors.CheckpointCorruptedError, match="is whole"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="is intact"):
         tfpreempt.load_state(words)
     assert words.text == "mine"
 
@@ -296,7 +296,7 @@ def test_a_damaged_file_is_passed_over(directory, caplog):
         path.write_bytes(bad)
         assert load(words) == "commit"
     path.write_bytes(whole)
-    assert "it is passed over" in warnings(caplog)[0]
+    assert "this checkpoint is skipped" in warnings(caplog)[0]
 
 
 def load(state):

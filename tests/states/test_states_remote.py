@@ -172,11 +172,11 @@ def test_a_store_that_cannot_be_asked(place, words, caplog):
     place.break_store()
     place.restart()
     assert place.load(words) == "one"
-    assert len(said(caplog, "cannot be asked for a newer commit")) == 1
+    assert len(said(caplog, "for a newer commit; restoring")) == 1
     place.lose_disk()
     place.restart()
     for call in (lambda: tfpreempt.load_state(words), tfpreempt.save_all_states):
-        with pytest.raises(errors.CheckpointError, match="does not begin anew"):
+        with pytest.raises(errors.CheckpointError, match="does not start from scratch"):
             call()
     place.store.revive()
     assert place.load(words) == "one"  # it is asked again
@@ -190,10 +190,10 @@ def test_faults_never_reach_the_loop(place, words, caplog):
         place.save(words, str(number))
     found = copies_here()
     assert not found.mirror.wait(0.05)
-    assert len(said(caplog, "training goes on")) == 1
+    assert len(said(caplog, "Training continues")) == 1
     found.seconds = 0.05
     found._end()
-    (text,) = said(caplog, "was not whole when the time was up")
+    (text,) = said(caplog, "was not complete in time")
     assert "503 from the bucket" in text
     assert str(place.store.uri) in text
 
@@ -246,7 +246,7 @@ def test_a_damaged_copy_is_passed_over(place, words, caplog):
     place.lose_disk()
     place.restart()
     assert place.load(words) == "one"
-    assert len(said(caplog, "it is passed over")) == 1
+    assert len(said(caplog, "this checkpoint is skipped")) == 1
     place.save(words, "three")
     place.wait()
     assert place.copied()[0] == 3  # above the damaged one
@@ -260,7 +260,7 @@ def test_where_all_copies_are_damaged_nothing_begins_anew(place, words):
         place.store.damage(f"{commit.name}/states/words.state")
     place.lose_disk()
     place.restart()
-    with pytest.raises(errors.CheckpointCorruptedError, match="no copy in memory://"):
+    with pytest.raises(errors.CheckpointCorruptedError, match="no commit in memory://"):
         place.load(words)
     assert words.text == "nothing"
 

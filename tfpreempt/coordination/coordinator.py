@@ -256,7 +256,7 @@ class Coordinator:
         workers = "workers" if len(missing) > 1 else "worker"
         seconds = self.clock.monotonic() - self.notes.waits_since
         where = ev.PHASES[self.state.main]
-        return f"waited {seconds:.0f} s in vain for {workers} {whom} in {where}"
+        return f"no answer within {seconds:.0f} s from {workers} {whom} in {where}"
 
     # --- performing ------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class Coordinator:
             reason = str(extra.get("reason") or f"worker {worker} left")
             self.notes.lost_because = self.notes.lost_because or reason
             self.record(Fault(where=f"{key.value}/{worker}", error=reason))
-            log.warning("goes on without worker %d: %s", worker, reason)
+            log.warning("continuing without worker %d: %s", worker, reason)
         elif key is Key.DONE and extra.get("final") is True:
             self.notes.must_exit = True
 
@@ -495,7 +495,7 @@ class Coordinator:
         ):
             self.notes.timeouts_left -= not is_alone
             if self.notes.timeouts_left > 0:
-                log.info("the save takes long; waiting for it")
+                log.info("waiting for a save that takes long")
                 return ""
             return "the save with the other workers did not end"
         if main is MainThreadState.TRAINING and not state_machine.is_over(self.state):

@@ -64,7 +64,9 @@ class KeyGather:
 
         self.runtime.watch_deaths(
             self._complete,
-            lambda dead: self.give_up(dead, "the coordination service reports it dead"),
+            lambda dead: self.give_up(
+                dead, "the coordination service reports the worker as dead"
+            ),
         )
         self.runtime.get_each(list(self.names.values()), got)
 

@@ -130,11 +130,15 @@ def _hear_all(
         nonlocal asks_at
         now = clock.monotonic()
         if missing and now >= end:
-            raise _missing(min(missing), f"it did not come within {timeout:g} s")
+            raise _missing(
+                min(missing), f"the worker did not arrive within {timeout:g} s"
+            )
         if now >= asks_at:
             asks_at = now + ASKS_EVERY
             for worker in sorted(missing & store.dead_workers()):
-                raise _missing(worker, "the coordination service reports it dead")
+                raise _missing(
+                    worker, "the coordination service reports the worker as dead"
+                )
 
     answers = map_in_threads(
         hear,
@@ -148,9 +152,9 @@ def _hear_all(
 
 def _missing(worker: int, why: str) -> PeerTimeoutError:
     return PeerTimeoutError(
-        f"worker {worker} is missing in the start of a handler: {why}. If it is not "
-        "gone, it is frozen, or makes its handlers in another order. Look at the logs "
-        "of all workers."
+        f"worker {worker} is missing in the start of a handler: {why}. The worker "
+        "has exited, is suspended, or creates its handlers in another order. Check "
+        "the logs of all workers."
     )
 
 
@@ -196,6 +200,6 @@ def bounded(call: Callable[[], T], timeout: float, what: str) -> T:
     except CallTimeoutError as error:
         raise PeerTimeoutError(
             f"{what} took longer than {timeout:g} s, in the start of a handler; a "
-            "worker is missing, frozen, or makes its handlers in another order. Look "
-            "at the logs of all workers."
+            "worker is missing, suspended, or creates its handlers in another order. "
+            "Check the logs of all workers."
         ) from error

@@ -150,8 +150,8 @@ class StoreExecutor:
             if not answered.is_set():
                 raise CoordinationServiceUnavailableError(
                     f"the coordination service has not answered for {interval:g} s. "
-                    "Its host, worker 0, is frozen or cut off; all workers must start "
-                    "again."
+                    "Worker 0, which hosts the service, is suspended or unreachable; "
+                    "restart all workers."
                 )
             self.watch_store(key, until, interval)
 
@@ -168,8 +168,9 @@ class StoreExecutor:
                     self.on_gone(error)
             except Exception as error:
                 log.exception(
-                    "this worker cannot talk with the others any more, by a "
-                    "bug of tfpreempt: please report it. No commit is touched"
+                    "this worker can no longer communicate with the other workers, "
+                    "because of a bug in tfpreempt; please report the bug. All "
+                    "commits are intact"
                 )
                 self.on_gone(
                     CoordinationServiceUnavailableError(

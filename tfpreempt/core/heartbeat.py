@@ -93,9 +93,9 @@ def start_heartbeat(progress: Callable[[], Heartbeat]) -> None:
         stacks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     except OSError as error:
         log.warning(
-            "this worker cannot tell its supervisor how far it is, so "
-            "--hang-timeout watches none of this machine: %s. Let the workers run as "
-            "the supervisor's user, with the supervisor's /proc",
+            "cannot send heartbeats to the supervisor, so --hang-timeout does not "
+            "watch this machine: %s. Run the workers as the user of the supervisor, "
+            "with the /proc of the supervisor",
             error,
         )
         return

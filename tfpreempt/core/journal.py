@@ -105,8 +105,8 @@ class JsonLines:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "Cannot write the journal %s (%s). Training goes on; records may be "
-                "missing. Make room or check the directory's permissions.",
+                "cannot write the journal %s (%s). Training continues; records may "
+                "be missing. Make room or check the directory's permissions.",
                 self.path,
                 error,
             )

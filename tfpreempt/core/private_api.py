@@ -375,8 +375,8 @@ def name_if_unseen(library: str) -> None:
     if not was_seen(library):
         final = _newest_final(library)
         log.warning(
-            "not yet tested with %s %s; tested with %s. A resumed run may "
-            "differ from an undisturbed run: compare the two before you rely on the "
+            "not yet tested with %s %s; tested with %s. A resumed run may differ "
+            "from an uninterrupted run: compare the two before you rely on the "
             "resume, or install %s==%s",
             *(library, version(library), ", ".join(SEEN[library]), library, final),
         )

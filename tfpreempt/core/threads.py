@@ -55,7 +55,7 @@ class ManagedThread(threading.Thread):
             super().run()
         except BaseException:
             _logger.exception(
-                "the thread %s has ended by an error, and does its work no more",
+                "the thread %s ended with an error, and does no more work",
                 self.name,
             )
 

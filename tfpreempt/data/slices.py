@@ -187,7 +187,7 @@ def check_shares(size: int, replicas: int) -> None:
         needed = f"{', '.join(most)} or {last}" if most else last
         raise errors.ConfigurationError(
             f"The global batch has {size} samples, which {replicas} replicas cannot "
-            "share equally. A run that goes on with another number of workers needs "
+            "share equally. A run that resumes with another number of workers needs "
             f"{needed} replicas in all."
         )
 

@@ -260,9 +260,9 @@ class CollectiveSaves:
                 go_on(functools.partial(_raise, error))  # notifies the peers
             if isinstance(error, MemoryError) or captured is not None:
                 raise SaveError(
-                    f"no asynchronous save could begin ({error or 'no memory'}): it "
-                    "takes memory for a copy of the state, and a thread. With "
-                    "async_save=False it takes neither."
+                    f"cannot start an asynchronous save ({error or 'no memory'}). An "
+                    "asynchronous save needs memory for a copy of the state, and a "
+                    "thread; async_save=False needs neither."
                 ) from error
             raise
 
@@ -444,7 +444,7 @@ class CollectiveSaves:
             then=then,
         )
         self._gathering = gathering if may_miss is self._final else None
-        gathering.give_up(frozenset(may_miss), "it is through with training")
+        gathering.give_up(frozenset(may_miss), "the worker has finished training")
         late = gathering.wait(timeout)
         why = f"no answer within {timeout:g} s"
         gathering.give_up(late, why)
@@ -460,7 +460,9 @@ class CollectiveSaves:
         def then(index: int, text: str) -> None:
             final.add(others[index])
             if self._gathering is not None:
-                self._gathering.give_up(frozenset(final), "it is through with training")
+                self._gathering.give_up(
+                    frozenset(final), "the worker has finished training"
+                )
 
         names = [f"{self.prefix}/final-{self._fit}/{j}" for j in others]
         self.runtime.get_each(names, then)
@@ -682,7 +684,8 @@ class RoundSave:
         kind = c.commit_kind(steps_follow=steps_follow)
         if kind is CommitKind.TRAIN_ON and because == "preemption" and done:
             log.info(
-                "step %d is committed; training goes on while the grace lasts",
+                "checkpoint for step %d committed; training continues during the "
+                "grace period",
                 done[0].step,
             )
         return kind
@@ -730,6 +733,7 @@ def _raise(error: BaseException) -> NoReturn:
 def _without(workers: Sequence[int], because: str, why: str = "") -> SaveError:
     known = f" ({why})" if why else ""
     return SaveError(
-        f"no part of the {because} save came from worker(s) {list(workers)}{known}; "
-        "it is dropped, the last commit stands. Look at the logs of those workers."
+        f"no part of the {because} save came from worker(s) {list(workers)}{known}. "
+        "The save is dropped; the last commit is still valid. Check the logs of "
+        "those workers."
     )

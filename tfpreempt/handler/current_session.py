@@ -96,8 +96,8 @@ def find_session(cluster_resolver: Any, peer_timeout: float) -> Session:
         start_heartbeat(_current.activity.heartbeat)
     if _current.cluster != cluster:
         raise UsageError(
-            f"this process already takes part in {_current.cluster}, and a second "
-            f"handler names {cluster}; one process can belong to one cluster only"
+            f"this process already belongs to {_current.cluster}, and a second "
+            f"handler names {cluster}; a process can belong to one cluster only"
         )
     _current.coordinator.deadlines.peer_timeout = timeout
     _current.resume_after_exit()
@@ -110,11 +110,11 @@ def _warn_of_others() -> None:
         named = cluster_from_environment(os.environ)
         if named.num_workers > 1:
             log.warning(
-                "TF_CONFIG says that this process is worker %d of %d, and "
-                "the program has no cluster: it trains, and commits, alone. If all "
-                "are to train together, pass strategy.cluster_resolver of a "
-                "tf.distribute.MultiWorkerMirroredStrategy (model.fit: make the model "
-                "in its scope); if not, unset TF_CONFIG.",
+                "TF_CONFIG says that this process is worker %d of %d, but the "
+                "program has no cluster resolver: this process trains and commits "
+                "alone. To train together, pass strategy.cluster_resolver of a "
+                "tf.distribute.MultiWorkerMirroredStrategy (with model.fit: create "
+                "the model in the scope of the strategy). Otherwise, unset TF_CONFIG.",
                 named.worker,
                 named.num_workers,
             )
@@ -254,17 +254,21 @@ class EarlyNoticeHandler:
         if receives_notices():
             self._left = notice
             return
-        text = f"notice from {notice.origin}"
+        text = f"preemption notice from {notice.origin}"
         wait = _seconds_to_wait(notice)
         if wait == 0.0:
-            self._leave(f"{text}, and nothing is being trained")
+            self._leave(f"{text}; no training is running")
             return
         if not keep(notice):
             return
         left = (
-            "" if wait is None else f"; without one the process leaves in {wait:.1f} s"
+            ""
+            if wait is None
+            else f"; without a handler, the process exits in {wait:.1f} s"
         )
-        log.warning("%s: the next handler of this process serves it%s", text, left)
+        log.warning(
+            "%s: the next handler of this process will handle the notice%s", text, left
+        )
         if wait is not None:
             alarm = threading.Timer(wait, self._expire, [notice])
             alarm.daemon = True
@@ -284,7 +288,7 @@ class EarlyNoticeHandler:
         """Exits at the end of the grace period if the notice is still unhandled."""
         if take_back(notice):
             self._leave(
-                "the machine goes, nothing is being trained, and the "
+                "the machine will be terminated, no training is running, and the "
                 f"process waits for {', '.join(blocking_threads_and_children())}"
             )
 
@@ -303,16 +307,16 @@ class EarlyNoticeHandler:
             return
         name = type(error).__name__
         log.error(
-            "%s is taken for a consequence of the notice, not for a failure",
+            "%s counts as a consequence of the preemption notice, not as a failure",
             name,
             exc_info=None if is_printed else error,
         )
-        self._leave(f"the machine goes, and {name} was raised")
+        self._leave(f"the machine will be terminated, and {name} was raised")
 
     def _leave(self, why: str) -> None:
         """Ends the process from this thread: the main thread may be in C++ for long."""
         keep_streams()
-        log.warning("%s; leaving to be started again, the last commit stands", why)
+        log.warning("%s. Exiting to be restarted; the last commit is still valid", why)
         exit_hard(lambda: self._config._exit(True, _cluster()))
 
 

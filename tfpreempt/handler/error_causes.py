@@ -49,9 +49,11 @@ def describe_loss(error: BaseException, cluster: Cluster, where: str) -> str:
     if lost := _workers(" ".join(_SILENT.findall(text)), cluster):
         return f"{lost} stopped sending heartbeats in {where}"
     if _SERVICE in text and _ANSWERED not in text:
-        return f"worker 0, which hosts the coordination service, is silent in {where}"
+        return (
+            f"worker 0, which hosts the coordination service, is unreachable in {where}"
+        )
     if lost := _workers(" ".join(_BROKEN_OFF.findall(text)), cluster):
-        return f"{lost} broke off the connection in {where}"
+        return f"{lost} closed the connection in {where}"
     return ""
 
 

@@ -71,8 +71,8 @@ def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
             before(signum, frame)
         elif count > 1:
             raise KeyboardInterrupt(
-                "a second Ctrl-C gave up the save that was under way, or its copy: the "
-                "last commit stands, what was trained after it is lost"
+                "a second Ctrl-C aborted the save or upload in progress: the last "
+                "commit is still valid, the steps since that commit are lost"
             )
 
     def tell() -> None:
@@ -80,8 +80,8 @@ def defer_sigint(is_saving: Callable[[], bool]) -> Iterator[None]:
         if is_saving() and not told:
             told = True
             log.warning(
-                "Ctrl-C is honoured when the save that is under way is "
-                "finished; press it again to give that up"
+                "Ctrl-C takes effect when the save in progress is finished; press "
+                "Ctrl-C again to abort the save"
             )
 
     signal.signal(signal.SIGINT, handle)
@@ -168,8 +168,8 @@ def exit_hard(leave: Callable[[], Any]) -> None:
         end_now(exit)
     except Exception:
         log.exception(
-            "an error came while the process was leaving, so it ends with "
-            "exit code 1, as a failure; what was committed stands"
+            "an error was raised while the process was exiting, so the exit code is "
+            "1 (a failure); finished commits are still valid"
         )
         end_now(SystemExit(1))
 
@@ -244,7 +244,8 @@ class ExitWatchdog(ManagedThread):
         if self.stop_event.wait(self._seconds) or not self.is_under_way():
             return
         log.error(
-            "the process was to leave %.1f s ago and waits for %s; it ends now",
+            "the process should have exited %.1f s ago, and waits for %s; the "
+            "process exits now",
             self._seconds,
             ", ".join(blocking_threads_and_children()),
         )
@@ -423,7 +424,8 @@ class ExitController:
             status = mirror.status
             why = f": {status.last_error}" if status.last_error else ""
             late = (
-                f"the copy of step {status.latest_step} in {status.uri} was not whole"
+                f"the upload of step {status.latest_step} to {status.uri} was "
+                "not complete"
             )
             run.record(Fault(where="mirror", error=f"{late} in time{why}"))
         return are_whole
@@ -444,7 +446,9 @@ class ExitController:
         is_noticed = self.coordinator.deadlines.at is not None
         limit = None if is_noticed else 0.0
         if not self.finish_mirrors([run], limit) and is_noticed:
-            self.leave(Outcome.COMMITTED, "training is over, its copy is not whole")
+            self.leave(
+                Outcome.COMMITTED, "training is finished, but the upload is incomplete"
+            )
 
     def cancel(self) -> None:
         """Resets the exit state: the process is not exiting any more."""
@@ -462,9 +466,9 @@ class ExitController:
             return
         keep_streams()
         log.error(
-            "%s; the process ends now. The last commit stands, and what was "
-            "trained since is trained again. If steps or evaluations take this long, "
-            "call save_checkpoint_if_preempted() within them.",
+            "%s. The process exits now. The run will resume from the last commit, "
+            "and repeat the steps since that commit. If steps or evaluations take "
+            "this long, call save_checkpoint_if_preempted() within them.",
             why,
         )
         self._put_away(runs, Outcome.LOST, why)
@@ -498,7 +502,8 @@ class ExitController:
             call_within(limit, put_away)
         except CallTimeoutError:
             log.error(
-                "the journal lacks this: its disk did not answer in %.2f s",
+                "this event is missing in the journal: the disk did not answer "
+                "within %.2f s",
                 limit,
             )
             return
@@ -537,7 +542,7 @@ class ExitController:
                 ):  # training continued after a commit
                     self.leave(Outcome.LOST, coordinator.notes.lost_because)
                 if (why := coordinator.notes.lost_because) != mine:
-                    add_note(error, f"the last commit stands: {why}")
+                    add_note(error, f"no later commit was made: {why}")
 
 
 def describe(error: BaseException) -> str:

@@ -92,7 +92,7 @@ class FinalVote:
         The peers can exit with 0 without this worker, unless this worker is the chief.
         """
         if self.cluster.is_chief:
-            me = "worker 0 has not waited for those who still train"
+            me = "worker 0 did not wait for the workers that still train"
             self._insert_outcome(TrainingOutcome(failed=me), _INSERT_TIMEOUT)
         else:
             self._insert("here")
@@ -140,7 +140,9 @@ class FinalVote:
         began = self.coordinator.clock.monotonic()
         while gathering.wait(_TICK_SECONDS) and not self._is_gone:
             if self._is_late(began):
-                gathering.give_up(gathering.missing, "it did not answer in time")
+                gathering.give_up(
+                    gathering.missing, "the worker did not answer in time"
+                )
                 gathering.wait(_RESERVE / 2)  # an answer may have arrived first
                 break
         return answers
@@ -176,7 +178,7 @@ class FinalVote:
         Returns the outcome held by the key, which another worker may have inserted
         before.
         """
-        lost = f"worker {self.cluster.worker} had no more time in the final save"
+        lost = f"worker {self.cluster.worker} ran out of time in the final save"
         end = self._insert_outcome(TrainingOutcome(lost=lost), _RESERVE / 2)
         here = keys.encode(not mine, {"failed": mine})
         name = self._name(f"here/{self.cluster.worker}")
@@ -244,7 +246,9 @@ def _first(failures: list[str]) -> str:
 def _lost(answers: dict[int, tuple[object, keys.Extra]]) -> str:
     """Names the workers without a vote, for people, with the reason; "" if none."""
     whys = {
-        j: str(extra.get("reason") or "it did not answer in time").rpartition(": ")[2]
+        j: str(extra.get("reason") or "the worker did not answer in time").rpartition(
+            ": "
+        )[2]
         for j, (value, extra) in answers.items()
         if isinstance(value, Tombstone)
     }

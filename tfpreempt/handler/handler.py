@@ -453,10 +453,11 @@ class PreemptionCheckpointHandler:
         """Warns if random numbers were drawn between the restore and the first step."""
         if self._run.source.random_bytes() != self._random_at_start:
             log.warning(
-                "random numbers were drawn after the restart and before the "
-                "first save_checkpoint_if_preempted(); the generators are set back to "
-                "the commit only now. For an exact resume enter "
-                "watch_preemption_scope() before the loop, or call this first in it."
+                "random numbers were drawn after the restart and before the first "
+                "save_checkpoint_if_preempted(), which restores the random "
+                "generators only now. For an exact resume, enter "
+                "watch_preemption_scope() before the loop, or call "
+                "save_checkpoint_if_preempted() first in the loop."
             )
 
     def _enter(self, what: str, stages: RunStages = PLAIN) -> None:

@@ -241,9 +241,9 @@ def _open(
         if layout.is_same(other, mine):
             raise errors.ConfigurationError(
                 f"checkpoint_dir {mine!r}: another handler of this process is open "
-                f"in {other!r}, and the commits of the two would be taken for one "
-                "another's. Close that one first (its close(), or the end of its "
-                "`with` block), or give each a directory of its own"
+                f"in {other!r}, and the commits of the two handlers would be mixed "
+                "up. Close that handler first (by close(), or the end of its `with` "
+                "block), or give each handler a separate directory"
             )
     exchange = None
     if start.store is not None and apart:
@@ -348,11 +348,11 @@ def _find_newest(
         if mirror is not None:
             places += f" or {mirror.store.uri}"
         corrupt = (
-            f"no commit in {places} is whole ({found}), and a training that begins "
-            "anew would write over them. Put the files back from a copy; or, to begin "
-            f"anew, move them away or {RESTORE_FALSE}"
+            f"no commit in {places} is intact ({found}), and training from scratch "
+            "would overwrite the commits. Put the files back from a copy. To start "
+            f"from scratch, move the files away or {RESTORE_FALSE}"
         )
-    instead = f"{commit.path!r} is used" if commit else "it is passed over"
+    instead = f"{commit.path!r} is used" if commit else "this checkpoint is skipped"
     for problem in (*skipped, *lost):
         log.warning("%s; %s", problem.rstrip("."), instead)
     return Agreed(
@@ -381,8 +381,9 @@ def upload_for_others(mirror: Mirror, commit: Entry) -> None:
     if commit.manifest is None:
         raise errors.WorkerMismatchError(
             f"{commit.path!r}, the newest checkpoint, was not written by tfpreempt, "
-            "and not all workers see this directory, so they cannot restore it. Put "
-            "it on storage that all mount, for one start; or move it away"
+            "and not all workers can read this directory. For one start, put the "
+            "checkpoint on storage that all workers mount; or move the checkpoint "
+            "away"
         )
     Upload(mirror.store, commit, before_marker=mirror.record_pending_marker).run()
 
@@ -406,10 +407,10 @@ def _follow(
     if directory is None and not is_apart:
         raise errors.StorageNotSharedError(
             f"{start.directory!r} here is not the same storage as worker 0's "
-            f"{plan['directory']!r} (a file by which worker 0 marks it is not there). "
-            "Use a directory that all machines mount; or, where there is none, give "
-            "all workers a mirror_dir in object storage, by way of which "
-            "each has what it needs on its own disk."
+            f"{plan['directory']!r} (the identity file written by worker 0 is "
+            "missing). Use a directory that all machines mount. Without shared "
+            "storage, give all workers a mirror_dir in object storage, from which "
+            "each worker downloads the files it needs."
         )
     opened = _open(start, directory, apart)
     if is_apart:
@@ -423,7 +424,7 @@ def _follow(
         if commit is None:
             raise errors.WorkerMismatchError(
                 f"worker 0 restores the commit {token} of {plan['directory']!r}, "
-                "which this worker does not find there"
+                "which this worker cannot find there"
                 + (f" nor in {store.uri}" if is_apart and store else "")
             )
     snapshots = None
@@ -480,8 +481,8 @@ def agree_on_snapshot(
         except Exception as error:  # noqa: BLE001 - e.g. of a State; the peers wait
             mine = "\n".join(attempts)
             log.warning(
-                "the snapshots in memory cannot be verified, so the newest "
-                "commit is restored: %s: %s",
+                "cannot verify the snapshots in memory, so the newest commit is "
+                "restored: %s: %s",
                 type(error).__name__,
                 error,
             )

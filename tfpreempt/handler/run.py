@@ -502,5 +502,5 @@ class Runs:
 
     def fault(self, where: str, error: Exception) -> None:
         """Logs an error survived by training, and adds it to the journals."""
-        log.error("%s failed: %s", where, error)
+        log.warning("%s failed: %s", where, error)
         self.record(Fault(where=where, error=f"{type(error).__name__}: {error}"))

@@ -246,11 +246,11 @@ class Session:
         """
         if self.is_forked:
             raise UsageError(
-                f"{what} was called in process {os.getpid()}, and the handler belongs "
-                f"to process {self.exit.process}, from which this one was forked: the "
-                "threads that save and watch for notices are there. Call it in process "
-                f"{self.exit.process}; or make a new handler here, with a "
-                "checkpoint_dir of its own."
+                f"{what} was called in process {os.getpid()}, but the handler "
+                f"belongs to process {self.exit.process}, from which this process "
+                "was forked: the threads that save and watch for notices run there. "
+                f"Call {what} in process {self.exit.process}; or create a new "
+                "handler here, with a separate checkpoint_dir."
             )
 
     @property
@@ -273,13 +273,14 @@ class Session:
         self.check_process(what)
         if run.is_closed:
             raise HandlerClosedError(
-                "this handler was closed; make a new PreemptionCheckpointHandler (it "
-                "restores what the old one committed), or close it after the last run()"
+                "this handler was closed. Create a new PreemptionCheckpointHandler, "
+                "which restores the last commit; or close the handler after the last "
+                "run()"
             )
         if self.gate.busy:
             raise NestedRunError(
-                f"{what} was entered inside run(), where it cannot be safe to save: "
-                "the step is half done. Call it between two runs."
+                f"{what} was entered inside run(), where the step is incomplete and "
+                f"cannot be saved. Call {what} between two runs."
             )
 
     def ready(self, run: Run, what: str) -> None:
@@ -295,8 +296,8 @@ class Session:
         if self.exit.detached:
             raise UsageError(
                 "an error was raised in run() on this worker and reported to all "
-                "workers; the cluster cannot go on. Let the process end with the "
-                "error, and start all workers again."
+                "workers, so the cluster cannot continue. Let the process exit with "
+                "the error, and restart all workers."
             )
         self.start_listening(run)
 
@@ -343,9 +344,10 @@ class Session:
             return
         where = "within a step" if seconds > left else "in the save"
         log.warning(
-            "a step takes %.1f s and the save after it %.1f s with margins, "
-            "and a notice leaves %g s: it may end the process %s, and the last commit "
-            "stands then. Do less in each run(), or commit more often (save_freq=)",
+            "a step takes %.1f s and the save after the step %.1f s with margins, "
+            "but a notice leaves %g s: the platform may terminate the process %s, "
+            "and the steps since the last commit would be repeated. Do less in each "
+            "run(), or commit more often (save_freq=)",
             seconds,
             needed,
             grace,
@@ -449,8 +451,8 @@ class Session:
             match c.wait(limit):
                 case None:
                     log.warning(
-                        "other workers still train after %s s; this one "
-                        "leaves without waiting any longer",
+                        "other workers still train after %s s; this worker exits "
+                        "without waiting any longer",
                         limit,
                     )
                     return None
@@ -492,8 +494,8 @@ class Session:
         if run.amid:
             raise UsageError(
                 f"save_all_states() was called while {run.amid} runs; its "
-                "PreemptionCallback saves the States with the model. Use its "
-                "save_freq=, or call this before or after the fit."
+                "PreemptionCallback saves the States with the model. Use save_freq= "
+                "of the callback, or call save_all_states() before or after the fit."
             )
         self.ready(run, "save()")
         commit = self.saves.save(run, "save")
@@ -593,8 +595,8 @@ class Session:
         if not (is_whole or (is_alone and is_reading)) or not self.is_noticed(within):
             return False
         log.error(
-            "this error is taken for a consequence of the notice, not for a "
-            "failure: the process leaves to be started again",
+            "this error counts as a consequence of the preemption notice, not as a "
+            "failure: the process exits to be restarted",
             exc_info=error,
         )
         verdict = None
@@ -633,7 +635,7 @@ class Session:
         self.runtime.call_at(self._clock.monotonic() + DIES_WITHIN, self._name_killed)
         for run in told:
             if not run.is_alive():
-                self.exit.force_exit(f"{run.amid} has died, and no step will follow")
+                self.exit.force_exit(f"{run.amid} has ended, and no step will follow")
 
     def _name_killed(self) -> None:
         """Logs the killed children of this process.
@@ -642,9 +644,9 @@ class Session:
         """
         if killed := ", ".join(killed_children()):
             log.warning(
-                "children of this process were killed: %s. If they read "
-                "data, the step that waits for these hangs or fails. Have the signal "
-                "sent to the main process alone (docs/platforms/signals.md)",
+                "children of this process were killed: %s. If the children read "
+                "data, a step that waits for the data hangs or fails. Have the "
+                "signal sent to the main process only (docs/platforms/signals.md)",
                 killed,
             )
             self.runs.record(Fault(where="children", error=f"killed: {killed}"))

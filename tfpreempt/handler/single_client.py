@@ -117,8 +117,9 @@ class PreemptionWatcher:
         made = connection()
         if made is None:
             raise errors.UsageError(
-                "PreemptionWatcher() was made before connect_to_cluster(); it hears "
-                "of remote workers by that connection, so connect first"
+                "PreemptionWatcher() was created before connect_to_cluster(), whose "
+                "connection reports preemptions of remote workers; call "
+                "connect_to_cluster() first"
             )
         self.preemption_message: str | None = None
         self._source = NativeKeySource(

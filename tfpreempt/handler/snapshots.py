@@ -146,7 +146,7 @@ class Snapshots:
         try:
             return catalog.scan(self.directory.path)
         except OSError as error:
-            log.warning("snapshots cannot be read, so none is used: %s", error)
+            log.warning("cannot read snapshots, so no snapshot is used: %s", error)
             return []
 
     def missing(self, attempts: Collection[str]) -> list[str]:
@@ -363,8 +363,8 @@ class Snapshots:
             return True
         self._failed(
             MemoryError(
-                f"{available} bytes of memory can be had, and {needed} should be "
-                f"left for {workers} worker(s)"
+                f"{available} bytes of memory are available, and {needed} should "
+                f"stay free for {workers} worker(s)"
             )
         )
         return False
@@ -383,9 +383,9 @@ class Snapshots:
                     shutil.rmtree(each, ignore_errors=True)
             return False
         self.end(
-            f"the state takes {self._bytes} bytes, {COPIES} times that is needed, and "
-            f"there are {limit} for this worker. `tfpreempt run --snapshots SIZE` "
-            "gives it more"
+            f"the state takes {self._bytes} bytes, and snapshots need {COPIES} times "
+            f"that; this worker has {limit} bytes. `tfpreempt run --snapshots SIZE` "
+            "provides more"
         )
         return True
 
@@ -404,12 +404,12 @@ class Snapshots:
             return
         self.is_off = True
         why = why or (
-            f"{TRIES} could not be taken since the last one, the last because of: "
-            f"{self._why or 'another worker, whose log may say more'}"
+            f"{TRIES} snapshots in a row failed, the last because of: "
+            f"{self._why or 'another worker, whose log may have the reason'}"
         )
         log.warning(
-            "no snapshots are taken any more: %s. A death without a notice "
-            "costs what came after the last commit",
+            "no more snapshots are taken: %s. A crash costs the steps since the last "
+            "commit",
             why.rstrip("."),
         )
         self.give_up()
@@ -494,8 +494,8 @@ def open_snapshots(
         directory.start()
     except errors.TfpreemptError as error:
         log.warning(
-            "there can be no snapshots, so a death without a notice costs "
-            "what came after the last commit: %s",
+            "snapshots are not available, so a crash costs the steps since the last "
+            "commit: %s",
             error,
         )
         return None
@@ -504,7 +504,7 @@ def open_snapshots(
 
 def _tell_of_damage(problem: str) -> None:
     text = problem.rstrip(".")
-    log.warning("%s; this snapshot is passed over", text)
+    log.warning("%s; this snapshot is skipped", text)
 
 
 def _size(captured: Save) -> int:

@@ -229,7 +229,7 @@ class StatusWriter:
             descriptor = open_file(self._path, flags)
             try:
                 if os.pwrite(descriptor, data, 0) != len(data):
-                    raise OSError("it was written in part")
+                    raise OSError("only a part was written")
                 os.ftruncate(descriptor, len(data))
             finally:
                 os.close(descriptor)  # on NFS, other machines see the data from here on
@@ -237,9 +237,9 @@ class StatusWriter:
             if not self._has_warned and not self._thread.stop_event.is_set():
                 self._has_warned = True
                 log.warning(
-                    "Cannot tell in %s how far this worker is (%s). Training goes on; "
-                    "`tfpreempt status` shows what was told before. Make room or check "
-                    "the directory's permissions.",
+                    "cannot write the status file %s (%s). Training continues; "
+                    "`tfpreempt status` shows the last known state. Make room or "
+                    "check the directory's permissions.",
                     self._path,
                     error,
                 )

@@ -170,8 +170,8 @@ def connect(
         if context._context_handle is not None:
             raise UsageError(
                 "connect_to_cluster() was called after TensorFlow had listed its "
-                "devices or run an op; call it first, before any tensor, variable or "
-                "strategy is made"
+                "devices or run an op; call connect_to_cluster() first, before any "
+                "tensor, variable or strategy is created"
             )
         context.configure_coordination_service(
             service_type="standalone", service_leader=leader, enable_health_check=False
@@ -197,6 +197,6 @@ def report_error(message: str, code: int | None = None) -> None:
 
 def _gone(what: str, error: Exception) -> CoordinationServiceUnavailableError:
     return CoordinationServiceUnavailableError(
-        f"could not {what}: the coordination service does not answer ({error}). Its "
-        "host, worker 0, has probably ended; all workers must start again."
+        f"could not {what}: the coordination service does not answer ({error}). "
+        "Worker 0, which hosts the service, has probably exited; restart all workers."
     )

@@ -123,7 +123,7 @@ def _lost_workers(error: BaseException, session: Session) -> bool:
         return not session.exit.detached
     # The notice was handled with a commit, and training continued: within the grace
     # period, or because the exit function returned, perhaps with a new connection.
-    why = f"a remote worker went, as it had told ({type(error).__name__})"
+    why = f"a remote worker was terminated, as announced ({type(error).__name__})"
     session.exit.leave(Outcome.LOST, why)
     return True
 
@@ -173,9 +173,10 @@ def _close(session: Session, run: Run, limit: float | None) -> None:
             session.vote.failures[run.start.token] = failure
     elif session.cluster.is_chief:
         failure = SaveError(
-            "Training is not over on all workers, so its end is not committed, "
-            "and cannot be without this one, the chief: start all again. Give "
-            "close() more time, or call it at the end of the program."
+            "Training is not over on all workers, so the end of training is not "
+            "committed; the commit needs this worker, the chief. Restart all "
+            "workers. Give close() more time, or call close() at the end of the "
+            "program."
         )
     if failure is not None:
         run.record_exit(Outcome.FAILED, describe(failure))
@@ -307,15 +308,14 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
             return SaveError(
                 "Training is over, and its end is not committed: no step was made "
                 "since the restart from a snapshot in memory, which has variables "
-                "that this program did not make "
-                f"({run.unrestored_variables[0]}, ...). "
-                "Make them before the handler (optimizer.build, say) and start "
-                "the program again."
+                f"that this program did not create ({run.unrestored_variables[0]}, "
+                "...). Create the variables before the handler (for example by "
+                "optimizer.build()) and start the program again."
             )
         log.warning(
-            "no step was made since the restart, and the commit has "
-            "variables that this program did not make: it stands as it is. What "
-            "named States have taken up since is not saved"
+            "no step was made since the restart, and the commit has variables that "
+            "this program did not create, so no further commit is made. Changes of "
+            "named States since the commit are not saved"
         )
     elif run.has_moved or run.is_resumed or came_to_nothing:
         try:
@@ -329,9 +329,9 @@ def _commit_final(session: Session, run: Run) -> Exception | None:
             because = f"{lost}. " if lost else ""
             add_note(
                 error,
-                f"{because}Training is over, and its end is not committed. Mend "
-                "what the error names and start the program again: it repeats the "
-                "steps after the last commit.",
+                f"{because}Training is over, and its end is not committed. Fix the "
+                "cause that the error names and start the program again; the program "
+                "repeats the steps since the last commit.",
             )
             return error
     return None
@@ -355,7 +355,7 @@ def _end_together(session: Session, run: Run) -> Exception | None:
         outcome = _vote(session, next(filter(None, failures), None))
     except BaseException:
         if not session.exit.left:  # otherwise the peers know the reason
-            me = f"worker {session.cluster.worker} broke off in the final save"
+            me = f"worker {session.cluster.worker} stopped in the final save"
             session.vote.abort(me)
             session.detach("was interrupted")
         raise
@@ -401,14 +401,14 @@ def _follow(
         The error to raise.
     """
     if outcome is None:
-        because = session.coordinator.notes.lost_because or "it does not answer"
+        because = session.coordinator.notes.lost_because or "the worker does not answer"
         lost = f"worker 0 was lost in the final save: {because}"
         outcome = TrainingOutcome(lost=lost)
     if outcome.lost and not outcome.failed:
         session.runs.record(Fault(where="the end", error=outcome.lost))
         log.error(
-            "%s. So all workers leave to be started again; where the "
-            "end is committed they find nothing left to do",
+            "%s. All workers exit to be restarted; if the end of training was "
+            "committed, the restarted workers find nothing left to train",
             outcome.lost,
         )
         # With a known loss, the exit skips TensorFlow's disconnect, which would hang.
@@ -417,8 +417,8 @@ def _follow(
             Outcome.COMMITTED if outcome.is_committed else Outcome.LOST, outcome.lost
         )
         return mine or SaveError(
-            f"Training is over, but not all workers came to its end: {outcome.lost}. "
-            "Start all workers again."
+            "Training is over, but not all workers completed the final save: "
+            f"{outcome.lost}. Restart all workers."
         )
     if mine is not None or not outcome.failed:
         return mine
@@ -426,12 +426,14 @@ def _follow(
     if outcome.is_committed:
         return SaveError(
             "Training is over, and its end is committed without the part of a "
-            f"worker: {outcome.failed}. Model and optimizer are whole; that worker's "
-            "random generators, place in the data and own States are missing."
+            f"worker: {outcome.failed}. Model and optimizer are complete; the random "
+            "generators, data position and per-worker States of that worker are "
+            "missing."
         )
     return SaveError(
-        f"Training is over, and its end is not committed: {outcome.failed}. Mend that "
-        "and start all workers again: they repeat what comes after the last commit."
+        f"Training is over, and its end is not committed: {outcome.failed}. Fix the "
+        "cause and restart all workers; the workers repeat the steps since the last "
+        "commit."
     )
 
 
@@ -466,9 +468,9 @@ def at_interpreter_end(session: Session) -> None:
 def _close_all(session: Session, runs: list[Run]) -> None:
     if gone := ", ".join(map(repr, REGISTRY.gone())):
         log.warning(
-            "the program has ended, its handler is open, and the State "
-            "%s is gone with the function that made it: the last commit is without "
-            "it. Call handler.close(), or use `with`, where the State still lives",
+            "the program has ended with an open handler, and the State %s was "
+            "deleted with the function that created it, so the last commit lacks "
+            "this State. Call handler.close(), or use `with`, while the State exists",
             gone,
         )
     is_saved = True
@@ -477,8 +479,8 @@ def _close_all(session: Session, runs: list[Run]) -> None:
             close(session, run, session.coordinator.deadlines.peer_timeout)
         except Exception as error:
             log.error(
-                "the end of training is not committed, so the exit code "
-                "is 1; the next start trains again what came after the last commit",
+                "the end of training is not committed, so the exit code is 1; the "
+                "next start repeats the steps since the last commit",
                 exc_info=error,
             )
             is_saved = False

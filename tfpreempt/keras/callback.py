@@ -114,7 +114,7 @@ class PreemptionCallback:
         if not isinstance(checkpoint_dir, str) or not checkpoint_dir:
             raise errors.ConfigurationError(
                 f"checkpoint_dir is {checkpoint_dir!r}; expected the path of a "
-                "directory of its own for this run, on storage that all workers share"
+                "separate directory for this run, on storage that all workers share"
             )
         every: Any = save_freq
         is_time = isinstance(every, datetime.timedelta) and every.total_seconds() > 0

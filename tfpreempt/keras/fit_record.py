@@ -119,10 +119,10 @@ class FitRecord(State):
         header, parts = read_parts(fileobj)
         if not isinstance(header, dict) or "record" not in header:
             raise errors.CheckpointMismatchError(
-                "The checkpoint is of an earlier tfpreempt, which kept the state of a "
-                "fit in another form. Finish that run with the version that began it, "
-                "or begin anew in another checkpoint directory; the weights can be "
-                "restored with tf.train.Checkpoint."
+                "The checkpoint is of an earlier tfpreempt, which saved the state of "
+                "a fit in another format. Finish that run with the earlier version, "
+                "or start from scratch in another checkpoint directory; the weights "
+                "can be restored with tf.train.Checkpoint."
             )
         left = iter(parts)
         with readable("a fit"):

@@ -93,10 +93,11 @@ class MultiWorkerPatch:
                 setattr(was.owner, was.name, was.previous)
                 continue
             _logger.warning(
-                "%s.%s was replaced by someone else after enable_multi_worker() and "
-                "stays; our function does nothing inside of it from now on. To have "
-                "Keras' own back, undo the later patch and assign what ours wraps (its "
-                "__wrapped__)",
+                "another library replaced %s.%s after enable_multi_worker(), and the "
+                "replacement stays; the function of tfpreempt inside of the "
+                "replacement does nothing from now on. To restore the function of "
+                "Keras, undo the later patch and assign the function that ours wraps "
+                "(its __wrapped__)",
                 was.owner.__name__,
                 was.name,
             )
@@ -145,9 +146,10 @@ def enable_multi_worker() -> MultiWorkerPatch:
     private_api.check_available("keras_workers")
     if not private_api.was_seen("keras"):
         _logger.warning(
-            "enable_multi_worker() replaces private functions of Keras, and was seen "
-            "to work with %s, not yet with %s. See whether this version needs it at "
-            "all (keras#20585), and compare a run of two workers with one",
+            "enable_multi_worker() replaces private functions of Keras, and was "
+            "tested with %s, not yet with %s. Check whether this version needs "
+            "enable_multi_worker() (keras#20585), and compare a run of two workers "
+            "with one",
             ", ".join(private_api.SEEN["keras"]),
             keras.__version__,
         )
@@ -230,8 +232,8 @@ def _building(previous: _Function) -> _Function:
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise errors.ConfigurationError(
                     f"the metric variable {variable.path!r} was made outside of "
-                    "strategy.scope(), so each worker would count its own rows only: "
-                    "make metrics, and call compile(), inside of it"
+                    "strategy.scope(), so each worker would count only its own rows: "
+                    "create metrics, and call compile(), inside the scope"
                 )
 
     return build

@@ -101,7 +101,8 @@ class StandaloneStates:
         if not states:
             raise errors.UsageError(
                 "save_all_states() was called and there is no registered State. A "
-                "State lives as long as somebody holds it: keep a reference to it."
+                "State is deleted with its last reference: keep a reference to the "
+                "State."
             )
         own = [state for state in states if state.per_worker]
         if own and self._cluster.num_workers > 1:
@@ -184,10 +185,10 @@ class StandaloneStates:
             return
         self._lease.release()
         raise errors.DirectoryLockedError(
-            f"another program has committed in {self._directory!r} since this one "
-            "loaded its States from there; to save them now would undo its steps. "
-            "Start this program again when that one has ended, or give it a directory "
-            "of its own."
+            f"another program has committed in {self._directory!r} since this "
+            "program loaded its States from there; a save now would undo the steps "
+            "of the other program. Start this program again when the other program "
+            "has ended, or use another directory."
         )
 
     def _warn_if_chief_committed(self) -> None:
@@ -195,9 +196,9 @@ class StandaloneStates:
         if not self._is_warned and self._lease.head.has_moved(self._commits()):
             self._is_warned = True
             _log.warning(
-                "a newer commit appeared in %s while worker %d loaded its "
-                "States, so the States may come from two steps. Let all workers meet "
-                "between the last load_state() and the first save_all_states()",
+                "a newer commit appeared in %s while worker %d loaded its States, so "
+                "the States may come from two steps. Synchronize all workers between "
+                "the last load_state() and the first save_all_states()",
                 self._directory,
                 self._cluster.worker,
             )

@@ -138,11 +138,12 @@ class StandaloneMirror:
         if lost and self.newest() is None:
             found = "; ".join(text.rstrip(".") for text in lost)
             raise errors.CheckpointCorruptedError(
-                f"no copy in {self.store.uri} is whole ({found}). Put the objects "
-                f"back; or, to begin anew, move them away or {instead}"
+                f"no commit in {self.store.uri} is intact ({found}). Put the objects "
+                "back from a copy. To start from scratch, move the objects away or "
+                f"{instead}"
             )
         for problem in lost:
-            _log.warning("%s; it is passed over", problem.rstrip("."))
+            _log.warning("%s; this checkpoint is skipped", problem.rstrip("."))
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[Files | None]:

@@ -73,10 +73,10 @@ def check_apart(mirror: str, checkpoint_dir: str) -> None:
     real = [os.path.realpath(location) for location in places if location is not None]
     if len(real) == 2 and os.path.commonpath(real) in real:
         raise errors.ConfigurationError(
-            f"Commits in {checkpoint_dir!r} cannot be copied to {mirror!r}: they are "
-            "one directory, or one lies in the other, and the copies would be taken "
-            "for something to clear away. Name a place outside of it, best on another "
-            "disk."
+            f"Commits in {checkpoint_dir!r} cannot be copied to {mirror!r}: the two "
+            "are one directory, or one is inside the other, and a cleanup would "
+            "delete the copies. Use a mirror outside of that directory, preferably "
+            "on another disk."
         )
 
 

@@ -94,7 +94,7 @@ def check_directory(directory: object, *, name: str | None = None) -> str:
     if is_url(text):
         raise errors.ConfigurationError(
             f"{paths.without_secrets(text)!r} is a URL; expected a directory of this "
-            "machine, because what is written here is copied nowhere."
+            "machine, because files written here are not uploaded."
         )
     paths.check_text(os.path.abspath(text))
     if name is not None:

@@ -78,9 +78,9 @@ def check_restorable(prefix: str) -> None:
             shown = without_secrets(prefix) if is_url(prefix) else prefix
             raise errors.ConfigurationError(
                 f"{shown!r} has the character {character!r}, which TensorFlow takes "
-                "for a part of a pattern: it writes a checkpoint there and does not "
-                "find it again. Use a path without [, *, ? and \\. What lies there "
-                "already can be moved, or copied by Checkpoint(...).to_directory()."
+                "for a part of a pattern: TensorFlow writes a checkpoint there and "
+                "does not find it again. Use a path without [, *, ? and \\. Existing "
+                "files can be moved, or copied by Checkpoint(...).to_directory()."
             )
 
 

@@ -95,8 +95,8 @@ def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
             f"The directory {path!r} cannot be made: {error}. {advice}"
         ) from error
     raise errors.ConfigurationError(
-        f"The directory {path!r} is a link, or can be written by others, "
-        f"or not by this user; what lies there can't be trusted. {advice}"
+        f"The directory {path!r} is a link, or other users may write there, or this "
+        f"user may not; its files cannot be trusted. {advice}"
     )
 
 
@@ -137,7 +137,7 @@ def reading(
             _sweep(root)
         except OSError as error:
             _log.warning(
-                "Old copies in %s take up room, and could not be deleted: %s",
+                "could not delete old copies in %s, which only take up disk space: %s",
                 root,
                 error,
             )

@@ -423,7 +423,7 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
     if len(names) > MAX_FOLDERS:
         raise errors.CheckpointError(
             f"{store.uri} has more than {MAX_FOLDERS} folders; expected the few of one "
-            "run. Give each run a place of its own."
+            "run. Give each run a separate directory."
         )
     return in_order(
         unread_entry(store, name)

@@ -271,8 +271,8 @@ def tidying(directory: str) -> Iterator[None]:
         yield
     except (OSError, errors.CheckpointError) as error:
         _log.warning(
-            "the commit in %s stands; clearing up after it failed, which "
-            "the next commit tries again: %s",
+            "the commit in %s is valid, but its cleanup failed; the next commit will "
+            "retry: %s",
             directory,
             error,
         )

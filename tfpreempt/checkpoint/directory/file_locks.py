@@ -77,8 +77,8 @@ def acquire(
             _log.info("waiting for another process that works on %s", path)
         if time.monotonic() > limit:
             raise errors.CheckpointError(
-                f"Another process has been working on {path!r} for {seconds:g} s. End "
-                "it, or try again later."
+                f"Another process has worked on {path!r} for {seconds:g} s. End that "
+                "process, or retry later."
             )
         threading.Event().wait(_POLL)
 

@@ -152,9 +152,9 @@ def publish(
         )
     if os.path.realpath(base) != os.path.realpath(directory):
         _log.warning(
-            "save_fn wrote %r, which is not in the checkpoint directory %r itself but "
-            "in %r: it is committed there, but a restart looks in the checkpoint "
-            "directory only and will not find it.",
+            "save_fn wrote %r, which is not in the checkpoint directory %r but in "
+            "%r. The checkpoint is committed there, but a restart searches only the "
+            "checkpoint directory.",
             prefix,
             directory,
             base,

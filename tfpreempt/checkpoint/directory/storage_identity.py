@@ -53,9 +53,9 @@ class DirectoryIdentity:
         raise errors.SaveError(
             f"{self._directory!r} is not the directory any more that it was at the "
             f"start: {found} is there. A file system was unmounted, or the directory "
-            "was moved, deleted or replaced. Mount it again or put it back, and saving "
-            "goes on. Nothing was written in its place; the last commit is in what was "
-            "there before."
+            "was moved, deleted or replaced. Mount the file system or restore the "
+            "directory, and saving continues. Nothing was written; the last commit "
+            "is in the directory of the start."
         )
 
     def is_same(self) -> bool:

@@ -66,8 +66,8 @@ def read(checkpoint: Entry) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise errors.CheckpointCorruptedError(
-            f"The metadata of {checkpoint.path} is no JSON object of at most "
-            f"{_MAX_BYTES} bytes. Set the metadata anew."
+            f"The metadata of {checkpoint.path} is not a JSON object of at most "
+            f"{_MAX_BYTES} bytes. Set the metadata again."
         )
     return found
 

@@ -118,8 +118,8 @@ def try_acquire(
             who = found.holder or "a process"
             raise errors.SaveError(
                 f"{backend.where!r} still has the lease of {who}, {why}, which this "
-                f"user may not remove: {error}. Remove it as the user that it belongs "
-                "to, or let both write there"
+                f"user may not delete: {error}. Delete the lease as its owner, or "
+                "give both users write permission"
             ) from error
         if found.holder is not None and why:
             _log.info(
@@ -198,10 +198,10 @@ class Lease:
                 if wait.waited >= said_at + SAID_EACH:
                     said_at = wait.waited
                     _log.info(
-                        "%s is held by %s; waiting up to %.0f s for it to "
-                        "leave (two runs need a directory each)",
+                        "%s is held by %s; waiting up to %.0f s for that process to "
+                        "exit (each run needs a separate directory)",
                         backend.where,
-                        wait.holder or "a process that just took it",
+                        wait.holder or "a process that just acquired the lease",
                         wait.limit - wait.waited,
                     )
                 wait.passed(pause(backend.pace.poll))
@@ -260,7 +260,7 @@ class Lease:
         Raises:
             LeaseLostError: always.
         """
-        self._lose("another run has had it meanwhile, and committed")
+        self._lose("another run has held the lease meanwhile, and committed")
         raise errors.LeaseLostError(self._lost)
 
     @contextlib.contextmanager
@@ -297,8 +297,8 @@ class Lease:
             call_within(RELEASE, tenure.end)
         except CallTimeoutError:
             _log.warning(
-                "%s does not answer; the next start may have to wait until "
-                "its lease expires",
+                "%s does not answer; the next start may have to wait until the lease "
+                "expires",
                 tenure.backend.where,
             )
         except RuntimeError:  # the interpreter exits, and starts no more threads
@@ -330,20 +330,20 @@ class Lease:
         is_forked = tenure is not None and tenure.process != os.getpid()
         if tenure is not None and is_forked:
             why = (
-                f"process {tenure.process} holds it, from which this process was "
-                "forked; save there, or in a directory of this process's own"
+                f"process {tenure.process} holds the lease, and this process was "
+                "forked from that process; save there, or in a separate directory"
             )
         why = why or (
-            f"it is held by {_who_has(self._backend)} now. This process was frozen, or "
-            f"cut off from its storage, for longer than "
-            f"{self._backend.pace.expiry:g} s; or somebody removed its lease"
+            f"{_who_has(self._backend)} holds the lease now. This process was "
+            "suspended, or cut off from the storage, for longer than "
+            f"{self._backend.pace.expiry:g} s; or the lease was deleted"
         )
         with self._telling:
             if self._lost:
                 return
             self._lost = (
                 f"the lease of {self._backend.where!r} is lost: {why}. This process "
-                "commits nothing any more, and leaves"
+                "makes no more commits, and exits"
             )
             call = self._on_loss
         _log.error("%s", self._lost)
@@ -406,8 +406,8 @@ class _ActiveLease(ManagedThread):
                 if not is_said:
                     is_said = True
                     _log.warning(
-                        "the lease of %s cannot be renewed, and is tried "
-                        "again; training goes on: %s",
+                        "could not renew the lease of %s; retrying while training "
+                        "continues: %s",
                         self.backend.where,
                         error,
                     )
@@ -428,8 +428,8 @@ class _ActiveLease(ManagedThread):
             self.backend.end(self.token)
         except (OSError, errors.CheckpointError, RuntimeError) as error:
             _log.warning(
-                "the lease of %s cannot be given back, so the next start "
-                "may have to wait until it expires: %s",
+                "could not release the lease of %s, so the next start may have to "
+                "wait until the lease expires: %s",
                 self.backend.where,
                 error,
             )
@@ -470,13 +470,13 @@ def _who_has(backend: LeaseBackend) -> LeaseOwner | str:
 def _in_use(backend: LeaseBackend, wait: LeaseWait) -> str:
     if wait.holder is None:
         return (
-            f"{backend.where!r} has a lease of nobody, which cannot be taken: "
-            "something that is no lease lies where leases do. Remove "
+            f"{backend.where!r} has a lease without an owner, which cannot be "
+            f"acquired: {layout.LEASE!r} there is not a lease. Delete "
             f"{layout.LEASE!r} there"
         )
     return (
         f"{backend.where!r} is in use: its lease is held by {wait.holder}, which "
-        f"still renews it after {wait.waited:.0f} s. Two runs in one checkpoint "
-        "directory would mix their steps. Wait until that one has ended, or end it; or "
-        "give this run a directory of its own"
+        f"still renews the lease after {wait.waited:.0f} s. Two runs in one "
+        "checkpoint directory would mix their steps. Wait until the other run ends, "
+        "or end it; or give this run a separate directory"
     )

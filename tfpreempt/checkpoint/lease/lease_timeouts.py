@@ -77,7 +77,7 @@ class LeaseWait:
         if found.holder.is_dead(self.here):
             return "which is dead"
         if self._silent >= self.pace.expiry:
-            return f"which did not renew it for {self._silent:.0f} s"
+            return f"which did not renew the lease for {self._silent:.0f} s"
         grace = found.holder.grace_seconds
         is_one = 0.0 <= grace <= LONGEST_GRACE  # and a number
         self.grace = grace if is_one else LONGEST_GRACE

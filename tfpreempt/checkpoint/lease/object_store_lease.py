@@ -100,8 +100,8 @@ class ObjectStoreLease:
             )
         except CallTimeoutError as error:
             raise errors.SaveError(
-                f"{self.where} did not take an object within {_PUT_SECONDS:g} s. "
-                "Check the network, and the service."
+                f"{self.where} did not accept an object within {_PUT_SECONDS:g} s. "
+                "Check the network and the service."
             ) from error
         if not is_mine:
             return None
@@ -119,7 +119,7 @@ class ObjectStoreLease:
                 self._store.delete(name)
         except errors.CheckpointError as error:
             _log.warning(
-                "older leases stay in %s, which does no harm: %s",
+                "could not delete older leases in %s, which do no harm: %s",
                 self.where,
                 error,
             )

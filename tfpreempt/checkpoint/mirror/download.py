@@ -144,7 +144,7 @@ class _Download:
         if self._timeout is not None and now - self._began > self._timeout:
             why = f"took more than {self._timeout:g} s"
         elif now - self._moved > _STALL_SECONDS:
-            why = f"stands still: no byte came for {_STALL_SECONDS:g} s"
+            why = f"stalled: no byte arrived for {_STALL_SECONDS:g} s"
         if why:
             raise errors.CheckpointError(
                 f"Downloading {self._checkpoint.path} {why}. What was fetched is kept; "

@@ -229,7 +229,7 @@ class DownloadTarget:
             reason = _why_impossible(name)
             parents = [name[:at] for at, c in enumerate(name) if c == "/"]
             if reason is None and any(parent in names for parent in parents):
-                reason = "lies below another file"
+                reason = "is below another file"
             if reason is not None:
                 shown = repr(name if len(name) <= 120 else name[:120] + "...")
                 raise errors.CheckpointCorruptedError(
@@ -253,7 +253,7 @@ class DownloadTarget:
         if self._has(layout.MARKER, marker) is False:
             raise errors.CheckpointError(
                 f"{self.path!r} is a committed checkpoint of another save; expected "
-                "a directory of its own for each. Choose another one."
+                "a separate directory for each. Choose another directory."
             )
         self._check_room(self._manifest.bytes - present)
 

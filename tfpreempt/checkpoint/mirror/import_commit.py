@@ -74,8 +74,8 @@ def look_for_newer(
         if local is None or mirror.scratch is not None:
             raise _unknown(mirror, error, instead) from error
         _log.warning(
-            "%s cannot be asked for a newer commit, and %s (step %s) is "
-            "restored. If there is a newer one, its steps are trained again: %s",
+            "cannot check %s for a newer commit; restoring %s (step %s). The steps "
+            "since then, if a newer commit exists, are repeated: %s",
             mirror.store.uri,
             local.path,
             local.step,
@@ -126,8 +126,8 @@ def settle(
 
 def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.CheckpointError:
     return errors.CheckpointError(
-        f"{error} Training does not begin anew without knowing what is in "
-        f"{mirror.store.uri}; make it reachable, or {instead}"
+        f"{error} Training does not start from scratch while the commits in "
+        f"{mirror.store.uri} are unknown. Make the storage reachable, or {instead}"
     )
 
 
@@ -148,12 +148,13 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
             return
     if damaged:
         raise errors.CheckpointCorruptedError(
-            f"no commit in {store.uri} is intact ({'; '.join(damaged)}), and a "
-            "training that begins anew would write beside them. Put the objects back "
-            "from a copy; or, to begin anew, move them away or pass restore=False"
+            f"no commit in {store.uri} is intact ({'; '.join(damaged)}), and "
+            "training from scratch would write beside these commits. Put the objects "
+            "back from a copy. To start from scratch, move the objects away or pass "
+            "restore=False"
         )
     if flat := resolve.listed_in_store(store):
-        _log.info("fetching %s, which TensorFlow wrote", flat.path)
+        _log.info("fetching %s, written by TensorFlow", flat.path)
         download(flat, directory, progress=True, files=files)
         latest = checkpoint_state.CheckpointStateFile(
             latest=flat.name, paths=(flat.name,)
@@ -171,8 +172,7 @@ def _look_aloud(mirror: Mirror, *, timeout: float | None) -> list[Entry]:
         if error.is_permanent:
             raise
         _log.warning(
-            "%s does not answer, and is asked again for up to %g s "
-            "before the start goes on or ends: %s",
+            "%s does not answer; retrying for up to %g s: %s",
             mirror.store.uri,
             timeout or RETRY_SECONDS,
             error,
@@ -224,8 +224,8 @@ def newest_first(
     for commit in catalog.in_order(newer):
         if needs_prefix and commit.prefix is None:
             on_skip(
-                f"{commit.path} has no TensorFlow checkpoint, only named "
-                "States: restoring it would leave the weights as they are"
+                f"{commit.path} has no TensorFlow checkpoint, only named States: a "
+                "restore would leave the weights unchanged"
             )
             continue
         try:

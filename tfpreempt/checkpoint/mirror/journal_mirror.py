@@ -66,8 +66,8 @@ class JournalMirror:
             call_within(seconds, self._put_all)
         except CallTimeoutError:
             _log.warning(
-                "the copy of the journal in %s may lack its end: %.1f s "
-                "were not enough",
+                "the journal in the mirror %s may lack the last events: the upload "
+                "did not finish within %.1f s",
                 self._store.uri,
                 seconds,
             )
@@ -86,9 +86,9 @@ class JournalMirror:
                     if not self._has_warned:
                         self._has_warned = True
                         _log.warning(
-                            "the journal %s cannot be copied to %s (%s). "
-                            "Commits are copied all the same; `tfpreempt report` of "
-                            "that place will lack some of the story.",
+                            "could not upload the journal %s to %s (%s). Commits are "
+                            "still uploaded; `tfpreempt report` of the mirror will "
+                            "lack events.",
                             path,
                             self._store.uri,
                             error,

@@ -132,8 +132,8 @@ class Mirror:
                 if self.scratch is not None:
                     raise
                 _log.warning(
-                    "the lease of %s cannot be taken yet, and the first "
-                    "copy tries again; training goes on: %s",
+                    "could not acquire the lease of %s: %s. Training continues; the "
+                    "first upload will retry",
                     self.store.uri,
                     error,
                 )
@@ -163,11 +163,10 @@ class Mirror:
         other = _in_use.get(self.store.uri)
         if other is not None and other._source.directory != directory:
             raise errors.ConfigurationError(
-                "Two open handlers of this process, in "
-                f"{other._source.directory!r} and {directory!r}, have "
-                f"mirror_dir={self.store.uri!r}; their "
-                "commits would be taken for one another's. Give each a place of its "
-                "own, or close the first."
+                f"Two open handlers of this process, in {other._source.directory!r} "
+                f"and {directory!r}, have mirror_dir={self.store.uri!r}, and the "
+                "commits of the two would be mixed up. Give each handler a separate "
+                "mirror_dir, or close the first."
             )
         if other is not None:
             other.close()
@@ -181,7 +180,7 @@ class Mirror:
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads, or Python is exiting
-            self._fault(error, "no commit of this process is copied")
+            self._fault(error, "no commit of this process is uploaded")
         if newest is not None:
             self.add(newest)
 
@@ -221,8 +220,8 @@ class Mirror:
         )
         if not is_kept:
             _log.warning(
-                "%s is deleted before the mirror in %s has a copy, because "
-                "the disk has no room for two more commits. A newer commit is copied",
+                "%s is deleted before the upload to %s, because the disk has no room "
+                "for two more commits. A newer commit is uploaded",
                 path,
                 self.store.uri,
             )
@@ -528,9 +527,9 @@ class Mirror:
                 # If the start could not list the store, the run's commits may rank
                 # below the store's commits, and retention would delete them.
                 _log.warning(
-                    "step %d is not copied to %s, which has newer commits "
-                    "than this run could see when it started; the next commit ranks "
-                    "above them",
+                    "step %d is not uploaded to %s, which has newer commits that "
+                    "this run did not see at the start; the next commit ranks above "
+                    "these commits",
                     entry.step,
                     self.store.uri,
                 )
@@ -540,8 +539,8 @@ class Mirror:
             self._note_copied(entry)
         except (upload.CommitGoneError, upload.CommitDamagedError) as error:
             if isinstance(error, upload.CommitDamagedError):
-                self._fault(error, "is given up for this commit")
-            _log.info("a commit is not copied to the mirror: %s", error)
+                self._fault(error, "is abandoned for this commit")
+            _log.info("a commit is not uploaded to the mirror: %s", error)
             dropped = entry
         finally:
             with self._changed:
@@ -579,7 +578,7 @@ class Mirror:
             if self._upload is not None:
                 self._tries.sent(self._upload.commit, sent)
 
-    def _fault(self, error: Exception, then: str = "is tried again") -> None:
+    def _fault(self, error: Exception, then: str = "is retried") -> None:
         text = f"{type(error).__name__}: {error}"
         with self._changed:
             before = self.status.last_error
@@ -588,7 +587,7 @@ class Mirror:
         if before is not None and before.split(":")[0] == type(error).__name__:
             return  # already logged
         _log.warning(
-            "copying to %s failed and %s; training goes on: %s",
+            "upload to %s failed and %s. Training continues: %s",
             self.store.uri,
             then,
             text,

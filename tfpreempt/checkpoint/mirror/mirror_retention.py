@@ -220,8 +220,8 @@ class Retention:
                 return
             self._are_parts_logged = True
             _log.warning(
-                "%d parts of uploads below %s cannot be deleted, though the "
-                "copies are whole without them; they only take up room: %s",
+                "could not delete %d parts of uploads below %s, which only take up "
+                "space (the commits there are intact): %s",
                 len(unneeded),
                 os.path.join(self._store.uri, PARTS),
                 error,

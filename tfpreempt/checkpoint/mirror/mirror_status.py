@@ -64,14 +64,14 @@ def say_waiting(
     """
     if status.is_complete:
         return
-    limit = f"until {stall_timeout:g} s bring nothing new"
+    limit = f"until {stall_timeout:g} s pass without progress"
     _log.info(
-        "waiting for the copy of step %s in %s (%s), %s%s",
+        "waiting for the upload of step %s to %s (%s), %s%s",
         status.latest_step,
         status.uri,
         status.progress,
         limit if timeout is None else f"for {timeout:g} s",
-        f"; the last try failed: {status.last_error}" if status.last_error else "",
+        f"; the last attempt failed: {status.last_error}" if status.last_error else "",
     )
 
 
@@ -86,21 +86,21 @@ def say_finished(status: MirrorStatus, directory: str) -> None:
         return
     if status.is_complete:
         _log.info(
-            "the copy of step %s in %s is whole",
+            "the upload of step %s to %s is complete",
             status.latest_step,
             status.uri,
         )
         return
     known = status.mirrored_step
-    there = "what was there before" if known is None else f"step {known}"
+    there = "the commit uploaded before" if known is None else f"step {known}"
     _log.error(
-        "the copy of step %s in %s was not whole when the time was up "
-        "(%s; %s). The commit stands in %s, and a start there finishes the copy; a "
-        "start on another machine goes on from %s.",
+        "the upload of step %s to %s was not complete in time (%s; %s). The commit "
+        "is intact in %s, and a start there completes the upload; a start on another "
+        "machine resumes from %s.",
         status.latest_step,
         status.uri,
         status.progress,
-        (status.last_error or "no fault, too little time").rstrip("."),
+        (status.last_error or "no error, too little time").rstrip("."),
         directory or "the local directory",
         there,
     )

@@ -179,7 +179,7 @@ def _names(store: ObjectStore) -> list[str]:
                 "checkpoint. Name a directory further down."
             )
     if left_out:
-        _log.warning("%s is no file; a checkpoint's links are left out", left_out)
+        _log.warning("%s is not a file; links in a checkpoint are skipped", left_out)
     return sorted(found)
 
 
@@ -214,9 +214,9 @@ def _plain(entry: Entry, names: list[str], with_sums: bool) -> Entry:
 
 def _unfinished(where: str) -> Exception:
     return errors.CheckpointError(
-        f"{where!r} has no marker: it is a save, a copy, an upload or a deletion that "
-        "did not come to its end. Use another checkpoint; a to_directory() that was "
-        "killed goes on if it is called again."
+        f"{where!r} has no marker: the save, copy, upload or deletion was "
+        "interrupted or is in progress. Use another checkpoint; to complete an "
+        "interrupted to_directory(), call it again."
     )
 
 

@@ -109,7 +109,7 @@ class ShardTransfer:
             remove_if_empty(self._files, os.path.dirname(directory))
         except OSError as error:
             _log.warning(
-                "%s could not be removed; it only takes up room: %s",
+                "could not delete %s, which only takes up disk space: %s",
                 directory,
                 error,
             )
@@ -147,7 +147,8 @@ class ShardTransfer:
                     self._take(staged, worker, min(_SECONDS, max(0.1, left() / 2)))
                 except (errors.CheckpointError, OSError) as error:
                     _log.error(
-                        "worker %d's part of this save did not come by way of %s: %s",
+                        "the part of worker %d of this save did not arrive through "
+                        "%s: %s",
                         worker,
                         self._store.uri,
                         error,
@@ -157,9 +158,9 @@ class ShardTransfer:
             present.append(worker)
         if missing and because in ("periodic", "save"):
             raise errors.SaveError(
-                f"the part of worker(s) {sorted(missing)} did not come by way of "
-                f"{self._store.uri}; this save is dropped, the last commit stands. "
-                "Look at the store, and at the logs of those workers."
+                f"the part of worker(s) {sorted(missing)} did not arrive through "
+                f"{self._store.uri}. This save is dropped; the last commit is still "
+                "valid. Check the object store, and the logs of those workers."
             )
         return present
 

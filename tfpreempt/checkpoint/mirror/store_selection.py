@@ -184,8 +184,8 @@ class Scratch:
             self._note(LocalFiles(self.directory), expected)
         except OSError as error:
             _log.warning(
-                "%s in %s cannot be written; if this process ends before "
-                "the next upload, a start deletes commits that are only there: %s",
+                "could not write %s in %s; if this process ends before the next "
+                "upload, a start deletes commits that are only there: %s",
                 _EXPECTED,
                 self.directory,
                 error,
@@ -255,9 +255,8 @@ class Scratch:
         if lost:
             steps = ", ".join(str(each.step) for each in lost)
             _log.warning(
-                "%s was changed by another program, and counts: the commits "
-                "of step(s) %s, which are only in the scratch directory %s, are "
-                "deleted there",
+                "%s was changed by another program. The commits of step(s) %s, which "
+                "are only in the scratch directory %s, are deleted there",
                 self.url,
                 steps,
                 self.directory,
@@ -399,8 +398,8 @@ def _below(location: str, checkpoint_dir: str) -> str | None:
         return location
     if below.split(os.sep)[0] == os.pardir:
         _log.warning(
-            "%s=%s is for what lies in %s; the checkpoints in %s are not "
-            "copied there. Pass mirror_dir= to have them copied.",
+            "%s=%s applies to %s only; checkpoints in %s are not mirrored. Pass "
+            "mirror_dir= to mirror them.",
             REMOTE_VARIABLE,
             location,
             root,

@@ -239,12 +239,12 @@ class Upload:
         if path is not None and (found := checksum.of_file(path)) != expected:
             return CommitDamagedError(
                 f"{path!r} has {found[0]} bytes and crc32c {found[1]:08x}; its "
-                f"manifest says {entry.size} and {entry.crc32c:08x}. It is not "
-                "uploaded; look at the disk."
+                f"manifest has {entry.size} and {entry.crc32c:08x}. The file is not "
+                "uploaded; check the disk."
             )
         return errors.SaveError(
-            f"{self._store.uri}/{name} arrived with another checksum than it was sent "
-            "with; it was deleted, to be sent again."
+            f"{self._store.uri}/{name} arrived with a wrong checksum; the object was "
+            "deleted, and the upload is retried."
         )
 
     def _opened(self, path: str, part: Range | None = None) -> _CountedFile:
@@ -252,7 +252,7 @@ class Upload:
         try:
             return _CountedFile(path, part, self._check, self._on_bytes, root)
         except FileNotFoundError as error:
-            raise CommitGoneError(f"{path} was deleted before it was copied") from error
+            raise CommitGoneError(f"{path} was deleted before the upload") from error
 
     def _is_there(
         self, there: set[str], name: str, expected: FileEntry | checksum.ChecksumWriter

@@ -57,7 +57,7 @@ from tfpreempt.storage.object_store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-LEFT_BEHIND = "%s could not be removed; it only takes up room: %s"
+LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
 _UNFINISHED = 8  # finished saves whose late shares are deleted
 _heads: dict[tuple[str, str], Head] = {}  # by process name and directory
 
@@ -133,11 +133,11 @@ class Directory:
             for path in retention.clean(
                 self.files, self.path, self.clock, is_sole=is_sole
             ):
-                _log.info("Removed %s, left by a save that never committed", path)
+                _log.info("deleted %s, left by a save that was never committed", path)
         except OSError as error:
             _log.warning(
-                "what unfinished saves left in %s could not be removed; it "
-                "only takes up room: %s",
+                "could not delete the files of unfinished saves in %s, which only "
+                "take up disk space: %s",
                 self.path,
                 error,
             )
@@ -147,8 +147,8 @@ class Directory:
             self.identity = DirectoryIdentity(self.path)
         except OSError as error:
             _log.warning(
-                "the checkpoint directory %s could not be prepared; the "
-                "next save tries again: %s",
+                "could not prepare the checkpoint directory %s; the next save will "
+                "retry: %s",
                 self.path,
                 error,
             )
@@ -233,7 +233,7 @@ class Directory:
                 restoring.verify(found)
                 return found
         except errors.CheckpointCorruptedError as error:
-            _log.warning("%s; it is fetched again", error)
+            _log.warning("%s; the files are downloaded again", error)
         commit = import_commit.find(store, token)
         if commit is None:
             return None
@@ -284,8 +284,9 @@ class Directory:
                 self.contents.restore(candidate.prefix, with_data=is_mine)
             except errors.CheckpointCorruptedError as error:
                 raise errors.CheckpointCorruptedError(
-                    f"{str(error).rstrip('.')}. Put the files back from a copy; or, to "
-                    f"go on from an older checkpoint, move {candidate.path!r} away"
+                    f"{str(error).rstrip('.')}. Put the files back from a copy; or "
+                    f"move {candidate.path!r} away, to resume from an older "
+                    "checkpoint"
                 ) from error
         if manifest is not None:
             for state in self.contents.states:
@@ -320,7 +321,8 @@ class Directory:
                 ) or not has_part_of(candidate, self.cluster)
             if not is_there:
                 _log.warning(
-                    "%s has no State %r; the State stays as the program made it",
+                    "%s has no State %r; the State keeps the initial value of the "
+                    "program",
                     candidate.path,
                     state.name,
                 )
@@ -371,8 +373,8 @@ class Directory:
         entry = self._commit_at(checkpoint.path)
         if entry is not None and entry.kind is Kind.FLAT:
             raise errors.ConfigurationError(
-                f"{checkpoint!r} belongs to a CheckpointManager, whose max_to_keep "
-                "says what goes, or to a save_fn; delete it by their own means"
+                f"{checkpoint!r} belongs to a CheckpointManager or a save_fn; delete "
+                "the checkpoint by their means (max_to_keep of the CheckpointManager)"
             )
         holder, _, name = checkpoint.path.rstrip("/").rpartition("/")
         may_be_own = holder == self.path and layout.COMMIT.fullmatch(name) is not None
@@ -386,8 +388,7 @@ class Directory:
             )
         if entry is None:
             _log.warning(
-                "%r is not (any more) in this directory, so there was "
-                "nothing to delete",
+                "%r is not in this directory (any more), so nothing was deleted",
                 checkpoint,
             )
             return
@@ -419,7 +420,8 @@ class Directory:
             return catalog.read_at(path)
         except (OSError, errors.CheckpointError) as error:
             _log.warning(
-                "%s is committed, but cannot be read back, so it is not mirrored: %s",
+                "%s is committed, but cannot be read back, so the commit is not "
+                "mirrored: %s",
                 path,
                 error,
             )
@@ -463,8 +465,8 @@ def check_nothing_came(path: str) -> None:
         found = catalog.scan(path)
     if head.has_moved(each for each in found if each.is_committed):
         raise errors.DirectoryLockedError(
-            f"another program has committed in {path!r} since this process closed its "
-            "handler there; to go on from that in this process would mix two runs. "
-            "Start this program again (in a notebook: restart the kernel) once that "
-            "one has ended, or give it a directory of its own"
+            f"another program has committed in {path!r} since this process closed "
+            "its handler there; resuming in this process would mix two runs. Start "
+            "this program again (in a notebook: restart the kernel) after the other "
+            "program has ended, or use another directory"
         )

@@ -120,8 +120,8 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
         if needs_pointer:
             raise
         _log.warning(
-            "TensorFlow's state file cannot be read: %s. It is only a pointer; the "
-            "commits are found without it.",
+            "cannot read TensorFlow's state file: %s. The file is only a pointer; "
+            "the commits are found without the file.",
             error,
         )
     return {each for each in found if not _TEMPORARY.search(each) and _may_be(each)}

@@ -86,7 +86,8 @@ class Checkpoint:
         if isinstance(filesystem, str | os.PathLike):
             raise errors.ConfigurationError(
                 f"Got filesystem={filesystem!r}; expected a file system object of "
-                "pyarrow or fsspec. For a URI pass it whole: Checkpoint('gs://...')."
+                "pyarrow or fsspec. Pass a URI without filesystem=: "
+                "Checkpoint('gs://...')."
             )
         self._filesystem = filesystem
         is_local = filesystem is None or is_local_filesystem(filesystem)
@@ -382,7 +383,10 @@ def _check_restorable(given: Any) -> None:
     # A CheckpointManager has no `restore`; a class has `restore`, but no instance.
     if callable(getattr(given, "restore", None)) and not isinstance(given, type):
         return
-    advice = "make one of what is to be restored: tf.train.Checkpoint(model=model)"
+    advice = (
+        "create a Checkpoint of the objects to restore: "
+        "tf.train.Checkpoint(model=model)"
+    )
     if hasattr(given, "checkpoint") and hasattr(given, "latest_checkpoint"):
         advice = "pass its .checkpoint"
     raise errors.ConfigurationError(
@@ -439,7 +443,8 @@ def _check_target(path: object) -> str:
     target = os.path.realpath(local)
     if os.path.lexists(target) and not os.path.isdir(target):
         raise errors.CheckpointError(
-            f"{target!r} is no directory; expected one to copy into, or nothing. "
-            "Remove it or choose another directory; nothing was written."
+            f"{target!r} is not a directory; expected a directory to copy into, or "
+            "nothing. Remove the file or choose another directory; nothing was "
+            "written."
         )
     return target

@@ -22,7 +22,7 @@ MUCH = 2 << 30  # size from which the check is logged, with a progress bar
 
 
 def _warn(problem: str) -> None:
-    _log.warning("Passing over a checkpoint: %s", problem)
+    _log.warning("skipping a checkpoint: %s", problem)
 
 
 def find_candidates(
@@ -81,7 +81,7 @@ def verify(
         found = faults(entry, every_byte=True, threads=_THREADS, sums=sums)
     else:
         _log.info(
-            "reading %.1f GiB of %s, to see whether they are whole",
+            "reading %.1f GiB of %s to verify the checksums",
             size / (1 << 30),
             entry.path,
         )
@@ -125,9 +125,8 @@ def newest_verified(
     for entry in filter(wants, find_candidates(directory, on_skip, lost)):
         if needs_prefix and entry.prefix is None:
             on_skip(
-                f"{entry.path!r} (step {entry.step}) has no TensorFlow "
-                "checkpoint, only named States: restoring it would leave the weights "
-                "as they are"
+                f"{entry.path!r} (step {entry.step}) has no TensorFlow checkpoint, "
+                "only named States: a restore would leave the weights unchanged"
             )
             continue
         try:
@@ -149,21 +148,21 @@ def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
     assert manifest is not None
     if manifest.world_size != cluster.num_workers:
         _log.warning(
-            "%s was written by %d worker(s), now there are %d. Weights and "
-            "step are as saved. So is the place in tfpreempt.data, and in other data "
-            "whose global batches all workers share, if a strategy read them then as "
-            "now. Any other dataset iterator begins anew. Random generators and values "
-            "of single replicas are dealt among the workers that there are now (see "
-            "docs/elastic.md of tfpreempt).",
+            "%s was written by %d worker(s), now there are %d. Weights and step are "
+            "restored. The position in tfpreempt.data is restored too, and the "
+            "position in other data whose global batches all workers share, if a "
+            "strategy distributed the data then as now. Any other dataset iterator "
+            "starts from the beginning. Random generators and per-replica values are "
+            "distributed over the current workers (see docs/elastic.md of tfpreempt).",
             entry.path,
             manifest.world_size,
             cluster.num_workers,
         )
     elif cluster.worker not in manifest.workers:
         _log.warning(
-            "%s has no part of worker %d (it was lost when the checkpoint was "
-            "committed): its data position, random generators and per-replica "
-            "parts are not restored.",
+            "%s has no part of worker %d, because the part was lost at the commit: "
+            "the data position, random generators and per-replica values of this "
+            "worker are not restored.",
             entry.path,
             cluster.worker,
         )

@@ -156,8 +156,8 @@ class Save(StagedSave):
             )
         if self.is_empty:
             _log.warning(
-                "Nothing to commit at step %d: save_fn returned None (return the path "
-                "that it wrote), or the manager's checkpoint_interval said no.",
+                "nothing to commit at step %d: save_fn returned None (expected the "
+                "written path), or the manager's checkpoint_interval has not passed.",
                 self.step,
             )
             self.discard()
@@ -273,8 +273,8 @@ class Save(StagedSave):
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:
             _log.warning(
-                "workers %s wrote their parts of this save, and worker 0 "
-                "does not see them in %s, so the commit is without them. Mount one "
+                "workers %s wrote their parts of this save, but worker 0 does not "
+                "see the parts in %s, so the commit lacks these parts. Mount one "
                 "storage for all workers",
                 missing,
                 self.staging,

@@ -82,14 +82,14 @@ class StateLoader:
             problems.append(str(error))
         if problems and commit is None and own is None and self.after == 0:
             raise errors.CheckpointCorruptedError(
-                f"nothing that was saved in {self.directory} is whole "
-                f"({'; '.join(text.rstrip('.') for text in problems)}). Put the files "
-                "back from a copy; or, to begin anew, move them away"
+                f"no saved State in {self.directory} is intact "
+                f"({'; '.join(text.rstrip('.') for text in problems)}). Put the "
+                "files back from a copy. To start from scratch, move the files away"
             )
         for problem in problems:
             if problem not in self._told:
                 self._told.add(problem)
-                _log.warning("%s; it is passed over", problem.rstrip("."))
+                _log.warning("%s; this checkpoint is skipped", problem.rstrip("."))
         sequence = 0 if commit is None else commit.sequence or 0
         is_newer = own is not None and own[0] >= sequence
         if commit is not None and not is_newer and self._load_from(commit, state):
@@ -113,8 +113,8 @@ class StateLoader:
         ):
             if self.clock.monotonic() > end:
                 _log.warning(
-                    "%s was not committed within %g s; what is loaded may "
-                    "be older than on other workers",
+                    "%s was not committed within %g s; the loaded States may be "
+                    "older than on other workers",
                     self._pending,
                     _SECONDS,
                 )
@@ -172,7 +172,7 @@ class StateLoader:
             restoring.warn_about_workers(commit, self.cluster)
             return
         _log.warning(
-            "%s has no State %r; the State stays as the program made it",
+            "%s has no State %r; the State keeps the initial value of the program",
             commit.path,
             state.name,
         )
@@ -187,9 +187,9 @@ class StateLoader:
         if restart is None or type(wrote) is not int or restart - wrote <= 1:
             return
         _log.warning(
-            "this is restart %d, and the newest whole commit, %s, was "
-            "written by %s: what was trained after it is lost, and trained again. See "
-            "the logs of the starts between for why they committed nothing",
+            "this is restart %d, and the newest intact commit, %s, was written by "
+            "%s: the steps since that commit were lost, and are repeated. The logs "
+            "of the starts in between have the reasons",
             restart,
             commit.path,
             f"restart {wrote}" if wrote else "the first start",

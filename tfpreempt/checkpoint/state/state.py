@@ -49,9 +49,9 @@ class StateRegistry:
         with self._lock:
             if (other := self._by_name.setdefault(state.name, state)) is not state:
                 raise errors.DuplicateStateError(
-                    f"A State named {state.name!r} is registered already: {other!r}. "
-                    "Names must be unique; rename one, or call unregister() on the "
-                    "old one first."
+                    f"A State named {state.name!r} is already registered: {other!r}. "
+                    "Names must be unique; rename one State, or call unregister() on "
+                    "the older State first."
                 )
             self._names.add(state.name)
 
@@ -198,9 +198,9 @@ def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchErr
     """Returns the error for a per-worker State saved by another number of workers."""
     return errors.CheckpointMismatchError(
         f"{state!r} was saved by each of {before} workers, now there are {now}, and it "
-        f"has no rule for that. Start {before} workers; or override fold() of the "
-        "State, or call unregister() on it before the restore if the new workers are "
-        "to begin it anew."
+        f"has no rule for that. Start {before} workers; or override reshard() of the "
+        "State; or call unregister() before the restore, so that the new workers start "
+        "with the initial value."
     )
 
 
@@ -265,8 +265,8 @@ def try_states(states: Iterable[State]) -> None:
                     state.save(file)
         except Exception as error:  # noqa: BLE001 - from user code
             _log.warning(
-                "%r cannot be saved: %s: %s. As long as that is so no save "
-                "succeeds, at a preemption neither. Mend its save().",
+                "%r cannot be saved: %s: %s. Until this is fixed, every save fails, "
+                "at a preemption too. Fix save() of this State.",
                 state,
                 type(error).__name__,
                 error,

@@ -144,9 +144,10 @@ def clear_abandoned(paths: Iterable[str]) -> None:
         locks = [file for rest, file in _files(path) if rest.endswith(".lockfile")]
         if locks and not is_complete(path):
             _log.warning(
-                "the cache %s is unfinished: another program writes it now, "
-                "or a run was killed while it did. TensorFlow refuses to write a cache "
-                "while %s is there. If no other program uses the cache, delete %s_*",
+                "the cache %s is unfinished: another program writes the cache now, "
+                "or a run was killed during the write. TensorFlow refuses to write a "
+                "cache while %s exists. If no other program uses the cache, delete "
+                "%s_*",
                 path,
                 ", ".join(locks),
                 path,
@@ -236,8 +237,8 @@ def _delete(files: Sequence[str]) -> None:
             )
     if deleted:
         _log.warning(
-            "an interrupted run left files of an unfinished cache, which "
-            "is written again: %s were deleted",
+            "an interrupted run left files of an unfinished cache: %s were deleted, "
+            "and the cache is written again",
             ", ".join(deleted),
         )
 

@@ -46,7 +46,8 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 _NOT_CHECKED = (
-    "cannot see what the step changes, so state that a restart would lose is not named"
+    "cannot find the state that the step changes, so state that a restart would lose "
+    "is not named"
 )
 _ADVICE = "Put them into a named State (tfpreempt.states)."
 
@@ -470,12 +471,13 @@ def _warn(
     if changed:
         advice = " ".join(each.ADVICE for each in values) or _ADVICE
         problems.append(
-            f"The step changes what no commit holds: {', '.join(changed)}. A restarted "
-            f"run begins with these anew. {advice}"
+            "The step changes state that is not in the commits: "
+            f"{', '.join(changed)}. A restarted run starts with the initial values. "
+            f"{advice}"
         )
     if unread:
         problems.append(
-            f"The step reads from {', '.join(unread)}, and no commit holds the "
+            f"The step reads from {', '.join(unread)}, and the commits lack the "
             "position in these data."
         )
     for each in values:

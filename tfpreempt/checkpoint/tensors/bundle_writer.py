@@ -208,8 +208,8 @@ def _moved(files: Files, part: Part, path: str) -> Part:
         files.rename(part.path, path)
     except OSError as error:
         _log.warning(
-            "%s cannot be moved, so it is written anew, which takes longer "
-            "and loses nothing: %s",
+            "cannot move %s, so the file is written again, which takes longer and "
+            "loses nothing: %s",
             part.path,
             error,
         )

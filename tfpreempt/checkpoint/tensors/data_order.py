@@ -40,9 +40,9 @@ _FEW = 1024  # the first indices of an order, or numbers of a batch, are compare
 _WARNINGS = {
     "seeds": (
         "the shuffles of the training data have other seeds or buffers than in the "
-        "interrupted run. This epoch is continued in its order, but epochs after it "
-        "come in another order than in an undisturbed run. Use the seeds and buffers "
-        "of the interrupted run"
+        "interrupted run. This epoch continues in its order, but later epochs have "
+        "another order than in an uninterrupted run. Use the seeds and buffers of "
+        "the interrupted run"
     ),
     "element": (
         "the training data were read again up to the position of the checkpoint, and "

@@ -422,10 +422,10 @@ def reading(
             if not are_others:
                 raise
             raise errors.CollectiveReadError(
-                "this worker could not take part in the read that needs all workers: "
-                f"{type(error).__name__}: {error}. The others wait in it, so all "
-                "workers must start again; the last commit stands. Give this worker "
-                "more memory, or save less."
+                "this worker failed in a read of the state by all workers: "
+                f"{type(error).__name__}: {error}. The other workers are blocked in "
+                "this read, so restart all workers; the last commit is still valid. "
+                "Give this worker more memory, or save less."
             ) from error
         if read.extract is not None:
             return read.extract(tensors, variables), *others
@@ -448,8 +448,8 @@ def reading(
             raise  # more important than the body's error: the peers wait
         except Exception as error:  # noqa: BLE001  (the body's error counts)
             _log.warning(
-                "the read that all workers take part in failed too, beside "
-                "the error that is raised: %s",
+                "the read of the state by all workers failed too, in addition to the "
+                "raised error: %s",
                 error,
             )
         raise

@@ -274,17 +274,17 @@ def check_position(iterator: Any, where: str) -> None:
             return
         why = f"an op in it may keep a state of its own: {said.rstrip('.')}"
         instead = (
-            " If what the op gives depends on nothing but its arguments, say so: "
-            "options = tf.data.Options(); options.experimental_external_state_policy "
-            "= tf.data.experimental.ExternalStatePolicy.IGNORE; dataset = "
+            " If the result of the op depends only on its arguments, say so: options "
+            "= tf.data.Options(); options.experimental_external_state_policy = "
+            "tf.data.experimental.ExternalStatePolicy.IGNORE; dataset = "
             "dataset.with_options(options)."
         )
     raise errors.ConfigurationError(
-        f"{where} has no position that can be saved: {why}. Every save would fail, and "
-        "each restart begin anew. Keep it out of what is saved, and derive the batch "
-        "from the step, or begin behind what was read: "
-        "iter(dataset.skip(handler.total_run_calls)). tfpreempt.data makes "
-        f"datasets whose position is saved.{instead}"
+        f"{where} has no position that can be saved: {why}. Every save would fail, "
+        "and each restart would start from the beginning. Keep the iterator out of "
+        "the checkpoint, and derive the batch from the step, or skip the batches "
+        "already read: iter(dataset.skip(handler.total_run_calls)). tfpreempt.data "
+        f"makes datasets whose position is saved.{instead}"
     )
 
 

@@ -109,10 +109,11 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
     ]
     if lost:
         _log.warning(
-            "the layers %s of tf_keras draw random numbers from ops whose "
-            "state cannot be saved: after a restart they draw others than an "
-            "undisturbed run. Call tf_keras.backend.experimental."
-            "enable_tf_random_generator() before the model is made.",
+            "the layers %s of tf_keras draw random numbers from ops whose state "
+            "cannot be saved, so after a restart the numbers differ from an "
+            "uninterrupted run. Call "
+            "tf_keras.backend.experimental.enable_tf_random_generator() before the "
+            "model is created.",
             ", ".join(lost),
         )
 
@@ -188,10 +189,10 @@ def _checked(state: Any) -> Any:
 SAVED_WHOLE = (tf.train.experimental.PythonState, tf.train.Checkpoint)
 REPLACED = (tf.Tensor,)
 ADVICE = (
-    "Put variables, models, optimizers and metrics into the tf.train.Checkpoint; a "
-    "metric of Keras 3 is no object for it: make it an attribute of a model that is "
-    "there (model.mean = mean). Numbers, lists and arrays go into a named State "
-    "(tfpreempt.states), or numbers into a tf.Variable."
+    "Put variables, models, optimizers and metrics into the tf.train.Checkpoint; the "
+    "Checkpoint does not accept a metric of Keras 3: make the metric an attribute of "
+    "a model in the Checkpoint (model.mean = mean). Numbers, lists and arrays go "
+    "into a named State (tfpreempt.states), or numbers into a tf.Variable."
 )
 _MAKE_OURS = (
     "TensorFlow cannot save a distributed iterator; make it with "
@@ -267,8 +268,10 @@ def advice_on_iterators(unread: Mapping[str, Any]) -> str:
     return (
         "A restarted run reads them from the beginning. "
         + (_MAKE_OURS if is_theirs else "Put the iterator into the ")
-        + "tf.train.Checkpoint, or let it begin behind what was read: "
-        "iter(dataset.skip(handler.total_run_calls))."
+        + (
+            "tf.train.Checkpoint, or skip the batches already read: "
+            "iter(dataset.skip(handler.total_run_calls))."
+        )
     )
 
 

@@ -275,15 +275,16 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
         raise mismatch(prefix, problems, _unused(graph, nodes.values()))
     if new:
         _log.warning(
-            "%s does not have %s, which lie in lists, dicts or objects of the program; "
-            "they stay as the program made them.",
+            "%s does not have %s, which are in lists, dicts or objects of the "
+            "program; these keep the initial values of the program.",
             prefix,
             listed(sorted(new)),
         )
     if begun := other_places(objects, graph, nodes):
         _log.warning(
-            "%s has the place in the data of %s for other workers or replicas, which "
-            "shared these data in another way: they begin anew.",
+            "%s has the position in the data of %s for other workers or replicas, "
+            "which divided the data in another way: these data start from the "
+            "beginning.",
             prefix,
             listed(begun),
         )

@@ -145,8 +145,8 @@ class ReplicaParallelWriter:
                     continue
             except _InvalidShareError as error:
                 _log.warning(
-                    "worker %d's share of step %d cannot be used, so "
-                    "worker 0 writes it; nothing is lost: %s",
+                    "cannot use the share of worker %d of step %d, so worker 0 "
+                    "writes the share; nothing is lost: %s",
                     worker,
                     save.step,
                     error,
@@ -201,11 +201,11 @@ class ReplicaParallelWriter:
         names = sorted({stretch.tensor.name for _, stretch in unlike})
         self._unlike |= set(names)
         _log.warning(
-            "at step %d %r%s has another value on worker(s) %s than on "
-            "worker 0. Either the program sets it on each worker by itself, or the "
-            "replicas have drifted apart, though their strategy is to keep them equal: "
-            "see which. Every commit has the value of worker 0, which writes it alone "
-            "from now on",
+            "at step %d %r%s has another value on worker(s) %s than on worker 0. "
+            "Either the program sets a different value on each worker, or the "
+            "replicas have diverged, although the strategy should keep them equal: "
+            "find the cause. Every commit has the value of worker 0, which writes "
+            "the value alone from now on",
             step,
             names[0],
             f" (and {len(names) - 1} more)" if names[1:] else "",

@@ -259,9 +259,9 @@ class _Tracked(Contents):
                 gather.prepare(self.checkpoint, attach(self.checkpoint))
         except Exception as error:  # noqa: BLE001 - of the program's objects
             _log.warning(
-                "TensorFlow cannot list the objects of the Checkpoint: "
-                "%s: %s. As long as that is so no save succeeds, at a preemption "
-                "neither. Correct the objects that the error names.",
+                "TensorFlow cannot list the objects of the Checkpoint: %s: %s. Until "
+                "this is fixed, every save fails, at a preemption too. Correct the "
+                "objects that the error names.",
                 type(error).__name__,
                 error,
             )
@@ -311,9 +311,10 @@ class _Tracked(Contents):
         restored, self._restored = self._restored, None
         if restored is not None and (left := restored[1]()):
             _log.warning(
-                "%s has variables that nothing here has, so they were not restored "
-                "(%d): %s. If nothing that is made later takes them, the program has "
-                "changed since, and its saves are without them.",
+                "%s has variables that this program does not have, so they were not "
+                "restored (%d): %s. If no object created later uses these variables, "
+                "the program has changed since the checkpoint, and its saves lack "
+                "these variables.",
                 restored[0],
                 len(left),
                 reader.listed(left),
@@ -534,8 +535,8 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - of TensorFlow, or no thread, say
         _log.warning(
-            "this worker's share of step %d cannot be written, so worker 0 "
-            "writes it; nothing is lost: %s: %s",
+            "cannot write this worker's share of step %d, so worker 0 writes the "
+            "share; nothing is lost: %s: %s",
             step,
             type(error).__name__,
             error,
@@ -615,9 +616,9 @@ class _ManagerContents(_Tracked):
             if os.path.dirname(os.path.abspath(prefix)) != own:
                 del self.manager._maybe_delete[prefix]
                 _log.warning(
-                    "the file %r in %s names the checkpoint %r; expected "
-                    "only checkpoints in %s. That checkpoint is kept, and the name is "
-                    "removed from the file. Find out who wrote the name.",
+                    "the file %r in %s names the checkpoint %r; expected only "
+                    "checkpoints in %s. That checkpoint is kept, and the name is "
+                    "removed from the file. Find the program that wrote the name.",
                     layout.POINTER,
                     self.manager.directory,
                     prefix,

@@ -65,9 +65,9 @@ class UserCallbacks:
         theirs = [one for one in self.callbacks if not isinstance(one, type(ours))]
         if lost := unsupported(theirs):
             log.warning(
-                "the state of these callbacks is not saved, so they begin "
-                "anew after a restart: %s. Give them get_state() and set_state(state), "
-                "or keep what they remember in a tfpreempt.State.",
+                "the state of these callbacks is not saved: %s. After a restart, "
+                "these callbacks start with their initial state. Add get_state() and "
+                "set_state(state), or keep the values in a tfpreempt.State.",
                 "; ".join(lost),
             )
         holder.callbacks = self._all
@@ -223,16 +223,16 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
             raise errors.ConfigurationError(
                 f"{class_name(callback)} has {attribute}={given!r}, and the "
                 "checkpoint_dir of PreemptionCallback is "
-                f"{os.fspath(checkpoint_dir)!r}: one lies in the other, so that they "
-                "would overwrite or delete each other's files. Give each a directory "
-                "of its own, side by side."
+                f"{os.fspath(checkpoint_dir)!r}: one is inside the other, so the two "
+                "would overwrite or delete each other's files. Use two separate "
+                "directories, side by side."
             )
         if is_backup:
             log.warning(
-                "%s (backup_dir=%r) is in the same fit. It loads weights "
-                "and sets the first epoch at the start, against what "
-                "PreemptionCallback restores. Remove it: PreemptionCallback does its "
-                "work.",
+                "%s (backup_dir=%r) is in the same fit. This callback loads weights "
+                "and sets the first epoch at the start, in conflict with "
+                "PreemptionCallback. Remove the callback: PreemptionCallback does "
+                "the same.",
                 class_name(callback),
                 callback.backup_dir,
             )

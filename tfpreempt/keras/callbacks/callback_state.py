@@ -47,8 +47,8 @@ def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> EncodedVal
                 raise
             del arrays[before:]
             log.error(
-                "the state of %s is left out of this commit, and would "
-                "begin anew after a restart from it: %s",
+                "this commit lacks the state of %s, so the callback would start with "
+                "its initial state after a restart from this commit: %s",
                 name,
                 error,
             )
@@ -174,13 +174,14 @@ def _matched(
             yield callback, header[name]
         elif is_kept(callback):
             log.warning(
-                "the checkpoint has no state for the callback %s, so it begins anew",
+                "the checkpoint has no state for the callback %s, so the callback "
+                "starts with its initial state",
                 name,
             )
     for name in header:
         if name not in now and not name.endswith(".ProgbarLogger"):
             log.warning(
-                "the checkpoint has the state of a callback %s, which this "
-                "fit does not have; it is left out",
+                "the checkpoint has the state of a callback %s, which this fit does "
+                "not have; the state is ignored",
                 name,
             )

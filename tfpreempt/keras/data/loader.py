@@ -69,7 +69,7 @@ class LoaderTracker(ReplayTracker):
         assert self._handed is not None
         state = self._handed.state_after(position.batches)
         if state is None:
-            problem = self._handed.problem or "it is long past"
+            problem = self._handed.problem or "the position is no longer kept"
             log.warning(_UNKNOWN, position.batches, problem)
             return dataclasses.replace(position, kind="replay")
         return dataclasses.replace(position, more=[state.header, [*state.arrays]])
@@ -178,14 +178,14 @@ class _DeliveredBatches:
 
 
 _UNKNOWN = (
-    "the place of the loader of the training data after %d batches is not "
-    "known (%s). A restart from this checkpoint reads those batches again, which is "
-    "exact only if they come in the same order again."
+    "the position of the loader of the training data after %d batches is unknown "
+    "(%s). A restart from this checkpoint reads those batches again, which is exact "
+    "only if they come in the same order again."
 )
 _BOTH = (
-    "%r is loaded after a restart, and the batches of this fit are read "
-    "again besides. If the fit reads from that loader, take the State out: it would go "
-    "on at a wrong place, because a fit reads ahead of training. Of loaders Keras 3 "
-    "takes Grain's, and tf_keras any iterator with such methods; those go on at once, "
-    "without a State."
+    "a restart loads %r, and this fit also reads its batches again. If the fit reads "
+    "from that loader, remove the State: the loader would resume at a wrong "
+    "position, because a fit reads ahead of training. Keras 3 accepts Grain's "
+    "loaders, and tf_keras any iterator with such methods; these loaders resume at "
+    "their position without a State."
 )

@@ -48,10 +48,11 @@ from tfpreempt.keras.fit_protocol import Fit
 log = logging.getLogger(__name__)
 
 AGAIN = (
-    "the position in this input pipeline cannot be saved, so a resumed run reads the "
-    "batches before it again, which takes as long as reading them took, and is exact "
-    "only if they come in the same order again: seed what is random in it. A "
-    "keras.utils.PyDataset or tfpreempt.data goes on at once"
+    "the position in this input pipeline cannot be saved. A resumed run reads the "
+    "batches before the position again, which takes as long as the first time, and "
+    "is exact only if the batches come in the same order again: seed all random "
+    "operations of the pipeline. A keras.utils.PyDataset or tfpreempt.data resumes "
+    "at the position"
 )
 """Reason for reading batches again, for a warning."""
 _KEPT = 512
@@ -110,7 +111,7 @@ class Position:
             is_counted = found.kind != "iterator" or type(found.more) in (int, NoneType)
             is_kind = isinstance(found.kind, str) and type(found.is_shared) is bool
             if not (is_kind and is_told and is_of_bytes and is_counted):
-                raise ValueError(f"it is no place in data: {str(value)[:200]}")
+                raise ValueError(f"not a position in data: {str(value)[:200]}")
         return found
 
 
@@ -291,7 +292,7 @@ class ReplayTracker(Tracker):
     def restore(self, position: Position, iterator: Any) -> None:
         if not position.batches:
             return
-        what = "reading again what was trained on"
+        what = "reading trained batches again"
         with Progress(console=Console(stderr=True)) as bar:
             for index in bar.track(range(position.batches), description=what):
                 try:
@@ -301,9 +302,9 @@ class ReplayTracker(Tracker):
                         return  # the last step of an epoch may have had fewer batches
                     raise errors.CheckpointMismatchError(
                         f"The training data end after {index} batches, and the "
-                        f"checkpoint was made after {position.batches}: the data have "
-                        "become shorter. Use the data of the interrupted run, or "
-                        "another checkpoint directory."
+                        f"checkpoint was made after {position.batches}: the data are "
+                        "shorter than in the interrupted run. Use the data of the "
+                        "interrupted run, or another checkpoint directory."
                     ) from None
         data_order.check(position.order, self._element(position.batches), _DATA)
 
@@ -377,23 +378,25 @@ def validation_problem(data: Any) -> str | None:
 
 
 _READ_ON = (
-    "validation_data is a Python generator, which each validation reads on from; a "
-    "restarted run begins it anew, so it validates with other batches than an "
-    "undisturbed run. Pass arrays, a keras.utils.PyDataset or a tf.data.Dataset"
+    "validation_data is a Python generator, and each validation continues the "
+    "generator. A restarted run starts the generator from the beginning, and "
+    "validates with other batches than an uninterrupted run. Pass arrays, a "
+    "keras.utils.PyDataset or a tf.data.Dataset"
 )
 _SHUFFLED = (
-    "validation_data are shuffled, and the order is not kept: val_loss of a restarted "
-    "run differs in its last bits from an undisturbed run. Leave the shuffle out"
+    "validation_data are shuffled, and the order is not saved: val_loss of a "
+    "restarted run differs in its last bits from an uninterrupted run. Remove the "
+    "shuffle"
 )
 _RANDOM = (
-    "the input pipeline has an op whose own state cannot be saved: a resumed run takes "
-    "every sample once and in order, but what this op does differs from an undisturbed "
-    "run. Use tf.random.stateless_* with a seed from the element, or augment in layers "
-    "of the model"
+    "the input pipeline has an op whose state cannot be saved: a resumed run reads "
+    "every sample once and in order, but the results of this op differ from an "
+    "uninterrupted run. Use tf.random.stateless_* with a seed from the element, or "
+    "augment in layers of the model"
 )
 _CACHED = (
-    "the input pipeline caches in memory, and what it has cached becomes part of every "
-    "commit in the middle of an epoch. Cache to a file (cache(path)) on storage that "
-    "outlives the machine, or load the data before the pipeline, for instance with "
+    "the input pipeline caches in memory, and every commit inside an epoch includes "
+    "the cached elements. Cache to a file (cache(path)) on storage that outlives the "
+    "machine, or load the data before the pipeline, for instance with "
     "tfpreempt.data.from_arrays"
 )

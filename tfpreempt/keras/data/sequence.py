@@ -42,17 +42,17 @@ _KERAS = ("keras", "tf_keras", "builtins")
 HOOKS = ("on_epoch_begin", "on_epoch_end")
 _UNSEEDED = (
     "the training data change between epochs (on_epoch_begin, on_epoch_end), and no "
-    "random seed is set: if they are shuffled there, a restarted run has another order "
-    "for the epoch that was interrupted, and sees some samples twice and others not. "
-    "Call keras.utils.set_random_seed() first, or give the class get_state() and "
-    "set_state(state)"
+    "random seed is set. If the data are shuffled there, a restarted run has another "
+    "order in the interrupted epoch, and trains on some samples twice and on others "
+    "not at all. Call keras.utils.set_random_seed() first, or give the class "
+    "get_state() and set_state(state)"
 )
 
 _CHANGES = (
-    "the training data change attributes of their own while batches are "
-    "read: %s. After a restart these are as the program makes them, so batches that "
-    "depend on them differ from an uninterrupted run. Let __getitem__ derive a batch "
-    "from its index, and change what differs between epochs in on_epoch_end, or give "
+    "the training data change their own attributes while batches are read: %s. After "
+    "a restart, these attributes have the initial values of the program, so batches "
+    "that depend on them differ from an uninterrupted run. Derive each batch of "
+    "__getitem__ from its index, and change attributes in on_epoch_end only, or give "
     "the class get_state() and set_state(state)."
 )
 _DRAWN = (

@@ -148,9 +148,9 @@ class TrainingData:
         if saved is None:
             if batches:
                 log.warning(
-                    "this worker's position in the data is not in the "
-                    "checkpoint (it was made by another number of workers or "
-                    "replicas, which shared these data in another way), so the %d "
+                    "this worker's position in the data is not in the checkpoint "
+                    "(the checkpoint was made by another number of workers or "
+                    "replicas, which divided the data in another way), so the %d "
                     "batches of the epoch are read again",
                     batches,
                 )
@@ -159,8 +159,9 @@ class TrainingData:
             if saved.kind not in WAYS:
                 raise errors.CheckpointMismatchError(
                     "The position in the training data was saved for data of another "
-                    f"kind ({saved.kind}), of which the fit has none now. Pass the "
-                    "data of the interrupted run, or use another checkpoint directory."
+                    f"kind ({saved.kind}), which the fit does not have. Pass the "
+                    "data of the interrupted run, or use another checkpoint "
+                    "directory."
                 )
             self._choose(WAYS[saved.kind])
         if missing := self.tracker.prepare(saved):

@@ -83,7 +83,7 @@ def read(saved: EncodedValue) -> Progress:
         is_plain = all(isinstance(v, plain) for each in made for v in each.values())
         is_known = found.phase in get_args(Stage)
         if not (is_known and are_tables and is_told and is_plain):
-            raise ValueError(f"it is no place in a fit: {str(value)[:200]}")
+            raise ValueError(f"not a position in a fit: {str(value)[:200]}")
     return found
 
 
@@ -209,15 +209,16 @@ def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
         if here < before if what == "slots" else here != before:
             raise errors.CheckpointMismatchError(
                 f"The checkpoint in {directory!r} is of another run: {name} was "
-                f"{before!r} there and is {here!r} here. To go on with it, {fix}; to "
-                f"start anew, use another checkpoint directory. {GIVE_EACH}"
+                f"{before!r} there and is {here!r} here. To resume that run, {fix}; "
+                "to start from scratch, use another checkpoint directory. "
+                f"{GIVE_EACH}"
             )
     size = now.get("steps_per_execution", 1)
     if saved.batch % size:
         raise errors.CheckpointMismatchError(
             f"The checkpoint was made before batch {saved.batch} of epoch "
-            f"{saved.epoch}, and steps_per_execution is {size} now, "
-            "which does not divide it. Compile with the steps_per_execution of the "
+            f"{saved.epoch}, and steps_per_execution is {size} now, which does not "
+            "divide that number. Compile with the steps_per_execution of the "
             f"interrupted run ({saved.made_of.get('steps_per_execution')})."
         )
 

@@ -402,11 +402,12 @@ class Attributes:
             now and now.encoded.digest != was.encoded.digest for now, was in pairs
         ):
             log.warning(
-                "the settings with which the test function was traced were "
-                "not restored by this restart: this fit is complete and validates no "
-                "more, so evaluate() and the first validation of a later fit use the "
-                "newest settings. Call make_test_function(force=True) after this fit, "
-                "so that an uninterrupted run uses these, too."
+                "the settings with which the test function was traced were not "
+                "restored by this restart: this fit is complete and does not "
+                "validate again, so evaluate() and the first validation of a later "
+                "fit use the newest settings. Call make_test_function(force=True) "
+                "after this fit, so that an uninterrupted run uses these settings, "
+                "too."
             )
 
     def forget_trace(self, name: str) -> None:
@@ -472,7 +473,7 @@ class Attributes:
         try:
             _put(owner, name, then.value())
         except (*_UNPLACED, errors.CheckpointCorruptedError) as error:
-            why = f"there is no place for it: {error!r}"
+            why = f"the attribute cannot be set: {error!r}"
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
 
     def _look(self) -> Mapping[Any, TrackedAttribute]:
@@ -635,7 +636,7 @@ def _taken(
     arrays = (leaf for leaf in leaves if isinstance(leaf, np.ndarray))
     if setting is not None and not all(isinstance(leaf, _PLAIN) for leaf in leaves):
         encoded = EncodedValue(header=id(location.value))
-        problem = f"a {type(location.value).__name__} is no plain value"
+        problem = f"a {type(location.value).__name__} is not a plain value"
     elif (
         object_graph.is_data(location.value)
         or sum(each.nbytes for each in arrays) > _LARGE

@@ -63,15 +63,15 @@ def make_plan(
         beginning = FitPhase.SKIP
         note = (
             f"fit {number} of the program was complete before the restart; the "
-            f"checkpoint is of fit {saved.fit}, so this one trains nothing and leaves "
-            "the model as it is. Give each fit a checkpoint_dir of its own if the "
-            "model is used between them"
+            f"checkpoint is of fit {saved.fit}, so fit {number} trains nothing and "
+            "leaves the model unchanged. If the model is used between the fits, give "
+            "each fit a separate checkpoint_dir"
         )
     elif saved.phase != "complete" and epochs <= saved.epoch:
         note = (
-            f"fit was asked for {epochs} epochs and the checkpoint is in epoch "
-            f"{saved.epoch + 1}; the model is restored as it was there, and nothing "
-            "is trained"
+            f"fit was called with {epochs} epochs and the checkpoint is in epoch "
+            f"{saved.epoch + 1}; the model of the checkpoint is restored, and "
+            "nothing is trained"
         )
     elif saved.phase == "train":
         beginning = FitPhase.RESUME
@@ -110,10 +110,10 @@ def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
     ]
     if not found:
         raise errors.CheckpointMismatchError(
-            f"The checkpoint is of fit {saved.fit} of a program. This fit was expected "
-            f"to be fit {number}, or a later one, and is none of them: its model, or "
-            f"the kind or the length of its data, is another. {GIVE_EACH} To start "
-            "from scratch, use another checkpoint directory."
+            f"The checkpoint is of fit {saved.fit} of a program. This fit was "
+            f"expected to be fit {number} or a later fit, but has another model, or "
+            f"another kind or length of the data. {GIVE_EACH} To start from scratch, "
+            "use another checkpoint directory."
         )
     return next((n for n, is_exact in found if is_exact), found[0][0])
 

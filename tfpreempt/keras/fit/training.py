@@ -164,9 +164,9 @@ class Training:
         shared, past = self._state.shared.loaded, resume_plan.past_of(self._directory)
         if self.run.candidate and shared is None:
             raise errors.ConfigurationError(
-                f"The newest checkpoint in checkpoint_dir {self._directory!r} was not "
-                "written by a PreemptionCallback, so it belongs to another program. "
-                "Use a directory of its own for each run."
+                f"The newest checkpoint in checkpoint_dir {self._directory!r} was "
+                "not written by a PreemptionCallback, so the checkpoint belongs to "
+                "another program. Use a separate directory for each run."
             )
         if shared is not None:
             self._saved = fit_progress.read(shared["progress"])
@@ -292,10 +292,10 @@ class Training:
         elif model.stop_training:
             model.stop_training, self._is_stop_held = False, True
             log.warning(
-                "model.stop_training was set while a notice is pending. It "
-                "does not end this fit: the next start continues after batch %d of "
-                "epoch %d. A callback that stopped for another reason can stop again "
-                "after its next batch or epoch.",
+                "model.stop_training was set while a notice is pending. The notice "
+                "ends this fit, not stop_training: the next start continues after "
+                "batch %d of epoch %d. A callback that stopped for another reason "
+                "can stop again after its next batch or epoch.",
                 self._steps.batches,
                 self._steps.epoch,
             )
@@ -502,8 +502,8 @@ class Training:
         if is_first or self._phase in phases.BEGINNINGS:
             raise errors.ConfigurationError(
                 f"The training data are empty: epoch {epoch} has ended without a "
-                "batch. Nothing was trained or committed. Look at what the pipeline "
-                "reads (patterns of files, filter, take, and a repeat that has ended)."
+                "batch. Nothing was trained or committed. Check the pipeline "
+                "(patterns of files, filter, take, and a repeat that has ended)."
             )
 
     # --- the end ---------------------------------------------------------------------
@@ -566,7 +566,8 @@ class Training:
             case FitPhase.RESTORED if self._state.shared.loaded is not None:
                 return self._state.shared.loaded
         raise errors.SaveError(
-            "nothing was trained in this fit yet; the commit before it stands"
+            "no step was trained in this fit yet; the commit before the fit is still "
+            "valid"
         )
 
     def _take_own(self) -> Taken:
