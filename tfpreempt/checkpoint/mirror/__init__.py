@@ -8,7 +8,7 @@ mirror            uploads commits in a thread, newest first
 mirror_retention  deletes commits of the mirror beyond the number to keep
 mirror_status     MirrorStatus, the progress of a mirror; the state of upload retries
 resolve           finds the checkpoint at a path or a URL
-shard_transfer    transfers the shards of workers with separate disks
+shard_transfer    transfers the files of workers that do not share the chief's disk
 store_selection   chooses the directory and the store of a run; scratch directories
 upload            uploads one commit, large files in parts, its marker last
 

@@ -1,9 +1,9 @@
 """Downloads a commit from an object store to a local directory, and verifies it.
 
-A few threads download files, and ranges of large files. Data is written to its position
-in the local file piece by piece, so memory does not grow with the checkpoint. A file is
-complete when its size and crc32c equal those in the manifest, whether its ranges were
-downloaded, kept from an earlier attempt, or retried.
+Several threads download files, and ranges of large files. Each piece is written to its
+position in the local file as it arrives, so memory use does not grow with the
+checkpoint. A file is complete when its size and crc32c equal those in the manifest.
+Ranges kept from an earlier attempt count like ranges downloaded now.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tfpreempt.storage import checksum, os_errors
 from tfpreempt.storage.files import Files, LocalFiles
 from tfpreempt.storage.object_store import ObjectNotFoundError
 
-_STALL_SECONDS = 900.0  # without a byte; the retries of a store take only minutes
-_PATIENCE_SECONDS = 5.0  # for the threads to end after an error
-_ATTEMPTS = 2  # per file, if the checksum is wrong
+_STALL_SECONDS = 900.0  # time without a byte; longer than the retries of any store
+_PATIENCE_SECONDS = 5.0  # time for the threads to end after an error
+_ATTEMPTS = 2  # downloads of a file, if its checksum is wrong
 
 
 def download(
@@ -44,27 +44,26 @@ def download(
 ) -> None:
     """Downloads and verifies a checkpoint's files; writes MANIFEST.json, but no marker.
 
-    The files are durable when the function returns. Files and ranges from a killed
-    download are used. Unrelated files stay. A file of another program under a name of
-    the checkpoint is refused.
+    The files are durable when the function returns. Files and ranges that a killed
+    download left in the directory are used. Unrelated files in the directory stay.
 
     Args:
         checkpoint: a commit, or any checkpoint whose files have a known size and
             checksum. Only a commit gets a MANIFEST.json.
-        target: path of the directory, created if missing. Symbolic links made by other
-            programs are refused.
+        target: path of the directory, created if missing. A symbolic link in place of
+            the directory or of a file is refused.
         threads: number of concurrent requests.
-        timeout: seconds for the whole download; None: no limit while bytes keep
+        timeout: seconds for the whole download; None: no timeout while bytes keep
             arriving.
         progress: whether to show a progress bar after 2 s, if stderr is a terminal.
-        files: file operations on the directory.
+        files: file operations on the directory; None for plain file operations.
 
     Raises:
         CheckpointCorruptedError: an object is missing, or differs from the manifest in
             two attempts; or the manifest is invalid.
         CheckpointError: the disk is full, the store does not respond, or the timeout
-            has passed; the directory is not writable, or another file has a name of the
-            checkpoint.
+            has passed. Or the directory is not writable, or has a file with the name of
+            a file of the checkpoint that no download has written.
     """
     manifest = checkpoint.manifest
     assert manifest is not None
@@ -99,7 +98,7 @@ class _File:
 
 
 class _Download:
-    """A download, and the state shared by the threads."""
+    """One download, with the state shared by its threads."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class _Download:
         self._bar.show(self._bytes)
 
     def _look(self, file: _File) -> None:
-        """Checks whether the file is complete, or the object has the right size."""
+        """Checks whether a local file is complete; if not, the size of the object."""
         entry = file.entry
         if self._destination.is_whole(entry):
             self._advance(entry.size)
@@ -174,9 +173,9 @@ class _Download:
                 raise self._damaged(entry, f"has {found.size} bytes")
 
     def _bring(self, job: tuple[_File, Range]) -> None:
-        """Takes one range from an earlier attempt, or downloads the range.
+        """Downloads one range, unless an earlier attempt has left the range.
 
-        The thread with the last range of a file verifies the file.
+        The thread that finishes the last range of a file verifies the file.
         """
         file, part = job
         crc = None if file.fault else self._destination.kept(file.entry, part)
@@ -191,9 +190,10 @@ class _Download:
             self._check(file)
 
     def _fetch(self, file: _File, part: Range) -> int | None:
-        """Downloads a range; returns the checksum, or None if the length is wrong."""
+        """Downloads a range; returns its crc32c, or None if the length is wrong."""
         entry = file.entry
-        is_last = part.offset + part.length == entry.size  # then request one byte more
+        # One byte more is requested at the end of a file, to detect a longer object.
+        is_last = part.offset + part.length == entry.size
         with self._destination.open(entry) as opened:
             writer = RangeWriter(opened, part, self._piece)
             try:
@@ -214,7 +214,10 @@ class _Download:
         return writer.crc32c
 
     def _check(self, file: _File) -> None:
-        """Verifies a file with all ranges; drops the ranges on a mismatch."""
+        """Verifies a file once all its ranges are present.
+
+        On a mismatch the next attempt downloads every range of the file again.
+        """
         crc, entry = 0, file.entry
         for part in file.parts:
             crc = checksum.joined(crc, file.sums[part] or 0, part.length)

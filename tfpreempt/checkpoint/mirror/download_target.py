@@ -1,10 +1,10 @@
-"""The local side of a download: a directory that several attempts may fill.
+"""The directory that a download fills, possibly in several attempts.
 
-A hostile manifest or a planted directory is refused before the first byte is written.
-Files downloaded by a killed process are used again: complete files are found by their
-checksum, ranges of large files by the record `.tfpreempt-download`. Each range is added
-to the record, with its checksum, once the range is written. An incomplete or wrong line
-of the record only costs the download of that range.
+Unsafe file names in a manifest, and links planted in the directory, are refused before
+the first byte is written. Files downloaded by a killed process are used again: complete
+files are recognized by their checksum, ranges of large files by the file
+`.tfpreempt-download`. A line with the checksum of a range is appended to that file once
+the range is written. If the line is incomplete or wrong, the range is downloaded again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tfpreempt.core import contained
 from tfpreempt.storage import checksum, chunks, file_reading, paths
 from tfpreempt.storage.files import Files, write_durably
 
-# Bytes of a range. Every range costs a request, and so milliseconds of the interpreter
-# lock shared by the threads. A killed download loses the ranges being transferred.
+# Bytes of a range. A smaller range means more requests, and each request holds Python's
+# interpreter lock for milliseconds. With a larger range, a killed download loses more.
 _SMALLEST, _LARGEST = 32 << 20, 64 << 20
-_SHARES = 8  # the default number of threads
+_SHARES = 8  # ranges for every thread of a download with the default of 8 threads
 
 
 class Range(NamedTuple):
@@ -45,7 +45,7 @@ def split(size: int, total: int) -> list[Range]:
 
     Args:
         size: bytes of the file.
-        total: bytes of all files of the checkpoint. A larger total gives longer ranges.
+        total: bytes of all files of the checkpoint; the more, the longer the ranges.
     """
     length = max(_SMALLEST, min(total // _SHARES, _LARGEST))
     return [
@@ -61,15 +61,15 @@ def of_range(file: io.FileIO, part: Range) -> int | None:
 
 
 class RangeWriter:
-    """File object for a store's `get`: writes and sums the bytes of a range.
+    """File object for a store's `get`: writes a range of a file, and sums the bytes.
 
-    Bytes beyond the end of the range are counted, and not written.
+    Bytes beyond the end of the range are counted, but not written.
 
     Args:
-        file: open file that the range belongs to; no other code may use this object.
+        file: the open local file; used by this writer only.
         part: range of the file.
         on_piece: function called with the size of each piece before the piece is
-            written. An exception of the function ends the store's call.
+            written. If the function raises, `get` ends with that error.
 
     Attributes:
         crc32c: checksum of the bytes written so far.
@@ -140,8 +140,8 @@ class DownloadTarget:
             CheckpointCorruptedError: the manifest has an impossible or forbidden file
                 name.
             SaveError: the disk is full.
-            CheckpointError: the directory holds another commit, or a file of the same
-                name that no download has written.
+            CheckpointError: the directory holds another commit, or a file with the name
+                of a file of the checkpoint that no download has written.
             OSError: a file operation failed.
         """
         self._check_names()
@@ -152,10 +152,11 @@ class DownloadTarget:
             self._files.make_dirs(folder)
         with self._opened(PROGRESS, os.O_APPEND) as self._progress:
             size = os.fstat(self._progress.fileno()).st_size
-            if size <= _MAX_PROGRESS_BYTES:  # a larger file is no record
+            if size <= _MAX_PROGRESS_BYTES:  # a larger file was not written by us
                 self._recorded = _ranges(self._progress.readall())
             self._progress.write(b"\n")  # ends an incomplete line
-            self._files.sync_dir(self.path)  # the record marks later files as ours
+            # Sync the record first: it shows a later attempt which files are downloads.
+            self._files.sync_dir(self.path)
             yield
         self._files.remove(os.path.join(self.path, PROGRESS))
         for folder in reversed(self._folders):
@@ -164,14 +165,14 @@ class DownloadTarget:
             write_durably(self._files, os.path.join(self.path, layout.MANIFEST), data)
 
     def open(self, entry: FileEntry) -> io.FileIO:
-        """Opens a file for reading and writing; creates the file if missing."""
+        """Opens a file of the checkpoint to read and write; creates a missing file."""
         return self._opened(entry.name)
 
     def is_whole(self, entry: FileEntry) -> bool:
-        """Returns whether the file is present and intact; else prepares a rewrite.
+        """Returns whether a file is present and intact; if not, prepares its download.
 
-        A file with more than one hard link is removed, and a file that is too long is
-        truncated.
+        To prepare the download, a file with more than one hard link is removed, and a
+        file that is too long is truncated.
 
         Raises:
             OSError: a file operation failed.
@@ -187,7 +188,7 @@ class DownloadTarget:
         return is_same is True
 
     def kept(self, entry: FileEntry, part: Range) -> int | None:
-        """Returns the checksum of a range of an earlier download; None if absent."""
+        """Returns the crc32c of a range if an earlier download wrote it; else None."""
         expected = self._recorded.get(entry.name, {}).get(part)
         if expected is None:
             return None
@@ -195,7 +196,7 @@ class DownloadTarget:
             return expected if of_range(file, part) == expected else None
 
     def record(self, entry: FileEntry, part: Range, crc: int) -> None:
-        """Records a complete range for a later attempt. Any thread."""
+        """Records a complete range for a later attempt; called on any thread."""
         line = json.dumps([entry.name, *part, crc]) + "\n"
         self._progress.write(line.encode())
 
@@ -260,8 +261,8 @@ class DownloadTarget:
     def _is_begun(self) -> bool:
         """Returns whether an earlier download of this checkpoint began here.
 
-        The files then belong to that download. The record exists from the first byte to
-        the last; afterwards MANIFEST.json exists.
+        If so, the files in the directory are from that download. `.tfpreempt-download`
+        exists from the first byte to the last, and MANIFEST.json afterwards.
         """
         if os.path.lexists(os.path.join(self.path, PROGRESS)):
             return True
@@ -276,10 +277,10 @@ class DownloadTarget:
             return None
 
     def _check_nothing_is_taken(self) -> None:
-        """Refuses to overwrite other files; files with equal content may stay."""
+        """Raises an error if a file would be overwritten with different content."""
         files = self._manifest.files
         taken = [entry.name for entry in files if self._is_same(entry) is False]
-        if self._checkpoint.data:  # a foreign manifest would pass for this commit's
+        if self._checkpoint.data:  # a present manifest would be taken for this commit's
             for name in (layout.MANIFEST, layout.METADATA):
                 if os.path.lexists(os.path.join(self.path, name)):
                     taken.append(name)
@@ -345,7 +346,7 @@ def _why_impossible(name: str) -> str | None:
 
 
 def _ranges(record: bytes) -> dict[str, dict[Range, int]]:
-    """Parses the record of an earlier download; skips lines that are invalid."""
+    """Parses `.tfpreempt-download` of an earlier attempt; skips invalid lines."""
     found: dict[str, dict[Range, int]] = {}
     for line in record.splitlines():
         with contextlib.suppress(ValueError, TypeError, RecursionError):

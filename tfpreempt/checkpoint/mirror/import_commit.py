@@ -27,8 +27,8 @@ from tfpreempt.storage.request_deadline import RETRY_SECONDS
 
 _log = logging.getLogger(__name__)
 
-SILENT_SECONDS = 2.0  # without a response of the store, before a warning is logged
-LOOK_SECONDS = 8.0  # of further retries, if a local commit can be restored
+SILENT_SECONDS = 2.0  # wait for the store before a warning is logged
+LOOK_SECONDS = 8.0  # further retries, if there is a local commit to restore instead
 
 
 def look_for_newer(
@@ -41,18 +41,16 @@ def look_for_newer(
 ) -> bool:
     """Looks for a newer commit in the mirror, and imports that commit.
 
-    An unreadable mirror is an error without a local checkpoint, and for a scratch
-    directory. Otherwise the error is logged, and the local checkpoint is used.
-
-    Without a local checkpoint, a mirror that cannot be read is an error.
+    If the mirror cannot be read, a warning is logged and the local checkpoint is used.
+    Without a local checkpoint, and for a scratch directory, that is an error.
 
     Args:
         mirror: mirror of the checkpoint directory.
-        local: newest intact local checkpoint; None without one.
-        fetch: function that takes the copies in the store, imports a commit newer than
-            `local`, and returns whether there was one.
+        local: newest intact local checkpoint; None without a local checkpoint.
+        fetch: function that takes the commits in the store, imports the newest commit
+            if newer than `local`, and returns whether a commit was imported.
         instead: advice for a user who wants to start from scratch; ends error messages.
-        copies: copies returned by `settle`; None to list the store now.
+        copies: commits in the store, as returned by `settle`; None lists the store now.
 
     Returns:
         Whether a newer commit was imported.
@@ -69,7 +67,7 @@ def look_for_newer(
             copies = _look_aloud(mirror, timeout=limit)
         return fetch(copies)
     except (errors.SaveError, errors.DirectoryLockedError):
-        raise  # the local disk failed, or another program uses the mirror
+        raise  # local disk failed, or the mirror is in use: no reason to use `local`
     except errors.CheckpointError as error:
         if local is None or mirror.scratch is not None:
             raise _unknown(mirror, error, instead) from error
@@ -87,19 +85,20 @@ def look_for_newer(
 def settle(
     mirror: Mirror, files: Files, *, adopts: bool = True, instead: str
 ) -> list[Entry] | None:
-    """Makes a scratch directory a cache of its mirror; other directories are unchanged.
+    """Deletes commits from a scratch directory if its mirror was changed elsewhere.
 
-    Called by the process that holds the lease of the scratch directory.
+    A scratch directory is a local cache of a mirror. For any other directory the
+    function does nothing. The caller holds the lease of the directory.
 
     Args:
         mirror: mirror of the directory.
-        files: file operations guarded by that lease.
-        adopts: whether to import a checkpoint in another layout (of an earlier version,
-            or of TensorFlow alone) if the mirror has no commit.
+        files: file operations on the directory, guarded by the lease.
+        adopts: whether to import a checkpoint in another layout if the mirror has no
+            commit: a checkpoint of an earlier version, or made without tfpreempt.
         instead: advice for a user who wants to start from scratch; ends error messages.
 
     Returns:
-        The copies in the mirror; None if the directory is not a scratch directory.
+        The commits in the mirror; None if the directory is not a scratch directory.
 
     Raises:
         CheckpointError: the mirror cannot be read.
@@ -132,10 +131,10 @@ def _unknown(mirror: Mirror, error: Exception, instead: str) -> errors.Checkpoin
 
 
 def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
-    """Imports the newest checkpoint of a store that does not have a mirror's layout.
+    """Imports the newest checkpoint from a store that was not filled by a mirror.
 
-    A checkpoint of an earlier version of tfpreempt, or a copy of a local directory,
-    becomes a commit. TensorFlow's own checkpoint stays flat.
+    A checkpoint of an earlier version of tfpreempt, or a copy of a local directory, is
+    imported as a commit. A checkpoint written by TensorFlow stays a flat checkpoint.
     """
     found = catalog.contents(store)
     damaged = [each.problems[0] for each in found if each.problems]
@@ -165,7 +164,7 @@ def _adopt(files: Files, store: ObjectStore, directory: str) -> None:
 
 
 def _look_aloud(mirror: Mirror, *, timeout: float | None) -> list[Entry]:
-    """Returns the copies in the store; logs a warning if the store responds slowly."""
+    """Returns the commits in the store; logs a warning if the store is slow."""
     try:
         return mirror.look(SILENT_SECONDS)
     except errors.CheckpointError as error:
@@ -193,20 +192,21 @@ def newest_first(
 ) -> bool:
     """Imports the newest intact commit of the mirror, if newer than the local commit.
 
-    Commits are ordered by sequence number. If the machine and the store have different
-    commits of the same sequence number, and for checkpoints of other programs, the time
-    of the save decides.
+    Commits are compared by sequence number. The time of the save decides if the
+    sequence numbers of two different commits are equal, or if the local checkpoint was
+    written by another program.
 
     Args:
         files: file operations on the directory.
-        copies: copies in the store; highest sequence first.
-        local: newest intact local checkpoint; None without one.
+        copies: commits in the store; highest sequence number first.
+        local: newest intact local checkpoint; None without a local checkpoint.
         directory: the checkpoint directory.
-        on_skip: function called with a description of every commit that is skipped.
-        on_lost: function called with a description of every corrupt commit.
+        on_skip: function called with a text about every commit that is skipped.
+        on_lost: function called with a text about every corrupt commit.
         max_to_keep: number of commits to keep in the directory; None keeps every
             commit.
-        needs_prefix: whether to skip commits that hold named States only.
+        needs_prefix: whether to skip commits without a TensorFlow checkpoint, which
+            hold named States only.
 
     Returns:
         Whether a commit was imported.
@@ -248,10 +248,10 @@ def bring(
 
     Args:
         files: file operations on the directory.
-        commit: copy of the commit in the store.
+        commit: commit in the store.
         directory: the checkpoint directory.
-        max_to_keep: number of commits to keep there, besides this one; None keeps every
-            commit.
+        max_to_keep: number of commits to keep in the directory; the imported commit is
+            kept in any case. None keeps every commit.
 
     Raises:
         CheckpointCorruptedError: a file does not match the manifest.
@@ -271,11 +271,11 @@ def bring(
         download(commit, staged, progress=True, files=files)
         for entry in catalog.scan(directory):
             if entry.token == commit.token and entry.kind is Kind.OWN:
-                retention.delete(files, entry)  # corrupt: never fetched if intact
+                retention.delete(files, entry)  # corrupt, else it would not be fetched
         target = committing.put_in_place(
             files, directory, staged, step, commit.data, sequence
         )
-        if commit.saved_at is not None:  # orders it among foreign checkpoints
+        if commit.saved_at is not None:  # foreign checkpoints are compared by this time
             times = commit.saved_at, commit.saved_at
             marker = os.path.join(target, layout.MARKER)
             with contained.parent(marker, directory) as (folder, name):
@@ -287,7 +287,7 @@ def bring(
 
 
 def find(store: ObjectStore, token: str) -> Entry | None:
-    """Returns the commit with this token; None if the store lacks the commit.
+    """Returns the commit with this token in a store; None if there is no such commit.
 
     Raises:
         CheckpointError: the store cannot be read, or the commit is corrupt.

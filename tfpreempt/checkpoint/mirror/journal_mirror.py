@@ -2,10 +2,10 @@
 
     journals/worker-0-1a2b3c4d.jsonl
 
-The chief uploads every file of the journal directory as a whole, whenever the file has
-grown. The object's name contains the checksum of the file's first line, which does not
-change as the file grows. The journal of a machine with an empty disk has another first
-line, and so another object. Readers merge the objects of a worker.
+The chief uploads every file of the journal directory whenever the file has grown. The
+object's name contains the checksum of the file's first line, which does not change as
+the file grows. If the run moves to a machine with an empty disk, a new journal begins,
+with another first line and so another object. Readers merge the objects of a worker.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FOLDER = "journals"
 _NAME = re.compile(
     FOLDER + r"/(worker-\d{1,9}|supervisor(?:-[\w-]{1,99})?)-\w{8}\.jsonl"
 )
-_MOST_BYTES = 64 << 20  # per file
-_MOST_READ = 256 << 20  # in total
+_MOST_BYTES = 64 << 20  # of one file
+_MOST_READ = 256 << 20  # bytes of all files that `fetch` reads
 _MOST_FILES = 10_000
-EVERY = 15.0  # seconds
-_SECONDS = 5.0  # per request, with its retries
+EVERY = 15.0  # seconds between uploads
+_SECONDS = 5.0  # timeout of a request, with its retries
 
 
 class JournalMirror:
@@ -61,7 +61,7 @@ class JournalMirror:
         self._thread.stop_event.set()
 
     def put_within(self, seconds: float) -> None:
-        """Uploads grown files, for at most `seconds`. Any thread."""
+        """Uploads grown files, for at most `seconds`; called on any thread."""
         try:
             call_within(seconds, self._put_all)
         except CallTimeoutError:
@@ -119,8 +119,7 @@ def fetch(store: ObjectStore, target: Path, local: Path | None = None) -> None:
         local: journal directory of this machine, merged with the store's journals.
 
     Raises:
-        CheckpointError: the store failed, or the journals are larger than those of a
-            run.
+        CheckpointError: the store failed, or the journals are larger than any run's.
         OSError: the directory cannot be written.
     """
     found: dict[str, list[bytes]] = {}

@@ -1,9 +1,9 @@
 """Uploads the commits of a directory to an object store, in the background of training.
 
 A thread of the chief uploads the newest commit missing from the store (`upload.py`).
-The thread then tidies the store: deletes commits beyond the number to keep, and
-incomplete folders of crashed uploads. A failure is logged once, retried with growing
-pauses, and never reaches training. `finish` is for a machine about to be preempted: the
+The thread then deletes commits beyond the number to keep, and incomplete folders of
+crashed uploads. A failed upload is logged once and retried, with growing pauses; its
+error never reaches training. `finish` is for a machine about to be preempted: the
 newest commit is uploaded first, and no wait exceeds the time left.
 """
 
@@ -41,8 +41,8 @@ from tfpreempt.storage.object_store import ObjectStore
 _log = logging.getLogger(__name__)
 
 LETTING_GO = 10.0  # seconds for a cancelled upload to end; see upload.PATIENCE_SECONDS
-HURRIED_PAUSE = 0.5  # seconds, while the machine is being preempted
-SILENT = 2.0  # seconds of waiting before a log message
+HURRIED_PAUSE = 0.5  # seconds between attempts while the machine is being preempted
+SILENT = 2.0  # `wait` logs a message after so many seconds
 
 
 _in_use: weakref.WeakValueDictionary[str, Mirror] = weakref.WeakValueDictionary()
@@ -58,20 +58,22 @@ class _Source:
 
 
 class Mirror:
-    """Mirror of a checkpoint directory, with an upload thread. Any thread may call.
+    """Mirror of a checkpoint directory, with an upload thread.
+
+    Methods may be called on any thread.
 
     Args:
         store: object store that receives the commits.
         max_to_keep: number of commits to keep in the store; None keeps every commit.
-        taken: highest sequence number in the store, as far as known; see `look`.
+        taken: highest sequence number in the store, as far as known; updated by `look`.
         lease: lease of the object store, acquired by the first `look`; None on workers
             that only read.
         scratch: scratch directory, if the checkpoint directory is a URL. The local
-            commits are then a cache of the mirror, and a start without the lease is
-            refused.
+            commits are then a cache of the mirror, and a run cannot start without the
+            lease.
 
     Attributes:
-        scratch: the scratch directory; None if the checkpoint directory is no URL.
+        scratch: the scratch directory; None if the checkpoint directory is not a URL.
         store: the object store.
         lease: the lease of the object store; None on workers that only read.
         status: current progress of the mirror.
@@ -108,21 +110,23 @@ class Mirror:
     def look(self, timeout: float | None = None) -> list[Entry]:
         """Acquires the lease, if any, and lists the commits in the store.
 
-        The listing is repeated with the lease held, when no other program can add a
-        commit. A lease that cannot be acquired yet is only logged, unless the directory
-        is a scratch directory: the first upload retries.
+        The store is listed again once the lease is held, because from then on no other
+        program can add a commit. If the lease cannot be acquired yet, a warning is
+        logged, and the first upload tries again. For a scratch directory that is an
+        error.
 
         Args:
             timeout: seconds; None uses the store's own timeout.
 
         Returns:
-            The copies in the store, not read; highest sequence first. While the lease
-            is held, no other program adds a copy.
+            The commits in the store, highest sequence number first; their manifests are
+            not read.
 
         Raises:
             DirectoryLockedError: another program uploads to this store.
             CheckpointError: the store cannot be listed.
-            SaveError: the lease of a URL cannot be acquired.
+            SaveError: the lease cannot be acquired, and the directory is a scratch
+                directory.
         """
         copies = self._retention.look(timeout)  # fails early if unreachable
         if self.lease is not None and self.lease.token is None:
@@ -151,14 +155,16 @@ class Mirror:
         """Starts the upload thread.
 
         Args:
-            directory: the checkpoint directory. An earlier handler of this directory
-                that was never closed (a notebook catches SystemExit) is replaced.
+            directory: the checkpoint directory. A mirror of the same directory that was
+                never closed is closed now: a notebook catches SystemExit, so its
+                handlers stay open.
             newest: newest local commit, possibly not uploaded by the last run.
-            record: method that records new faults in the journal; held weakly.
+            record: method that records new errors in the journal; referenced weakly.
             journal: directory of the journal, uploaded too; None without a journal.
 
         Raises:
-            ConfigurationError: a handler with another directory uploads to this store.
+            ConfigurationError: an open handler of a different directory uploads to this
+                store.
         """
         other = _in_use.get(self.store.uri)
         if other is not None and other._source.directory != directory:
@@ -197,9 +203,9 @@ class Mirror:
     def is_pinned(self, path: str) -> bool:
         """Returns whether retention must not delete a local commit.
 
-        A commit is pinned during its upload. In a scratch directory a commit is also
-        pinned until uploaded, if the mirror is to keep the commit. Commits older than
-        the newest commit are pinned only while the disk has room.
+        A commit is pinned during its upload. In a scratch directory, a commit that the
+        mirror will keep is also pinned before its upload: the newest commit always, an
+        older commit only while the disk has room.
         """
         under_way = self._upload
         if under_way is not None and under_way.commit.path == path:
@@ -228,7 +234,7 @@ class Mirror:
         return is_kept
 
     def add(self, entry: Entry) -> None:
-        """Queues the newest local commit for upload; ignores an incomplete entry."""
+        """Queues the newest local commit for upload; ignores an incomplete commit."""
         if not entry.is_committed:
             return
         with self._changed:
@@ -240,19 +246,19 @@ class Mirror:
             self._tell(latest_step=entry.step, is_complete=False)
 
     def enqueue(self, what: Callable[[], None]) -> None:
-        """Queues a function to tidy the store, called once between uploads.
+        """Queues a function that deletes objects from the store.
 
-        An error of the function is logged.
+        The upload thread calls the function once, between two uploads, and logs an
+        error of the function.
         """
         with self._changed:
             self._tasks.append(what)
             self._changed.notify_all()
 
     def forget(self, path: str) -> None:
-        """Cancels the upload of a local commit that is about to be deleted on purpose.
+        """Cancels the upload of a local commit that the user is about to delete.
 
-        An upload in progress has ended when the method returns, unless a request takes
-        longer than `LETTING_GO` seconds.
+        Waits for the end of an upload in progress, at most `LETTING_GO` seconds.
         """
         with self._changed:
             self._pending = [each for each in self._pending if each.path != path]
@@ -267,11 +273,11 @@ class Mirror:
                 self._changed.wait_for(lambda: self._upload is not ended, LETTING_GO)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until every commit is uploaded and the store is tidy.
+        """Waits until every commit is uploaded, and old commits are deleted.
 
         Args:
-            timeout: seconds; None waits as long as uploads make progress
-                (`RetryState`).
+            timeout: seconds; None waits as long as uploads make progress, see
+                `RetryState`.
 
         Returns:
             Whether the newest commit is in the store.
@@ -295,10 +301,11 @@ class Mirror:
             return self.status.is_complete
 
     def shorten_waits(self) -> None:
-        """Ends a current or later `wait`, because the machine is about to be preempted.
+        """Makes every `wait` return at once: the machine is about to be preempted.
 
-        From now on the newest commit is uploaded first: `finish` may be called late, if
-        the upload of another handler takes the time.
+        From now on the newest commit is uploaded first. This does not wait for
+        `finish`, which may be called late: the mirrors of several handlers are finished
+        one after the other.
         """
         with self._changed:
             self._is_hurried = True
@@ -315,8 +322,7 @@ class Mirror:
             seconds: time left.
 
         Returns:
-            Whether the newest commit is in the store. The result is logged, with the
-            newest commit that is in the store.
+            Whether the newest commit is in the store; also logged.
         """
         end = time.monotonic() + seconds
         with self._changed:
@@ -335,7 +341,7 @@ class Mirror:
         return status.is_complete
 
     def hand_in_journal(self, seconds: float) -> None:
-        """Uploads the last records of the journal, unless the mirror has a fault.
+        """Uploads the last records of the journal, unless the last upload failed.
 
         Args:
             seconds: longest duration of the upload.
@@ -348,12 +354,12 @@ class Mirror:
         """Deletes a commit from the store.
 
         Args:
-            path: path of a user's handle.
+            path: path of the commit, as in the user's `Checkpoint`: in the directory or
+                in the store.
             entry: the local commit; None if already deleted.
 
         Returns:
-            Whether the path can name a commit of this store. The commit is deleted now,
-            or was deleted before.
+            Whether a commit was deleted, or the path is a path in this store.
 
         Raises:
             CheckpointError: the store failed.
@@ -384,9 +390,9 @@ class Mirror:
         return bool(meant) or holder == self.store.uri
 
     def stop(self) -> None:
-        """Tells the thread to end; an incomplete upload is left for the next run.
+        """Tells the upload thread to end; the next run completes an incomplete upload.
 
-        Another mirror may use the store from now on.
+        From now on a new mirror of this process may upload to the store.
         """
         if self.is_open:
             del _in_use[self.store.uri]
@@ -420,17 +426,17 @@ class Mirror:
             self._changed.notify_all()
 
     def record_pending_marker(self, folder: str) -> None:
-        """Acquires the lease if necessary, and records in it the folder to be marked.
+        """Records in the lease that the marker of a folder is about to be written.
 
-        The next holder of the lease then knows of the folder. Called on the upload
-        thread, or before the thread starts.
+        The next holder of the lease thereby knows of the folder. Acquires the lease if
+        necessary. Called on the upload thread, or before that thread starts.
 
         Args:
             folder: folder of the commit, complete except for the marker.
 
         Raises:
-            UploadCancelledError: the lease was released on purpose.
-            LeaseLostError: another program has the lease, or had the lease in between.
+            UploadCancelledError: `release` was called.
+            LeaseLostError: another program holds the lease, or held it in the meantime.
             CheckpointError: the store failed.
         """
         if self.lease is None:
@@ -468,17 +474,19 @@ class Mirror:
                 pass  # the commit is uploaded later, unless forgotten
             except Exception as error:  # noqa: BLE001 - training continues
                 fault = error
-            with self._changed:  # a task has one attempt
+            with self._changed:  # a task is not retried after an error
                 self._tasks = [task for task in self._tasks if task is not act]
             if fault is not None:
                 self._fault(fault)
                 self._back_off()
 
     def _next(self) -> Callable[[], None] | None:
-        """Returns the next job: a task or the upload of the newest commit; None to end.
+        """Waits for the next job of the upload thread, and returns it; None to end.
 
-        Tasks come first. Tasks are short, and would never run if commits were made
-        faster than uploaded. Only `shorten_waits` puts the newest commit first.
+        A job is a task of `enqueue`, or the upload of the newest commit. Tasks come
+        first, because they are short; behind uploads they would never run if commits
+        are made faster than they are uploaded. After `shorten_waits` the newest commit
+        comes first.
         """
         with self._changed:
             while not self._thread.stop_event.is_set():
@@ -507,7 +515,7 @@ class Mirror:
             return None
 
     def _name_newest(self) -> None:
-        """Writes TensorFlow's state file; retention waits until that succeeds."""
+        """Writes TensorFlow's state file; old commits are deleted only afterwards."""
         lease, is_named = self.lease, False
         try:
             is_named = self._retention.try_to_name_newest(
@@ -524,8 +532,9 @@ class Mirror:
         entry, dropped = under_way.commit, None
         try:
             if self._retention.outranks(entry):
-                # If the start could not list the store, the run's commits may rank
-                # below the store's commits, and retention would delete them.
+                # The store could not be listed at the start of the run, so the run's
+                # sequence numbers may be lower than the numbers in the store.
+                # Retention would delete such a commit at once.
                 _log.warning(
                     "step %d is not uploaded to %s, which has newer commits that "
                     "this run did not see at the start; the next commit ranks above "
@@ -552,7 +561,7 @@ class Mirror:
 
     def _note_copied(self, entry: Entry) -> None:
         step = entry.step or 0
-        if self.lease is not None:  # perhaps of the last run, never foreign
+        if self.lease is not None:  # a commit of this or the last run
             self.lease.head.follow([entry], self.lease)
         _log.info("checkpoint for step %d uploaded to %s", step, self.store.uri)
         if self.scratch is not None:
@@ -596,7 +605,7 @@ class Mirror:
             record(Fault(where="mirror", error=text))
 
     def _back_off(self) -> None:
-        """Pauses after a failed attempt; shorter after `shorten_waits`."""
+        """Pauses after a failed attempt; the pause is shorter after `shorten_waits`."""
         began, pause = time.monotonic(), self._tries.next_pause()
         with self._changed:
             while not (self._thread.stop_event.is_set() or self._tries.is_awaited):
@@ -605,7 +614,7 @@ class Mirror:
                 if left <= 0:
                     return
                 self._changed.wait(left)
-            self._tries.is_awaited = False  # there may be no later attempt
+            self._tries.is_awaited = False  # a `wait` skips one pause only
 
     def _is_newest_pending(self) -> bool:
         return any(each is self._newest for each in self._pending)
@@ -618,7 +627,13 @@ class Mirror:
 
 
 def _is_gone(copy: Entry, directory: str, name: str) -> bool:
-    """Returns whether a copy belongs to a deleted local commit with this name."""
+    """Returns whether a commit of the store was made as local commit `name`, now gone.
+
+    Args:
+        copy: commit in the store.
+        directory: the checkpoint directory.
+        name: name of a commit in the directory.
+    """
     if name not in (f"{copy.step}", f"{copy.step}.{copy.sequence}"):
         return False
     return all(each.token != copy.token for each in catalog.scan(directory))

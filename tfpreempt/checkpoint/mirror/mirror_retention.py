@@ -1,10 +1,11 @@
 """Deletes old commits, and the remains of crashed uploads, from an object store.
 
-Only folders with a name made by tfpreempt are deleted. Of a commit only files named in
-the manifest are deleted, and upload parts only once their upload is over. The marker is
-deleted first and the manifest last, so that an interrupted deletion looks like a
-crashed upload to the next run. A folder without a marker counts as a crashed upload
-only if a newer commit exists: until then a program may be uploading it.
+Only folders with a name made by tfpreempt are deleted, and in the folder of a commit
+only the files named in the manifest. The marker is deleted first and the manifest last,
+so that the next run takes an interrupted deletion for a crashed upload. A folder
+without a marker is taken for a crashed upload only if a newer commit exists: until then
+a program may be uploading the folder. Upload parts are deleted once their upload is
+over.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Naming(enum.Enum):
 
 
 class Retention:
-    """Deletes old commits and remains; used by one thread at a time.
+    """Deletes old commits, and what crashed uploads left behind.
+
+    Used by one thread at a time.
 
     Args:
         store: object store of the mirror.
@@ -45,7 +48,7 @@ class Retention:
         taken: highest sequence number in the store, as far as known.
 
     Attributes:
-        highest_sequence: highest sequence number of any mirror folder seen.
+        highest_sequence: highest sequence number of the folders seen in the store.
         naming: whether TensorFlow's state file names the newest commit.
     """
 
@@ -53,15 +56,17 @@ class Retention:
         self.highest_sequence = taken
         self._store = store
         self._max_to_keep = max_to_keep
-        self._found: tuple[int, frozenset[str]] | None = None  # before the first upload
-        self._committed: set[str] = set()  # only this object deletes markers
+        # Highest sequence number and folder names in the store at the first upload.
+        self._found: tuple[int, frozenset[str]] | None = None
+        # Folders with a marker; stays true, because only this object deletes markers.
+        self._committed: set[str] = set()
         self._are_parts_logged = False
         self.naming = Naming.DONE
         self._is_naming_logged = False
-        self._naming_lock = threading.Lock()  # from the listing to the write
+        self._naming_lock = threading.Lock()  # held from the listing to the write
 
     def look(self, timeout: float | None = None) -> list[Entry]:
-        """Lists the mirror folders in the store, highest sequence first.
+        """Returns the folders of commits in the store, highest sequence number first.
 
         Args:
             timeout: seconds; None uses the store's own timeout.
@@ -76,9 +81,9 @@ class Retention:
         return folders
 
     def outranks(self, commit: Entry) -> bool:
-        """Returns whether the store began with commits newer than this commit.
+        """Returns whether the store had newer commits when the uploads began.
 
-        A commit found in the store before the first upload is never outranked.
+        False for a commit that was itself in the store when the uploads began.
 
         Raises:
             CheckpointError: the store cannot be listed.
@@ -92,7 +97,7 @@ class Retention:
         return (commit.sequence or 0) < highest and name not in names
 
     def keeps(self, entry: Entry, newest: Entry | None) -> bool:
-        """Returns whether retention keeps a commit once the newest one is uploaded.
+        """Returns whether a commit is kept in the store once the newest is uploaded.
 
         Args:
             entry: a local commit to be uploaded.
@@ -137,9 +142,10 @@ class Retention:
         return True
 
     def name_newest(self, but: Collection[str] = ()) -> None:
-        """Writes the newest commit of the store to TensorFlow's state file. Any thread.
+        """Writes the newest commit of the store to TensorFlow's state file.
 
-        The state file is deleted if TensorFlow cannot load that commit.
+        The state file is deleted if the newest commit has no TensorFlow checkpoint.
+        Called on any thread.
 
         Args:
             but: names of folders about to be deleted.
@@ -162,15 +168,16 @@ class Retention:
                 self._store.delete(layout.POINTER)
 
     def run(self) -> None:
-        """Deletes old commits and remains, unless the state file is out of date.
+        """Deletes old commits, and what crashed uploads left behind.
 
-        TensorFlow's state file could then name a commit to be deleted.
+        Does nothing while TensorFlow's state file is out of date, because the file
+        could name a commit to be deleted.
 
         Raises:
             CheckpointError: the store failed.
         """
         if self.naming is not Naming.DONE:
-            return  # runs after the next write of the state file
+            return  # called again after the next write of the state file
         folders = self.look()
         committed = [each for each in folders if self._is_committed(each)]
         keep = len(committed) if self._max_to_keep is None else self._max_to_keep
@@ -187,11 +194,11 @@ class Retention:
             delete(each)
 
     def _delete_parts(self, committed: list[Entry]) -> None:
-        """Deletes upload parts of committed and older folders; keeps newer parts.
+        """Deletes the upload parts of committed folders, and of older folders.
 
-        The parts stay if the account may not delete objects, or the bucket retains
-        objects for a time. The failure is logged once: the commits are intact without
-        the deletion.
+        The parts stay if the account may not delete objects, or if the bucket has a
+        retention policy. Such an error is only logged, once, because the parts only
+        take up space.
 
         Args:
             committed: folders with a marker.
@@ -229,8 +236,8 @@ class Retention:
 
     def _is_committed(self, folder: Entry) -> bool:
         if folder.name not in self._committed:
-            # A marker without a manifest: a newer run deleted the files of the upload
-            # before the marker was written.
+            # The manifest is missing beside a marker if a newer run took the upload for
+            # crashed, and deleted its files before the marker was written.
             for name in (layout.MARKER, layout.MANIFEST):
                 if self._store.stat(folder.control(name)) is None:
                     return False
@@ -251,7 +258,7 @@ def delete(copy: Entry) -> None:
         ours = {copy.object(entry.name) for entry in found.manifest.files}
         names &= ours | {copy.control(layout.METADATA)}
     store.delete(marker)
-    # First the index files: TensorFlow takes files with an index for a checkpoint.
+    # Index files first: without its index, TensorFlow does not find a checkpoint.
     for name in sorted(names - {manifest, marker}, key=_comes_after_index):
         store.delete(name)
     store.delete(manifest)

@@ -1,4 +1,4 @@
-"""MirrorStatus, the progress of a mirror for users; and the state of upload retries."""
+"""`MirrorStatus`, the progress of a mirror for users; `RetryState`, for its thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorStatus:
-    """Progress of a mirror at one moment.
+    """Progress of a mirror; an object is never changed.
 
     Attributes:
         uri: URI of the object store.
@@ -22,8 +22,8 @@ class MirrorStatus:
         is_complete: whether the newest local commit is complete in the store.
         pending: number of commits queued or being uploaded.
         uploading: step of the commit being uploaded; None between uploads.
-        sent_bytes: bytes of that commit uploaded so far.
-        total_bytes: size of that commit in bytes.
+        sent_bytes: bytes uploaded so far of the commit being uploaded.
+        total_bytes: size in bytes of the commit being uploaded.
         last_error: error of the last attempt; None after a success.
         error_count: number of failed attempts so far.
         skipped: number of commits that were deleted, or found corrupt, before the
@@ -59,8 +59,8 @@ def say_waiting(
     Args:
         status: progress of the mirror; nothing is logged if only old commits are
             deleted.
-        stall_timeout: seconds without progress that end the wait.
-        timeout: seconds that the wait may take; None without a timeout.
+        stall_timeout: seconds without progress after which the wait ends.
+        timeout: longest duration of the wait in seconds; None: no timeout.
     """
     if status.is_complete:
         return
@@ -106,14 +106,16 @@ def say_finished(status: MirrorStatus, directory: str) -> None:
     )
 
 
-FIRST_PAUSE = 1.0  # seconds after a failure; doubles
+FIRST_PAUSE = 1.0  # seconds after the first failure; doubles with each failure
 LONGEST_PAUSE = 60.0
-STALLED = 300.0  # seconds without a byte, after which a wait without a timeout ends
-REFUSED = 10.0  # the same, if a retry cannot succeed
+STALLED = 300.0  # a wait without a timeout ends after so many seconds without a byte
+REFUSED = 10.0  # in place of STALLED, after an error that a retry cannot repair
 
 
 class RetryState:
-    """State of the upload retries; used under a lock.
+    """Decides when an upload is retried, and when a wait for it ends.
+
+    The caller holds a lock.
 
     Args:
         clock: time source that measures durations.
@@ -127,15 +129,15 @@ class RetryState:
         self._clock = clock
         self.is_awaited = False
         self._pause = FIRST_PAUSE
-        self._is_refused = False  # by an error that only a person can fix
+        self._is_refused = False  # the last error cannot be repaired by a retry
         self._moved_at = clock.monotonic()
-        self._commit: Entry | None = None  # of the newest attempt
-        self._most_sent = 0  # bytes, in the longest attempt for that commit
+        self._commit: Entry | None = None  # commit of the newest attempt
+        self._most_sent = 0  # most bytes sent in one attempt for `_commit`
 
     def sent(self, commit: Entry, count: int) -> None:
-        """Records that an attempt has sent `count` bytes so far.
+        """Records that the current attempt has sent `count` bytes so far.
 
-        Only bytes beyond the longest earlier attempt count as progress.
+        This is progress only if no earlier attempt for the commit has sent more.
         """
         if self._commit is not commit:
             self._commit, self._most_sent = commit, 0
@@ -152,16 +154,16 @@ class RetryState:
         self._pause, self._is_refused = FIRST_PAUSE, False
 
     def next_pause(self) -> float:
-        """Returns the seconds until the next attempt; longer at every call.
+        """Returns the seconds until the next attempt.
 
-        The pause doubles, up to `LONGEST_PAUSE`.
+        The value doubles at every call, up to `LONGEST_PAUSE`.
         """
         pause = self._pause
         self._pause = min(2 * pause, LONGEST_PAUSE)
         return pause
 
     def reset_stall_timer(self) -> None:
-        """Restarts the stall timeout: a wait begins, or the upload progresses."""
+        """Restarts the stall timeout, when a wait begins or the upload progresses."""
         self._moved_at = self._clock.monotonic()
 
     @property
@@ -171,5 +173,5 @@ class RetryState:
 
     @property
     def stall_deadline(self) -> float:
-        """Instant at which a wait without a timeout gives up, without progress."""
+        """Instant at which a wait without a timeout gives up if nothing is uploaded."""
         return self._moved_at + self.stall_timeout

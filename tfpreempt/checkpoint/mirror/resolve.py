@@ -1,7 +1,7 @@
-"""Finds the checkpoint at a path or in a store: a commit, or any directory with files.
+"""Finds the checkpoint that a `tfpreempt.Checkpoint` refers to, local or in a store.
 
-The storage is read again at each use, because a handle is only a reference. Names in a
-listing are validated before use.
+The checkpoint is a commit, or any directory with files. The functions read the storage
+at each call and keep nothing. File names are validated before use.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _THREADS = 8
 
 
 def at_path(path: str, *, with_sums: bool = False) -> Entry:
-    """Returns the checkpoint at a local path: a directory, or the prefix of a flat one.
+    """Returns the checkpoint at a local path.
 
     Args:
-        path: absolute path.
-        with_sums: whether to compute checksums if the checkpoint is not a commit, which
+        path: absolute path of a directory, or TensorFlow's prefix of a flat checkpoint
+            (`.../ckpt-5`).
+        with_sums: whether to compute checksums if the checkpoint is not a commit; this
             reads every byte.
 
     Raises:
-        CheckpointError: no checkpoint is at the path; the message describes the
-            finding.
+        CheckpointError: no checkpoint is at the path; the message says what is there.
     """
     path = path.removesuffix(layout.SIDECAR_SUFFIX)
     directory, name = os.path.split(path)
@@ -58,16 +58,16 @@ def at_path(path: str, *, with_sums: bool = False) -> Entry:
 
 
 def in_store(store: ObjectStore, *, with_sums: bool = False) -> Entry:
-    """Returns the checkpoint that fills a whole store.
+    """Returns the checkpoint whose files are the objects of a store.
 
     Args:
         store: store to read.
-        with_sums: whether to get checksums if the checkpoint is not a commit, with a
-            request per object.
+        with_sums: whether to get checksums if the checkpoint is not a commit; this
+            takes a request per object.
 
     Raises:
-        CheckpointError: the store is not a checkpoint; the message describes the
-            finding.
+        CheckpointError: the store does not hold one checkpoint; the message says what
+            is there.
     """
     unread = catalog.unread_entry(store)
     if (found := _commit(unread)) is not None:
@@ -92,8 +92,8 @@ def listed_in_store(store: ObjectStore) -> Entry | None:
     """Returns the flat checkpoint that TensorFlow's state file in a store names.
 
     Returns:
-        The checkpoint, with a manifest made of the files; None if the state file is
-        missing, or names no existing checkpoint.
+        The checkpoint, with a manifest made from its files; None if the state file is
+        missing, or names a checkpoint that does not exist.
 
     Raises:
         CheckpointError: the store failed, or the state file names a path outside the
@@ -139,7 +139,7 @@ def tensorflow_prefix(found: Entry) -> str | None:
 
 
 def _commit(unread: Entry) -> Entry | None:
-    """Returns a commit with its manifest; None without both manifest and marker.
+    """Reads the manifest and marker of an entry; returns None if neither exists.
 
     Raises:
         CheckpointError: the commit is corrupt or incomplete.
@@ -153,7 +153,7 @@ def _commit(unread: Entry) -> Entry | None:
 
 
 def _names(store: ObjectStore) -> list[str]:
-    """Returns the file names, validated as paths; skips links, with one warning.
+    """Returns the names of a checkpoint's files; skips links, with one warning.
 
     Raises:
         CheckpointCorruptedError: a name is not a safe path, or there are too many
@@ -184,9 +184,10 @@ def _names(store: ObjectStore) -> list[str]:
 
 
 def _plain(entry: Entry, names: list[str], with_sums: bool) -> Entry:
-    """Returns an entry for files without a manifest, with a manifest made of the files.
+    """Returns an entry for a checkpoint that is not a commit, with a made-up manifest.
 
-    Only the `files` of the made manifest have a meaning.
+    Only the manifest's `files` have a meaning: the names, and sizes and checksums if
+    `with_sums`.
     """
     files = {name: FileEntry(name=name, size=0, crc32c=0) for name in names}
 

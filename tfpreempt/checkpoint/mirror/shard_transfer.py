@@ -1,10 +1,10 @@
-"""Transfers shards of workers without the chief's disk, through the object store.
+"""Transfers the workers' shards of a save through the object store.
 
-If the checkpoint directory is not shared, a worker uploads its shard of a save to
-`shards/<attempt>/`, with a manifest of the files last. The worker then reports the save
-as done. The chief downloads the shards to its staging directory. The commit then holds
-every shard, like a commit on shared storage. Shards are small: they hold only the state
-that differs between workers.
+A shard is the files that one worker writes in a save: the state that differs between
+workers, so it is small. If a worker has no access to the chief's disk, it uploads its
+shard to `shards/<attempt>/`, a manifest of the files last, and then reports the save as
+done. The chief downloads the shards to its staging directory and commits them, as if
+they had been written to shared storage.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from tfpreempt.storage.object_store import ObjectStore
 _log = logging.getLogger(__name__)
 
 FOLDER = "shards"
-# Objects of `ShardTransfer`. Other objects in the folder belong to other programs.
+# Names of objects written by `ShardTransfer`. Other objects in the folder are kept.
 _OURS = re.compile(
     rf"{FOLDER}/(?P<attempt>[0-9a-f]{{12}}-[A-Za-z0-9_.-]+)/{layout.WORKER}[0-9]{{4,}}"
     r"/[A-Za-z0-9_][^/]*"
 )
 _MAX_MANIFEST_BYTES = 16 << 20
-_SECONDS = 20.0  # per request, with its retries
+_SECONDS = 20.0  # timeout of a request, with its retries
 
 
 class ShardTransfer:
-    """Transfers shards, from the view of one worker.
+    """Sends this worker's shard; on the chief, fetches the shards of the workers.
 
     Args:
         store: object store for the transfer.
         worker: index of this worker.
         apart: indices of the workers without access to the chief's directory.
-        files: file operations on the local directory.
+        files: file operations on this worker's checkpoint directory.
     """
 
     def __init__(
@@ -66,9 +66,10 @@ class ShardTransfer:
         return self._worker in self._apart
 
     def send(self, staged: StagedSave) -> None:
-        """Moves this worker's shard to the store, if the worker has a disk of its own.
+        """Moves this worker's shard to the store.
 
-        The local shard is deleted, also after an error.
+        Does nothing if the worker writes to the chief's directory. The local files are
+        deleted, also after an error.
 
         Raises:
             CheckpointError: the store or the local disk failed.
@@ -103,7 +104,7 @@ class ShardTransfer:
         self._store.put_if_absent(name, data, timeout=_SECONDS)
 
     def _drop(self, directory: str) -> None:
-        """Deletes a local staging directory; the chief deletes only its own."""
+        """Deletes the staging directory on this worker's disk; logs a failure."""
         try:
             retention.delete_staging(self._files, directory)
             remove_if_empty(self._files, os.path.dirname(directory))
@@ -121,23 +122,23 @@ class ShardTransfer:
         because: str,
         left: Callable[[], float],
     ) -> list[int]:
-        """Downloads the shards of other workers to the staging directory; chief only.
+        """Downloads the shards of a save to the staging directory; chief only.
 
         Args:
             staged: the save.
             workers: indices of the workers that reported the save as done.
-            because: reason for the commit.
-            left: function that returns the seconds until the commit must be made. A
-                shard may take half of them.
+            because: reason of the save, see `Manifest`.
+            left: function that returns the seconds until the commit must be made. Each
+                download may take half of that time.
 
         Returns:
             The workers with a shard in the staging directory. A failed transfer is
             logged.
 
         Raises:
-            SaveError: a shard is missing, and no machine is being preempted. The last
-                commit, which is intact, is then worth more than a newer commit without
-                the shard.
+            SaveError: a shard is missing, and the save was not made because of a
+                preemption. The last commit is kept instead: a complete older commit is
+                worth more than a newer commit without a shard.
         """
         missing = []
         present = []
@@ -165,7 +166,7 @@ class ShardTransfer:
         return present
 
     def clear(self, attempt: str) -> None:
-        """Deletes the shards of a finished save."""
+        """Deletes the shards of a finished save from the store."""
         _delete(self._store, f"{FOLDER}/{attempt}/", lambda found: True)
 
     def _take(self, staged: StagedSave, worker: int, seconds: float) -> None:
@@ -180,7 +181,7 @@ class ShardTransfer:
         try:
             download(shard, folder, timeout=seconds, files=self._files)
         except errors.CheckpointError:
-            retention.delete_staging(self._files, folder)  # incomplete
+            retention.delete_staging(self._files, folder)  # no incomplete shard stays
             raise
 
     @staticmethod
@@ -189,17 +190,18 @@ class ShardTransfer:
 
 
 def clear_others(store: ObjectStore, token: str) -> None:
-    """Deletes the shards of earlier starts; keeps objects of other programs.
+    """Deletes shards from the store that earlier processes of the run left there.
 
     Args:
         store: object store for the transfer.
-        token: token of this start, the prefix of its saves' names.
+        token: token of this process. The names of its saves begin with the token; their
+            shards are kept.
     """
     _delete(store, f"{FOLDER}/", lambda found: not found.startswith(f"{token}-"))
 
 
 def _delete(store: ObjectStore, below: str, is_over: Callable[[str], bool]) -> None:
-    """Deletes the shards below a prefix whose attempt is over."""
+    """Deletes the shards below a prefix of those saves that are over."""
     for name in list(store.list(below)):
         ours = _OURS.fullmatch(name)
         if ours is not None and is_over(ours["attempt"]):

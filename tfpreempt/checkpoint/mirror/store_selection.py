@@ -1,16 +1,17 @@
 """Chooses the directory and the object store of a run, from arguments and environment.
 
-If `checkpoint_dir` is a URL, the run trains in a scratch directory. The mirror at the
-URL is authoritative, and the scratch directory is a cache of the mirror:
+If `checkpoint_dir` is a URL, the run writes its commits to a local scratch directory,
+and a mirror uploads them to the URL. The commits at the URL are the truth; the scratch
+directory is a cache. At a start, the newest commit at the URL is compared with the file
+`.tfpreempt-mirror` of the scratch directory:
 
-- A commit missing from the mirror is used if the newest commit of the mirror is the one
-  expected by the scratch directory: the process ended before the upload was complete.
-- Otherwise the scratch directory is emptied: the run was continued on another machine,
-  or the user deleted commits from the mirror.
+- The file names the newest commit at the URL: no other machine has used the URL in the
+  meantime. Local commits that were not uploaded yet are used.
+- The file names a different commit: the run was continued on another machine, or the
+  user deleted commits at the URL. The scratch directory is emptied.
 
-    .tfpreempt-mirror    the commits expected by the scratch directory, noted before
-                         each change of the mirror: the newest commit before the
-                         change, and the newest commit after the change
+The file is written before each change at the URL. It names the commit that is newest
+before the change, and the commit that will be newest after the change.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from tfpreempt.storage.open_store import check_apart, open_store, split
 _log = logging.getLogger(__name__)
 
 _EXPECTED = ".tfpreempt-mirror"
-_MAX_BYTES = 1 << 20  # uploads that fail before the marker add a line each
+_MAX_BYTES = 1 << 20  # an upload that fails before the marker adds a commit
 _JOURNAL = "journal"
 _SCHEMES = ("gs", "s3")
-_KEPT = 1  # commits, besides the commits still to be uploaded
-_LEAST_FREE = 16 << 20  # bytes
+_KEPT = 1  # commits in a scratch directory, besides commits still to be uploaded
+_LEAST_FREE = 16 << 20  # bytes that must be free in a scratch directory
 
 
 def check_url(url: str) -> str:
@@ -88,7 +89,7 @@ def check_url(url: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scratch:
-    """The scratch directory of a URL.
+    """The scratch directory of a URL: the local cache of the commits at the URL.
 
     Args:
         url: URL from `check_url`.
@@ -103,11 +104,11 @@ class Scratch:
 
     @classmethod
     def of(cls, url: str) -> Scratch:
-        """Returns the scratch directory of a URL; makes the directory if need be.
+        """Returns the scratch directory of a URL; creates a missing directory.
 
         Raises:
             ConfigurationError: no object store serves the URL, or the scratch directory
-                cannot be made or trusted.
+                cannot be created, or other users may write there.
         """
         url = check_url(url)
         directory = scratch_directory(url)
@@ -115,13 +116,13 @@ class Scratch:
         return cls(url, private_directory(directory, VARIABLE))
 
     def settle(self, copies: Iterable[Entry], files: Files) -> bool:
-        """Empties the scratch directory if other programs have changed the mirror.
+        """Empties the scratch directory if the mirror was changed from elsewhere.
 
-        Called by the process that holds the lease of the scratch directory.
+        The caller holds the lease of the scratch directory.
 
         Args:
-            copies: every copy in the mirror, from `catalog.copies`.
-            files: file operations guarded by that lease.
+            copies: every commit in the mirror, from `catalog.copies`.
+            files: file operations on the directory, guarded by the lease.
 
         Returns:
             Whether neither the mirror nor the scratch directory has a commit.
@@ -146,11 +147,11 @@ class Scratch:
         return now == NONE and not local
 
     def note_upload(self, commit: Entry) -> None:
-        """Notes that a commit is about to become the newest commit of the mirror."""
+        """Notes in `.tfpreempt-mirror` a commit that is about to be the newest."""
         self._expect(newest([commit]))
 
     def note_deletion(self, store: ObjectStore, deleted: Iterable[Entry]) -> None:
-        """Notes the newest commit of the mirror after a deletion.
+        """Notes in `.tfpreempt-mirror` the newest commit after a deletion.
 
         Args:
             store: object store of the mirror.
@@ -164,7 +165,10 @@ class Scratch:
         self._expect(newest(e for e in marked if e.name not in names))
 
     def note_copied(self, commit: Entry) -> None:
-        """Notes a commit as uploaded: no older commit can be the newest."""
+        """Removes commits older than an uploaded commit from `.tfpreempt-mirror`.
+
+        From now on no older commit can be the newest commit of the mirror.
+        """
         mine = newest([commit])
         with self._noting:
             expected = self._expected()
@@ -172,14 +176,14 @@ class Scratch:
             self._try_to_note(kept or [mine])
 
     def _expect(self, commit: Parent) -> None:
-        """Notes a further commit that may be the newest commit of the mirror."""
+        """Adds a commit to `.tfpreempt-mirror`, as possibly the mirror's newest."""
         with self._noting:
             expected = self._expected()
             if commit not in expected:
                 self._try_to_note([*expected, commit])
 
     def _try_to_note(self, expected: list[Parent]) -> None:
-        """Writes the note; only logs a failure, since a commit is worth more."""
+        """Writes `.tfpreempt-mirror`; logs a failure, and the upload continues."""
         try:
             self._note(LocalFiles(self.directory), expected)
         except OSError as error:
@@ -198,8 +202,7 @@ class Scratch:
             bytes_of_state: bytes of the state to be saved, as far as known.
 
         Raises:
-            ConfigurationError: room is missing; the message names the bytes and a
-                remedy.
+            ConfigurationError: the disk has too little room.
         """
         found = [e for e in catalog.scan(self.directory) if e.is_committed]
         largest = max([bytes_of_state, *(each.size or 0 for each in found)])
@@ -215,9 +218,9 @@ class Scratch:
             )
 
     def has_room_for(self, path: str, pending: Iterable[Entry], largest: int) -> bool:
-        """Returns whether the disk can keep a commit until its upload.
+        """Returns whether the disk has room to keep a commit until it is uploaded.
 
-        Room for two more commits must be free after the deletion of older commits.
+        The room suffices if two more commits fit once the older commits are deleted.
 
         Args:
             path: path of the commit.
@@ -229,7 +232,11 @@ class Scratch:
         return free + sum(each.size or 0 for each in older) >= 2 * largest
 
     def _expected(self) -> list[Parent]:
-        """Returns the commits that may be newest, without writes of other programs."""
+        """Returns the commits in `.tfpreempt-mirror`; `[NONE]` if unreadable.
+
+        The list has the mirror's newest commit, unless another machine has changed the
+        mirror.
+        """
         try:
             data = file_reading.read(
                 os.path.join(self.directory, _EXPECTED), _MAX_BYTES
@@ -250,7 +257,7 @@ class Scratch:
 
         Args:
             files: file operations on the scratch directory.
-            lost: commits that exist only here.
+            lost: commits that are not in the mirror; named in a warning.
         """
         if lost:
             steps = ", ".join(str(each.step) for each in lost)
@@ -266,7 +273,7 @@ class Scratch:
                 _delete(files, os.path.join(self.directory, name))
 
     def _empty_journal(self, files: Files) -> None:
-        """Deletes the workers' journals of a run that the user has deleted."""
+        """Deletes the workers' journals, because the user has deleted the run."""
         journal = journal_directory(self.directory)
         for name in file_reading.names(str(journal)):
             if name.startswith("worker-"):
@@ -274,7 +281,7 @@ class Scratch:
 
 
 def _marked(copies: Iterable[Entry]) -> list[Entry]:
-    """Returns the copies with a marker, without reading the manifests.
+    """Returns the commits of a mirror that have a marker; reads no manifest.
 
     Raises:
         CheckpointError: the mirror cannot be read.
@@ -302,8 +309,8 @@ class RunStorage:
     """The directory of a run's commits, and the mirror of the directory.
 
     Attributes:
-        directory: directory of this machine, as the user passed it; or the scratch
-            directory.
+        directory: local directory, as passed by the user; the scratch directory if the
+            user passed a URL.
         max_to_keep: number of commits to keep in the directory; None keeps every
             commit.
         store: object store of the mirror; None without a mirror.
@@ -322,11 +329,10 @@ def choose_storage(
     """Returns the directory of a run's commits, and the mirror of the directory.
 
     Args:
-        given: `mirror_dir`; None reads the environment, in which the
-            supervisor names the mirror of its checkpoint directory and of
-            subdirectories.
-        checkpoint_dir: value passed by the user. A URL becomes the mirror of a scratch
-            directory.
+        given: the user's `mirror_dir`. With None, TFPREEMPT_MIRROR_DIR is used:
+            `tfpreempt run` sets it to the mirror of its checkpoint directory.
+        checkpoint_dir: value passed by the user. For a URL, the directory is a scratch
+            directory and the URL is its mirror.
         max_to_keep: number of commits to keep in the directory, or in the mirror if
             `checkpoint_dir` is a URL; None keeps every commit.
 
@@ -381,14 +387,18 @@ def choose_storage(
 
 
 def _below(location: str, checkpoint_dir: str) -> str | None:
-    """Returns the mirror of a directory, below the mirror named in the environment.
+    """Returns the mirror of a handler's directory, from the supervisor's mirror.
+
+    A subdirectory of the supervisor's directory is mirrored to the same subdirectory of
+    the supervisor's mirror.
 
     Args:
-        location: mirror of the supervisor's directory.
-        checkpoint_dir: a handler's directory: the supervisor's, or a subdirectory.
+        location: mirror of the supervisor's directory, from the environment.
+        checkpoint_dir: the handler's directory.
 
     Returns:
-        The mirror; None, with a warning, for a directory outside the supervisor's.
+        The mirror. None, with a warning, if the handler's directory is not inside the
+        supervisor's directory.
     """
     root = os.environ.get(DIRECTORY_VARIABLE, "")
     if not root or is_url(root):

@@ -1,19 +1,18 @@
 """Uploads one commit: the files in parallel, then the manifest, then the marker.
 
 Every uploaded object is compared with the manifest by size and crc32c. Intact objects
-of an earlier upload of the same commit are used again. A process killed at any
-request leaves behind a folder without a marker, which readers do not take for a commit.
+that an earlier attempt has uploaded are used again. If the process is killed, a folder
+without a marker stays, which readers do not take for a commit.
 
-A single stream to an object store is slower than the network, and a checkpoint is often
-one large file. If the store can compose an object from other objects, a large file is
-uploaded in parts. Parts are objects outside the commit's folder, uploaded by every
-thread:
+One connection to an object store is slower than the network, and a checkpoint is often
+one large file. So if the store can compose an object from other objects, several
+threads upload a large file in parts. Parts are objects outside the commit's folder:
 
     parts/<folder>/<file>/<offset>  some bytes of a file of the commit in <folder>
 
-The folder's name identifies the commit's content, so parts of a crashed upload are used
-again. Once the marker or a newer commit exists, no upload needs the parts, and
-retention deletes them.
+The folder's name identifies the commit's content, so the parts of a crashed upload can
+be used again. No upload needs the parts once the commit's marker or a newer commit
+exists; retention then deletes them.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ from tfpreempt.storage.object_store import (
 )
 
 PARTS = "parts"
-SMALLEST = 64 << 20  # a part costs three requests: start, bytes, deletion
+SMALLEST = 64 << 20  # bytes of a part, which costs three requests with its deletion
 THREADS = 8
-PATIENCE_SECONDS = 5.0  # for the threads to end after an error
+PATIENCE_SECONDS = 5.0  # time for the threads to end after an error
 
 
 class UploadCancelledError(Exception):
-    """The upload was cancelled to make way for a more urgent job; not a fault."""
+    """The upload was cancelled by `Upload.cancel`; no failure of the mirror."""
 
 
 class CommitGoneError(Exception):
-    """The commit needs no upload now, as explained in the message; not a fault."""
+    """The commit is not uploaded, for the reason in the message; no failure."""
 
 
 class CommitDamagedError(errors.CheckpointCorruptedError):
@@ -59,7 +58,9 @@ class CommitDamagedError(errors.CheckpointCorruptedError):
 
 
 class Upload:
-    """An attempt to upload a commit; `run` on any thread, `cancel` on any other.
+    """An attempt to upload a commit.
+
+    `run` uploads on the caller's thread, and `cancel` is called on another thread.
 
     Args:
         store: object store that receives the commit.
@@ -67,8 +68,8 @@ class Upload:
         threads: number of files, or parts of files, uploaded at a time.
         smallest_part: bytes; files up to this size are not uploaded in parts.
         on_bytes: function called with the number of bytes just read by a thread.
-        before_marker: function called with the folder about to be marked; an exception
-            stops the upload.
+        before_marker: function called with the commit's folder before the marker is
+            written; if the function raises, the upload ends with that error.
 
     Attributes:
         commit: the local commit.
@@ -94,7 +95,7 @@ class Upload:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Stops the upload at the next piece."""
+        """Makes `run` stop after the piece that is being read."""
         self._cancelled.set()
 
     def run(self) -> None:
@@ -124,7 +125,7 @@ class Upload:
         self._put(there, _entry(layout.MARKER, commit.marker), commit.marker)
 
     def _divided(self, there: set[str]) -> dict[FileEntry, list[Range]]:
-        """Returns the parts of every file to be uploaded in parts."""
+        """Returns the parts, by file, of the files to upload in parts."""
         manifest = self.commit.manifest
         if manifest is None or not isinstance(self._store, ComposingStore):
             return {}
@@ -173,7 +174,7 @@ class Upload:
         return set(self._store.list(self._folder + "/"))
 
     def _check_names(self, names: list[str]) -> None:
-        """Checks that no object was deleted, such as by the cleanup of another run."""
+        """Raises SaveError if an object was deleted again, perhaps by another run."""
         gone = {os.path.join(self._folder, name) for name in names} - self._names()
         if gone:
             raise errors.SaveError(
@@ -188,7 +189,13 @@ class Upload:
     def _put(
         self, there: set[str], entry: FileEntry, data: bytes | None = None
     ) -> None:
-        """Uploads one object: a file of the commit, or bytes."""
+        """Uploads one object, unless intact in the store.
+
+        Args:
+            there: names of the objects in the store.
+            entry: name, size and checksum.
+            data: content of the object; None uploads the commit's file of that name.
+        """
         self._check()
         name = os.path.join(self._folder, entry.name)
         if self._is_there(there, name, entry):
@@ -202,7 +209,7 @@ class Upload:
             raise self._broken(name, entry, None if data is not None else path)
 
     def _put_part(self, there: set[str], entry: FileEntry, part: Range) -> None:
-        """Uploads a part of a file; `_compose` verifies the composed object later."""
+        """Uploads a part of a file; `_compose` verifies the whole file later."""
         self._check()
         name = part_name(self._folder, entry.name, part)
         with self._opened(self.commit.file(entry.name), part) as source:
@@ -228,12 +235,14 @@ class Upload:
     def _broken(
         self, name: str, entry: FileEntry, path: str | None
     ) -> errors.CheckpointError:
-        """Returns the error for an object with wrong bytes, already deleted.
+        """Returns the error for an object that arrived with a wrong checksum.
+
+        Reads the local file again, to tell a corrupt file from a faulty transfer.
 
         Args:
-            name: name of the object.
+            name: name of the object, which the caller has deleted.
             entry: expected size and checksum.
-            path: file that was sent; None if bytes were sent.
+            path: local file that was sent; None if the content came from memory.
         """
         expected = (entry.size, entry.crc32c)
         if path is not None and (found := checksum.of_file(path)) != expected:
@@ -257,7 +266,7 @@ class Upload:
     def _is_there(
         self, there: set[str], name: str, expected: FileEntry | checksum.ChecksumWriter
     ) -> bool:
-        """Returns whether the object is uploaded already; deletes a corrupt object."""
+        """Returns whether the store has the object intact; deletes a corrupt object."""
         if name not in there:
             return False
         if self._is_whole(name, expected):
@@ -278,11 +287,12 @@ def _entry(name: str, data: bytes) -> FileEntry:
 
 
 def parts_of(size: int, total: int, *, threads: int, smallest: int) -> list[Range]:
-    """Returns the parts of a file; the whole file if parts are not needed.
+    """Returns the parts in which to upload a file; one part for the whole file.
 
-    A file no larger than a thread's share of the commit delays no thread. A larger file
-    is split into more parts than there are threads: the threads then end at about the
-    same time, and a crashed upload loses only the parts being uploaded.
+    A file is not split if its size is at most the commit's size divided by the number
+    of threads: then other files keep the other threads busy. A larger file is split
+    into parts of the smallest size. With many parts the threads end at about the same
+    time, and a crashed upload loses little.
 
     Args:
         size: bytes of the file.
@@ -308,18 +318,26 @@ def parts_folder(commit: str) -> str:
 
 
 def part_name(commit: str, file: str, part: Range) -> str:
-    """Returns the name of the object for a part of a file of a commit."""
+    """Returns the name of the object for a part of a file of a commit.
+
+    Args:
+        commit: folder of the commit.
+        file: name of the file in the folder.
+        part: range of the file.
+    """
     return f"{parts_folder(commit)}{file}/{part.offset:015d}"
 
 
 class _CountedFile(io.FileIO):
-    """A file, or part of a file, that counts bytes read and stops on request.
+    """A file, or a part of a file, that reports the bytes read, and can be stopped.
 
     Args:
         path: path of the file.
-        part: range of bytes to be read as if it were the whole file; None for the file.
-        check: function called before each read; an exception ends the upload.
-        on_bytes: function called with the number of bytes of each read.
+        part: range of the file, which a reader sees as the whole file; None for the
+            whole file.
+        check: function called before each read; may raise to end the upload.
+        on_bytes: function called with the number of bytes of each read. Bytes that are
+            read again by a retry are not counted again.
         root: directory below which links are not followed.
     """
 
