@@ -1,7 +1,7 @@
-"""Executes the agreement's actions: keys, waits, and the training loop's flag.
+"""Executes the actions of the agreement: keys, waits, and the training loop's flag.
 
-Only `wait` blocks, and only the main thread calls `wait`. Any thread may call the rest.
-The training loop touches only the gate.
+Only `wait` blocks, and only the main thread calls `wait`. Any thread may call the
+remaining methods. The training loop uses only `gate`, the counter and the flag.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ from tfpreempt.core.events import Decision, Event, Fault, Notice, Outcome
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 10  # save_timeouts for a save with other workers, without a known deadline
-FOREVER = 3600.0  # seconds; a wait without a deadline repeats waits of this length
+PATIENCE = 10  # `peer_timeout` periods for a collective save without a known deadline
+FOREVER = 3600.0  # seconds; a wait without a deadline is a loop of waits of this length
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Round:
-    """Notes on a round, dropped with the round. Times are monotonic seconds.
+    """Notes on a round: a notice, the agreement that follows, and the save.
+
+    A new object replaces the notes at the end of the round. Times are monotonic
+    seconds.
 
     Attributes:
-        is_asked: whether this worker asked for the round, as a periodic save.
-        lost_because: first reason to commit nothing; "" if there is none.
-        lost_at: time at which the decision to commit nothing was read.
-        must_exit: whether a worker has no time for another round.
+        is_asked: whether this worker requested the round, for a periodic save.
+        lost_because: first reason for which nothing is committed; "" without a reason.
+        lost_at: time at which this worker read that no common save is possible.
+        must_exit: whether some worker has no time for another round.
         gathering: newest wait for keys of several workers.
-        leave_by: time at which the main thread exits without the `bye` of the other
-            workers.
-        timeouts_left: number of further `peer_timeout` periods granted to a save with
-            other workers.
-        waits_since: time at which the main thread began its newest wait, of any round.
+        leave_by: time at which the main thread stops waiting for `bye` keys, and exits.
+        timeouts_left: number of `peer_timeout` periods that a save with other workers
+            may still take.
+        waits_since: time at which the main thread began its newest wait; carried over
+            from the earlier round.
     """
 
     is_asked: bool = False
@@ -70,24 +73,26 @@ class Coordinator:
 
     Args:
         settings: constants of this worker.
-        incarnation: namespace of the keys; equal on every worker.
+        incarnation: namespace of the keys, which identifies this start of all workers;
+            equal on every worker.
         runtime: access to the store, and alarms.
         clock: time source for deadlines.
         peer_timeout: seconds that a wait for other workers may take without a known
             deadline.
         step_seconds: function that returns the duration of a step on this worker.
-        record: function called with the events to be recorded in the journal.
-        on_overrun: function called with the reason if the process must exit at once.
+        record: function that writes an event to the journal.
+        on_overrun: function that ends the process at once; called with the reason.
 
     Attributes:
         settings: constants of this worker.
         state: current state of the agreement; any thread may read.
         gate: counter and flag for the training loop.
         deadlines: deadlines of this process.
-        extra: fields to be sent with the next value of a key.
-        commit_extra: fields of the chief's newest `commit`.
-        is_saving: whether main saves outside of a round; written by main.
-        is_snapshot: whether this round is for a snapshot, or was requested for a
+        extra: additional fields for the next value of a key, by key.
+        commit_extra: additional fields of the chief's newest value of the key `commit`.
+        is_saving: whether the main thread saves outside of a round; the main thread
+            writes the attribute.
+        is_snapshot: whether this round, or the round requested by this worker, is for a
             snapshot.
         notes: notes on this round.
     """
@@ -135,11 +140,13 @@ class Coordinator:
     # --- main thread -----------------------------------------------------------------
 
     def wait(self, limit: float | None = None) -> ev.Directive | None:
-        """Waits for the verdict on main's last event, and returns the verdict.
+        """Waits for the directive after main's last event.
 
         Args:
-            limit: seconds after which None is returned, 0 for at once; None waits until
-                the deadline.
+            limit: seconds to wait; 0: return at once; None: wait until the deadline.
+
+        Returns:
+            The directive; None if there is no directive after `limit` seconds.
         """
         give_up = None if limit is None else self.clock.monotonic() + limit
         with self._changed:
@@ -158,10 +165,10 @@ class Coordinator:
                 self._changed.wait(min([t - now for t in ends], default=FOREVER))
 
     def main_deadline(self) -> float | None:
-        """Returns the end of main's wait for a verdict, in monotonic seconds.
+        """Returns the deadline of main's wait for a directive, in monotonic seconds.
 
-        None means no deadline: main waits while the other workers live, possibly for
-        days of further training.
+        None means no deadline: main waits while the peers run, possibly for days of
+        training.
         """
         state = self.state
         if state.main is MainThreadState.LEAVING:
@@ -169,19 +176,19 @@ class Coordinator:
         if state.notice in PREEMPTION:
             return self.deadlines.at
         if state.main is MainThreadState.AWAITING and self.notes.lost_at is not None:
-            # No machine is preempted, but a required worker has crashed. The chief may
-            # be in a step that waits for this worker.
+            # A periodic save without a required worker, which has crashed. The wait
+            # needs an end: the chief may be in a step that waits for this worker.
             return self.notes.lost_at + self.deadlines.default_wait_seconds
         return None
 
     # --- any thread ------------------------------------------------------------------
 
     def notice(self, notice: Notice) -> None:
-        """Handles a notice for this machine: informs every worker.
+        """Handles a notice for this machine: opens a round on every worker.
 
-        The deadline of this process is shortened to the end of the grace period. A
-        notice without a grace period ends training at once, also after a notice with a
-        long grace period: the time left is unknown then.
+        The end of the grace period becomes the deadline of this process. After a notice
+        without a grace period the time left is unknown, so training ends at once, even
+        during the long grace period of an earlier notice.
         """
         with self._changed:
             deadlines, at = self.deadlines, notice.received_at
@@ -199,13 +206,14 @@ class Coordinator:
                 deadlines.schedule_final_round()
 
     def periodic(self, *, snapshot: bool = False) -> bool:
-        """Asks every worker for a commit at an agreed step; no worker exits.
+        """Requests a commit at an agreed step from every worker; no worker exits.
 
         Args:
-            snapshot: whether to take a snapshot on every worker instead of a commit.
+            snapshot: whether to request a snapshot instead of a commit.
 
         Returns:
-            Whether the request was made; False during another round or request.
+            Whether the request was made. False if a round is open, or an earlier
+            request is pending.
         """
         with self._changed:
             if self.state.notice is not None or self.notes.is_asked:
@@ -216,17 +224,20 @@ class Coordinator:
 
     @property
     def preemption_pending(self) -> bool:
-        """Whether a notice for any machine is known here, handled or not."""
+        """Whether this process knows of a preemption notice, for any machine.
+
+        True also after a first commit, if the grace period of this machine continues.
+        """
         return self.state.held is not None or self.deadlines.at is not None
 
     def forget_rounds(self, rounds: Sequence[int]) -> None:
-        """Deletes the keys of rounds that every worker has completed."""
+        """Deletes the keys of rounds; called once every worker has left the rounds."""
         for round in rounds:
             name = self._name(round, Key.NOTICE).rpartition("/")[0]
             self.runtime.delete(name)
 
     def store_gone(self, error: Exception) -> None:
-        """Handles the loss of the store, reported by the runtime."""
+        """Handles the loss of the store. Called by the runtime."""
         with self._changed:
             if self.state.watch is not WatcherState.GONE:
                 log.warning("%s", error)
@@ -246,10 +257,10 @@ class Coordinator:
                 self.deadlines.extend(at_boundary=isinstance(event, ev.Boundary))
             for action in actions:
                 self._execute(action)
-            self._changed.notify_all()  # the deadline of a wait may have changed
+            self._changed.notify_all()  # `wait` computes its deadline again
 
     def _waited_for(self) -> str:
-        """Describes the workers missing in main's wait, the duration, and the phase."""
+        """Returns the reason of a timeout: missing workers, seconds waited, phase."""
         gathering = self.notes.gathering
         missing = sorted(gathering.missing) if gathering else []
         whom = ", ".join(map(str, missing or [0]))
@@ -289,7 +300,8 @@ class Coordinator:
                 )
                 if key is Key.BYE:
                     self.notes.leave_by = 1.0 + self.deadlines.limits().of[key]
-                # Before a notice workers may train long: give up only crashed workers.
+                # No limit for counts without a preemption: workers may train for long,
+                # so only crashed workers are given up.
                 if key is not Key.COUNT or self.state.notice in PREEMPTION:
                     self._limit(gathering)
             case ev.Directive():
@@ -299,13 +311,13 @@ class Coordinator:
         value, extra = keys.decode(key, text)
         reason = str(extra.get("reason") or "")
         if key is Key.DECISION and not self.is_snapshot:
-            # No lock is held while the journal writes.
+            # Before the lock is acquired: writing the journal may take long.
             self.record(Decision(round=round, boundary=value.boundary, reason=reason))
         with self._changed:
             self.notes.lost_because = self.notes.lost_because or reason
             match key:
                 case Key.NOTICE if round != self.state.round:
-                    self.dispatch(ev.NoticeRead(round, value))  # a later round
+                    self.dispatch(ev.NoticeRead(round, value))  # of a later round
                 case Key.NOTICE:
                     is_mine = extra.get("worker") == self.settings.worker
                     is_periodic = value is NoticeKind.PERIODIC
@@ -324,7 +336,7 @@ class Coordinator:
                     self.dispatch(ev.CommitRead(round, value))
 
     def _share_deadline(self, extra: keys.Extra) -> None:
-        """Adopts the deadline in a peer's notice."""
+        """Adopts the deadline sent by a peer with the peer's notice."""
         remaining = extra.get("remaining")
         now = self.clock.monotonic()
         if remaining is not None:
@@ -334,11 +346,13 @@ class Coordinator:
             self.deadlines.noticed_at = now - float(extra.get("age") or 0.0)
 
     def commit_kind(self, *, steps_follow: bool = True) -> ev.CommitKind:
-        """Decides how the round ends, once the chief has written the marker.
+        """Decides whether the workers exit after a commit, or train on; on the chief.
+
+        Called after the chief has written the marker.
 
         Args:
-            steps_follow: whether training could continue; False if the program is about
-                to raise an error after the commit.
+            steps_follow: whether the program can continue training; False if the
+                program is about to raise an error.
         """
         with self._changed:
             state = self.state
@@ -347,7 +361,7 @@ class Coordinator:
             if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
             has_all = len(state.staged) == self.settings.num_workers
-            # An excluded worker exits, and can rejoin only if every worker restarts.
+            # A worker with a tombstone exits, and resumes only if every worker restarts.
             is_left_out = any(isinstance(count, Tombstone) for count in state.counts)
             needs_all = self.settings.collectives or is_left_out
             may_go_on = state.notice is NoticeKind.TRAIN_ON and steps_follow
@@ -426,11 +440,11 @@ class Coordinator:
                 self.dispatch(ev.AllGoodbyesReceived(action.round))
 
     def _limit(self, gathering: KeyGather) -> None:
-        """Ends a wait at the time set by the deadline."""
+        """Sets the alarm that ends a wait for keys; the time is from `limits`."""
         when = self.deadlines.limits().of[gathering.key]
         seconds = when - self.clock.monotonic()
         why = f"no answer within {seconds:.1f} s"
-        late = frozenset(gathering.names)  # `cancel` skips workers that have answered
+        late = frozenset(gathering.names)  # `give_up` skips workers that have answered
         self.runtime.call_at(when, lambda: gathering.give_up(late, why))
 
     # --- deadlines -------------------------------------------------------------------
@@ -442,7 +456,7 @@ class Coordinator:
             self.deadlines.forget()
             self.extra.clear()
             return
-        self.notes.timeouts_left = before.timeouts_left  # for every round of a notice
+        self.notes.timeouts_left = before.timeouts_left  # not again for each round
         if self.state.held is NoticeKind.TRAIN_ON:
             self.deadlines.schedule_final_round()
 
@@ -453,21 +467,24 @@ class Coordinator:
                 self.dispatch(ev.LocalNotice(NoticeKind.FINAL))
 
     def _on_deadline(self, is_told: bool) -> bool:
-        """Acts just before the deadline; returns whether that ended the process."""
+        """Ends waits or the process just before the deadline.
+
+        Returns whether the process is ending; if not, the deadline calls again later.
+        """
         with self._changed:
             if self.state.main in state_machine.WAITS:
                 stays = self.state.outcome is Outcome.FINISHED
                 self.dispatch(ev.DeadlinePassed())
                 return not stays
             if self.state.main is MainThreadState.ENDED:
-                return True  # main has its verdict, and exits
+                return True  # main has its directive, and exits
             why = self._what_is_late() if is_told else self._abort_reason()
         if why:
             self.on_overrun(why)
         return bool(why)
 
     def _what_is_late(self) -> str:
-        """Describes main's unfinished work at the deadline."""
+        """Returns the reason to end the process at a known deadline, for people."""
         why = "no step ended before the deadline"
         if self.is_saving or self.state.main in (
             MainThreadState.SAVING,
@@ -477,12 +494,13 @@ class Coordinator:
         return f"{why} ({self.notes.lost_because})" if self.notes.lost_because else why
 
     def _abort_reason(self) -> str:
-        """Returns the reason to end main's current work; "" to let main finish.
+        """Returns the reason to end the process now; "" to let main finish its work.
 
-        Without a known deadline, the platform decides when a step or a save must end.
-        There are three exceptions: a save with other workers, possibly stuck in a
-        collective that the other workers have left; a step that the other workers did
-        not wait for; and a save that the chief has given up.
+        Called at a soft deadline. No source has given a grace period, so main may
+        usually finish the step or save, until the platform kills the process. There are
+        three exceptions: a save with other workers takes too long, because the peers
+        may have left the collectives; the peers have ended the round without this
+        worker, while main is in a step; the chief has given up the save.
         """
         main, is_alone = self.state.main, self.settings.num_workers == 1
         because = self.notes.lost_because or "saved"

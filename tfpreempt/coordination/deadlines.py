@@ -1,6 +1,7 @@
-"""The deadline of this process: stored, only ever shortened, and acted on in time.
+"""The deadline of this process, and the actions shortly before the deadline.
 
-The estimates behind the deadline are here too: the durations of a save and of a step.
+A known deadline is only ever shortened. The module also has the estimates that tell
+how long before the deadline to act: the durations of a save and of a step.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from tfpreempt.coordination.store_executor import StoreExecutor
 from tfpreempt.core import deadline as dl
 from tfpreempt.core.clock import Clock
 
-LEAVING = 0.2  # seconds taken by the exit itself
+LEAVING = 0.2  # seconds that the exit of the process takes
 BYES = 10.0  # maximum seconds that the chief waits for the exit of the other workers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the waits that begin now.
+    """Latest times for the end of waits for other workers that begin now.
 
     Attributes:
-        of: monotonic seconds at which a wait ends: for the counts of the other workers
-            (`Key.COUNT`), for their parts of a save (`Key.DONE`), and for the end of
-            their use of the store (`Key.BYE`).
-        may_train_on: whether there is time for another commit after the current commit.
+        of: monotonic seconds at which a wait ends, by the awaited key: `Key.COUNT` for
+            counts, `Key.DONE` for reports of written parts of a save, `Key.BYE` for
+            reports of an exit.
+        may_train_on: whether there is time for a second commit after the current one.
     """
 
     of: Mapping[Key, float]
@@ -36,12 +37,14 @@ class Limits:
 
 @dataclasses.dataclass(eq=False)
 class Deadlines:
-    """The time at which the machine is preempted, with two alarms.
+    """The time at which the machine is terminated, with two alarms before this time.
 
-    A soft deadline limits the waits after a notice without a grace period.
+    One alarm opens the final round; the other ends the process just in time. After a
+    notice without a grace period the time is unknown; a *soft* deadline then limits the
+    waits for other workers.
 
-    Not thread-safe by itself: the coordinator calls under its lock, and the callbacks
-    of the alarms acquire that lock.
+    Not thread-safe: the coordinator calls the methods under its lock, and the callbacks
+    of the alarms acquire the same lock.
 
     Args:
         runtime: source of the alarms.
@@ -50,9 +53,9 @@ class Deadlines:
         step_seconds: function that returns the duration of a step.
         on_last_call: function that opens the final round; called when a long grace
             period is almost over.
-        on_guard: function called just before the deadline, with whether the deadline is
-            known from a notice. Returns whether the process ended; if not, the call is
-            repeated.
+        on_guard: function called just before the deadline. The argument is True for a
+            deadline from a notice, False for a soft deadline. Returns whether the
+            process is ending; if not, the function is called again later.
         num_workers: number of workers.
 
     Attributes:
@@ -60,10 +63,11 @@ class Deadlines:
             change the value.
         save_seconds: expected duration of a save, from `planned`; None before the first
             save.
-        share_seconds: measured duration of this worker's share of the current save; 0
-            without shares.
-        noticed_at: time at which any worker saw the current notice.
-        told: time at which the machine is preempted; None if no source gave a time.
+        share_seconds: measured duration of writing this worker's share (the tensors
+            that one worker writes for all) in the current save; 0 without shares.
+        noticed_at: monotonic time at which the first worker saw the current notice.
+        told: monotonic time at which the machine is terminated; None if no source gave
+            a grace period.
     """
 
     runtime: StoreExecutor
@@ -77,11 +81,13 @@ class Deadlines:
     share_seconds: float = 0.0
     noticed_at: float | None = None
     told: float | None = None
-    _grace: float | None = None  # grace period that gave `told`, in seconds
-    _soft: float | None = None  # end of waiting, if no source gave a time
+    _grace: float | None = None  # grace period from which `told` was computed, seconds
+    _soft: float | None = None  # end of the waits, if no source gave a grace period
     _ends: float | None = None  # latest time for the exit of the process
     _last_call_at: float | None = None
-    _goes_by: float = -math.inf  # kept by `forget`: the shutdown may follow a commit
+    # Latest shutdown of a machine after a notice. `forget` keeps the value, because the
+    # shutdown may come after the notice was handled with a commit.
+    _goes_by: float = -math.inf
 
     @property
     def at(self) -> float | None:
@@ -90,10 +96,10 @@ class Deadlines:
 
     @property
     def left(self) -> float:
-        """Seconds for work after the commit; without a notice, `peer_timeout`.
+        """Seconds left for work after a commit; without a notice, `peer_timeout`.
 
-        A soft deadline is not extended for the work after the commit: the parent of the
-        process (a supervisor, Kubernetes) may measure from the signal.
+        `extend` gives the waits for other workers more time, but not this work: the
+        parent of the process (a supervisor, Kubernetes) may count from the signal.
         """
         if self._ends is None:
             return self.peer_timeout
@@ -101,27 +107,27 @@ class Deadlines:
 
     @property
     def shutdown_pending(self) -> bool:
-        """Whether a machine of this run had a notice, and may be shutting down."""
+        """Whether a machine of this run had a notice and may still be shut down."""
         return self.clock.monotonic() < self._goes_by
 
     @property
     def since_notice(self) -> float | None:
-        """Seconds since any worker saw the current notice; None without a notice.
+        """Seconds since the first worker saw the notice; None without a notice.
 
-        Any thread.
+        May be read on any thread.
         """
         at = self.noticed_at
         return None if at is None else self.clock.monotonic() - at
 
     def shorten(self, received_at: float, grace: float | None) -> bool:
-        """Adopts an earlier deadline; ignores a later deadline.
+        """Sets the deadline of a notice, unless a known deadline is earlier.
 
         Args:
-            received_at: time at which the notice arrived.
+            received_at: monotonic time at which the notice arrived.
             grace: grace period of the notice in seconds; None or 0 if unknown.
 
         Returns:
-            Whether the new deadline was earlier.
+            Whether the notice has set a first or an earlier deadline.
         """
         before = self.at
         patience = grace or self.default_wait_seconds
@@ -141,9 +147,10 @@ class Deadlines:
         """Extends a soft deadline by a full wait, because main begins to wait.
 
         Args:
-            at_boundary: whether a step has ended. A step that outlived a soft deadline
-                shows that no platform measures from the notice: the time for work after
-                the commit then begins now.
+            at_boundary: whether main waits after a step. If the step ended later than
+                `_ends`, nothing has killed the process at that time. So no platform
+                counts from the notice, and the time for work after the commit begins
+                now.
         """
         now = self.clock.monotonic()
         has_outlived = self._ends is not None and self._ends <= now
@@ -156,15 +163,15 @@ class Deadlines:
             )
 
     def second_commit_is_worthwhile(self, grace: float | None) -> bool:
-        """Returns whether a second commit at the end of a grace period is worthwhile.
+        """Returns whether to train on after a first commit, up to a second commit.
 
-        True if the grace period is at least three times a save and two steps. Before
-        the first measured save the result is True: the first commit, made at once,
-        measures a save, and the question is asked again.
+        True if the grace period is at least three times as long as a save and two
+        steps. True if no save was measured so far: the first commit, made at once,
+        measures a save, and the caller asks again after that commit.
 
         Args:
-            grace: grace period of the notice in seconds; None or 0: commit at once and
-                exit.
+            grace: grace period of the notice in seconds; None or 0 if unknown, for
+                which the result is False.
         """
         if not grace:
             return False
@@ -172,14 +179,17 @@ class Deadlines:
         return save is None or grace >= 3 * (save + 2 * self.step_seconds())
 
     def schedule_final_round(self) -> None:
-        """Sets the alarm for the final round; replaces an earlier alarm."""
+        """Sets the alarm that opens the final round; replaces an earlier alarm."""
         when = self._last_call_time()
         if when is not None:
             self._last_call_at = when
             self.runtime.call_at(when, functools.partial(self._last_call, when))
 
     def _last_call_time(self) -> float | None:
-        """Returns the latest time to open a final round that commits in time."""
+        """Returns the latest time at which a final round can open and still commit.
+
+        None if no grace period is known.
+        """
         if self.told is None or self._grace is None:
             return None
         save = self._grace / 4 if self.save_seconds is None else self.save_seconds
@@ -187,17 +197,17 @@ class Deadlines:
         return self.told - (needed + 2 * self.step_seconds())
 
     def limits(self) -> Limits:
-        """Returns the limits of the waits for other workers that begin now.
+        """Returns the latest times for the end of waits for other workers, begun now.
 
-        Counts come from threads that wait for nothing, so a late count means a crashed
-        or frozen worker. The rest of the time belongs to the save. No wait for a peer
-        is longer than `peer_timeout`, however long the grace period is.
+        The wait for counts is short: a thread that waits for nothing sends the count,
+        so a late count means a crashed or frozen worker. The time saved belongs to the
+        save. No wait is longer than `peer_timeout`, however long the grace period is.
 
-        The chief writes the shares of workers that never answer. A known deadline
-        reserves time for one such share in any case, and for the shares of all other
-        workers if three tenths of the time remain for the wait. If there is no time
-        even for one share, only waiting helps: workers slower than the chief still
-        answer.
+        The wait for the parts of a save ends early enough for the chief to write the
+        shares of workers that never answer. With a known deadline, time for one share
+        is always reserved, and time for the shares of every peer if three tenths of
+        the time remain for the wait. If the time is too short even for one share, the
+        chief only waits: a worker slower than the chief may still answer.
         """
         now, at, save = self.clock.monotonic(), self.at, self.save_seconds
         total = self.peer_timeout
@@ -227,17 +237,18 @@ class Deadlines:
         )
 
     def planned(self, save: float, share: float) -> float:
-        """Returns the expected duration of the next save.
+        """Returns the expected duration of the next save, in the worst case.
+
+        In the worst case the chief writes the shares of all workers.
 
         Args:
             save: measured duration of a save in seconds.
-            share: seconds of that duration spent on the chief's share; 0 without
-                shares. A chief without other workers has to write every share.
+            share: seconds of `save` that the chief's own share took; 0 without shares.
         """
         return save + share * (self.num_workers - 1)
 
     def forget(self) -> None:
-        """Clears the deadline: the notice was handled, and the process continues."""
+        """Clears the deadline after a notice was handled and the process continues."""
         self.told = self._soft = self._ends = self._grace = self._last_call_at = None
         self.noticed_at = None
 
@@ -249,14 +260,15 @@ class Deadlines:
     def default_wait_seconds(self) -> float:
         """Seconds to wait without a known deadline.
 
-        At least three saves, because a wait shorter than a save can only lose the save.
+        At least the duration of three saves: a shorter wait could end before a save
+        that is still being written.
         """
         return max(self.peer_timeout, 3 * (self.save_seconds or 0.0))
 
     def _on_deadline(self, deadline: float) -> None:
         is_told = deadline == self.told
         if not is_told and deadline != self._soft:
-            return  # replaced, or the notice was handled
+            return  # the deadline was replaced, or the notice was handled
         if not self.on_guard(is_told):
             now = self.clock.monotonic()
             again = now + self.peer_timeout

@@ -12,7 +12,7 @@ from tfpreempt.errors import (
 
 
 class InMemoryStore:
-    """Insert-once keys in a dictionary; any thread may call any method."""
+    """A store of insert-once keys in a dictionary; any thread may call any method."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -51,7 +51,10 @@ class InMemoryStore:
             return frozenset()
 
     def close(self) -> None:
-        """Ends the store: waiting and later calls raise an error of the service."""
+        """Ends the store.
+
+        Waiting calls and later calls raise `CoordinationServiceUnavailableError`.
+        """
         with self._changed:
             self._gone = True
             self._changed.notify_all()

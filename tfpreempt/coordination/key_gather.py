@@ -1,9 +1,9 @@
-"""Collects a key of many workers: blocking reads, ended by an insert.
+"""Reads a key of each of many workers; an insert ends the wait for a missing key.
 
-A read of a key that never comes cannot be cancelled. So a wait is ended by inserting a
-tombstone under the key: at once for a worker reported as crashed by the service, at
-the deadline for a late worker. The first insert, by the worker or with a tombstone, is
-the value seen by every worker.
+A blocking read of the store cannot be cancelled. So the reader of the keys ends a wait
+by inserting a tombstone: at once for a worker that the service reports as crashed, at
+the deadline for a late worker. The first insert of a key decides, so every worker sees
+either the worker's value or the tombstone.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ Whole = Callable[[dict[int, Any]], None]
 
 @dataclasses.dataclass(eq=False)
 class KeyGather:
-    """A key of several workers, read from construction on; any thread.
+    """Reads a key of several workers; the constructor starts the reads.
+
+    Any thread may call the methods.
 
     Args:
         runtime: access to the store.
         key: kind of the key; determines how values are decoded.
-        names: name of the key for each worker.
-        by: index of the gathering worker, recorded in the tombstones.
-        then: function called for each worker with the index, the value or a tombstone,
-            and the extra fields.
-        whole: function called with the values by worker, once every value is there.
+        names: name of the key, by worker.
+        by: index of this worker, recorded in the tombstones.
+        then: function called for each worker: with the worker's index, the value or a
+            tombstone, and the extra fields.
+        whole: function called once every worker has a value; with the values by worker.
     """
 
     runtime: StoreExecutor
@@ -82,7 +84,13 @@ class KeyGather:
             return frozenset(self._missing)
 
     def give_up(self, workers: frozenset[int], why: str) -> None:
-        """Inserts tombstones for `workers` without an answer, once per worker."""
+        """Inserts tombstones for the workers among `workers` that have not answered.
+
+        Args:
+            workers: indices of the workers; the method ignores workers that have
+                answered, or have a tombstone.
+            why: the reason, for people.
+        """
         with self._lock:
             late = sorted((self._missing & workers) - self._given_up)
             self._given_up.update(late)

@@ -1,7 +1,7 @@
 """The interface of the key-value store used for the agreement.
 
-A key is inserted once and then never changes, so a key is a consensus object: the first
-insert decides, and every worker reads the same value.
+A key is inserted once and then never changes. So each key is a decision: the first
+insert wins, and every worker reads the same value.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Protocol
 
 
 class KeyValueStore(Protocol):
-    """An insert-once store shared by the workers of one incarnation.
+    """An insert-once store, shared by all workers from one start to their end.
 
-    Any thread may call any method. `get` without a timeout blocks until the key
-    appears, and so belongs in a daemon thread of its own.
+    Any thread may call any method. `get` without a timeout blocks until the key is
+    inserted, so call `get` in a daemon thread.
     """
 
     def insert(self, key: str, value: str) -> None:
@@ -30,9 +30,9 @@ class KeyValueStore(Protocol):
 
         Args:
             key: name of the key.
-            timeout: maximum seconds to wait; None waits forever. A wait that times out
-                leaks a few KiB in TensorFlow's service, so a timeout is for startup and
-                as a last resort, never for polling.
+            timeout: maximum seconds to wait; None waits forever. Do not poll with a
+                timeout: each wait that times out leaks a few KiB in TensorFlow's
+                service.
 
         Raises:
             PeerTimeoutError: the key did not appear in time.
@@ -49,7 +49,7 @@ class KeyValueStore(Protocol):
         ...
 
     def dead_workers(self) -> frozenset[int]:
-        """Returns the indices of crashed workers, by the service; empty if unknown.
+        """Returns the workers that the service reports as crashed; empty if unknown.
 
         Raises:
             CoordinationServiceUnavailableError: the store cannot be reached.

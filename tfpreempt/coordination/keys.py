@@ -1,7 +1,8 @@
 """Names of keys, and the text stored under the keys.
 
-Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`. Values are JSON objects,
-with fields for the agreement, and extra fields for deadlines and for people.
+Names are `tfpreempt/<incarnation>/<round>/<key>[/<worker>]`; the incarnation identifies
+one start of all workers. Values are JSON objects: fields for the agreement, and extra
+fields with deadlines and with text for people.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def decode(key: Key, text: str) -> tuple[Any, Extra]:
     """Returns a value of the agreement, and the extra fields.
 
     Raises:
-        CoordinationError: this version of tfpreempt does not write such a text.
+        CoordinationError: the text is not a value that this version can write.
     """
     try:
         fields: Extra = json.loads(text)

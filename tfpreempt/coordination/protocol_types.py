@@ -1,18 +1,20 @@
 """Types of the agreement: state of a worker, events and actions.
 
-Frozen values only. `state_machine.py` has the rows of the table, and `coordinator.py`
-turns events and actions into reads and writes of the store.
+All types are frozen values. `state_machine.py` has the transition table;
+`coordinator.py` turns events and actions into reads and writes of the key-value store.
 
-Four roles share a worker's state, each with its own rows:
+A boundary is the moment before a training step. An interval is the time between two
+boundaries. The count of a worker is the number of intervals started so far. A round is
+one notice, with the agreement on a boundary and the save there.
+
+A worker has four roles. The roles share the worker's state, and have separate rows in
+the table:
 
   watch   reads the round's keys in order: notice, decision, commit;
-  main    stops at boundaries, saves, exits; training waits only for this role;
-  gather  (only on the chief, whose process hosts the store) collects counts, done
-          marks and byes;
-  notice  inserts this machine's own notices into the store.
-
-An interval is the time between two boundaries; a worker's count is the number of
-intervals started so far.
+  main    the main thread: stops at boundaries, saves and exits;
+  gather  collects the keys `count`, `done` and `bye` of the other workers; only on the
+          chief, whose process hosts the store;
+  notice  inserts the notices of this machine into the store.
 """
 
 # ruff: noqa: D101 - a class with a self-explanatory name has no docstring
@@ -32,15 +34,15 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """Makes a class a frozen, slotted dataclass, for arguments and results of rows."""
+    """Makes a class a frozen dataclass with slots, for the values of the table."""
     return dataclasses.dataclass(frozen=True, slots=True)(cls)
 
 
 class NoticeKind(enum.Enum):
     """Purpose of a round; the value of the key `notice`."""
 
-    FINAL = "final"  # save, then exit
-    TRAIN_ON = "train_on"  # save, and continue if the chief finds enough time
+    FINAL = "final"  # preemption: save, then exit
+    TRAIN_ON = "train_on"  # preemption: save, and continue if time is left
     PERIODIC = "periodic"  # no preemption: save, then continue
     FINISHED = "finished"  # training is over on every worker: exit normally
 
@@ -48,14 +50,18 @@ class NoticeKind(enum.Enum):
 class CommitKind(enum.Enum):
     """Result of a round; the value of the key `commit`."""
 
-    EXIT = "exit"  # durable: exit with the restart code
-    TRAIN_ON = "train_on"  # durable: continue with the next round
-    ALONE = "alone"  # the chief saved without its peers: the peers exit as lost
-    NONE = "none"  # nothing was saved in this round
+    EXIT = "exit"  # committed: exit with the restart code
+    TRAIN_ON = "train_on"  # committed: continue training, in the next round
+    ALONE = "alone"  # the chief committed alone: other workers exit with outcome LOST
+    NONE = "none"  # nothing was committed in this round
 
 
 class Key(enum.Enum):
-    """The insert-once keys of a round; COUNT, DONE and BYE exist once per worker."""
+    """The insert-once keys of a round.
+
+    COUNT (the worker's count), DONE (its part of the save is written, or failed) and
+    BYE (the worker exits) exist once per worker.
+    """
 
     NOTICE = "notice"
     COUNT = "count"
@@ -67,7 +73,7 @@ class Key(enum.Enum):
 
 @value
 class StepCount:
-    """A worker's count; final once the worker's training is over."""
+    """The count of a worker; final if the worker starts no further interval."""
 
     count: int
     final: bool = False
@@ -75,12 +81,15 @@ class StepCount:
 
 @value
 class Tombstone:
-    """Replaces a missing value: the worker has crashed, is late, or has exited."""
+    """Value of a key for a worker that has crashed, is late, or has exited."""
 
 
 @value
 class DecidedStep:
-    """The boundary of the save; None: lost, because a required worker is missing."""
+    """The boundary at which every worker saves.
+
+    None: a common save is impossible, because a required worker is missing.
+    """
 
     boundary: int | None
 
@@ -88,29 +97,29 @@ class DecidedStep:
 class WatcherState(enum.Enum):
     """States of the watch role."""
 
-    LISTENING = "listening"  # for the round's notice
-    COUNTING = "counting"  # flag raised, own counter not read yet
-    PUBLISHING = "publishing"  # own count being inserted
-    DECIDING = "deciding"  # waits for the decision
-    FOLLOWING = "following"  # waits for the commit
-    EXCLUDED = "excluded"  # found its own tombstone
-    OVER = "over"  # no key of this round left to read
-    GONE = "gone"  # the store is gone
+    LISTENING = "listening"  # waits for the key `notice`
+    COUNTING = "counting"  # has raised the flag, and reads the own counter next
+    PUBLISHING = "publishing"  # inserts the own count into the store
+    DECIDING = "deciding"  # waits for the key `decision`
+    FOLLOWING = "following"  # waits for the key `commit`
+    EXCLUDED = "excluded"  # the own `count` is a tombstone: the worker was given up
+    OVER = "over"  # has read every key of this round
+    GONE = "gone"  # the store cannot be reached
 
 
 class MainThreadState(enum.Enum):
     """States of the main role."""
 
     TRAINING = "training"  # in the user's code
-    WAITING = "waiting"  # at a boundary, flag up, decision unknown
-    FINISHING = "finishing"  # training over, waits for other workers or a notice
+    WAITING = "waiting"  # stopped at a boundary by the flag, until the decision
+    FINISHING = "finishing"  # training is over; waits for other workers or a notice
     SAVING = "saving"
-    COLLECTING = "collecting"  # chief: own part is saved, done marks are missing
-    COMMITTING = "committing"  # chief: writes the marker
-    AWAITING = "awaiting"  # saved, or lost: waits for the commit key
-    LEAVING = "leaving"  # inserts bye; the chief reads the byes
+    COLLECTING = "collecting"  # chief: own part is saved; reads the `done` keys
+    COMMITTING = "committing"  # chief: writes the marker of the commit
+    AWAITING = "awaiting"  # part saved, or no save possible; waits for key `commit`
+    LEAVING = "leaving"  # inserts `bye`; the chief reads the `bye` keys
     ENDED = "ended"
-    DETACHED = "detached"  # raised, or closed the handler; peers were informed
+    DETACHED = "detached"  # an error, or a closed handler: the peers were notified
 
 
 PHASES = {
@@ -137,12 +146,12 @@ AWAITED = {
 
 @value
 class ProtocolConfig:
-    """Constants of a worker. The chief also hosts the store."""
+    """Constants of a worker."""
 
     worker: int
     num_workers: int
-    collectives: bool = True  # stepping or saving needs every worker
-    saves_alone: bool = True  # the chief can save with no help from a peer
+    collectives: bool = True  # a step or a save needs every worker
+    saves_alone: bool = True  # the chief can save without the peers
 
     @property
     def host(self) -> bool:
@@ -151,7 +160,7 @@ class ProtocolConfig:
 
 @value
 class WorkerState:
-    """Complete state of the agreement on a worker."""
+    """Complete state of a worker in the agreement."""
 
     round: int = 1
     watch: WatcherState = WatcherState.LISTENING
@@ -160,15 +169,15 @@ class WorkerState:
     own: StepCount | Tombstone | None = None
     decision: DecidedStep | None = None
     commit: CommitKind | None = None
-    at: int = 0  # main's current or last boundary
-    last: bool = False  # training is over at that boundary
-    saved_at: int | None = None  # boundary of the newest commit of this process
+    at: int = 0  # count at main's newest boundary
+    last: bool = False  # training is over at boundary `at`
+    saved_at: int | None = None  # count at the newest commit of this process
     outcome: Outcome | None = None
-    held: NoticeKind | None = None  # this machine's own notice
+    held: NoticeKind | None = None  # notice for this machine, not handled yet
     counts: tuple[
         StepCount | Tombstone, ...
-    ] = ()  # chief: own count, later every count
-    staged: tuple[int, ...] = ()  # chief: workers with parts in the save, once known
+    ] = ()  # chief: at first the own count; later the count of every worker
+    staged: tuple[int, ...] = ()  # chief: workers whose parts are in the save
 
 
 # --- events --------------------------------------------------------------------------
@@ -193,7 +202,10 @@ class CounterRead(ProtocolEvent):
 
 @value
 class OwnCount(ProtocolEvent):
-    """The watch's insert of the own count is done; `value` is the value of the key."""
+    """The watch has inserted this worker's count.
+
+    `value` is the value of the key: a tombstone if the worker was given up before.
+    """
 
     round: int
     value: StepCount | Tombstone
@@ -213,12 +225,12 @@ class CommitRead(ProtocolEvent):
 
 @value
 class StoreGone(ProtocolEvent):
-    """The store cannot be reached any more."""
+    """The key-value store can no longer be reached."""
 
 
 @value
 class Boundary(ProtocolEvent):
-    """Main is at a boundary with the flag raised, or at the last boundary."""
+    """Main has stopped at a boundary: the flag is raised, or training is over."""
 
     count: int
     last: bool = False
@@ -226,7 +238,7 @@ class Boundary(ProtocolEvent):
 
 @value
 class FinalCount(ProtocolEvent):
-    """Main's insert of the final count is done; `value` is the value of the key."""
+    """Main has inserted this worker's final count; `value` is the value of the key."""
 
     round: int
     value: StepCount | Tombstone
@@ -239,7 +251,7 @@ class Saved(ProtocolEvent):
 
 @value
 class Committed(ProtocolEvent):
-    """The chief wrote the marker; with NONE, the write failed."""
+    """The chief has written the marker of the commit; kind NONE: the write failed."""
 
     kind: CommitKind
 
@@ -266,9 +278,12 @@ class GoodbyeSent(ProtocolEvent):
 
 @value
 class NextRound(ProtocolEvent):
-    """Main continues after an exit: the exit function returned, or a handler opens."""
+    """Main trains on after the end of a round.
 
-    served: bool = True  # whether the held notice was handled
+    The exit function has returned, or the program has opened another handler.
+    """
+
+    served: bool = True  # whether this machine's notice was handled
 
 
 @value
@@ -281,7 +296,10 @@ class AllCountsReceived(ProtocolEvent):
 
 @value
 class AllStagedReceived(ProtocolEvent):
-    """Every gathered worker has answered; `staged` workers have a staged part."""
+    """Every worker has reported on its part, or was given up.
+
+    `staged` has the workers with a written part.
+    """
 
     round: int
     staged: tuple[int, ...]
@@ -301,7 +319,7 @@ class LocalNotice(ProtocolEvent):
 
 @value
 class NoticeExists(ProtocolEvent):
-    """The insert of the own notice found an older notice in that round."""
+    """The notice of this machine was not inserted: the round has an older notice."""
 
     round: int
     kind: NoticeKind
@@ -312,12 +330,12 @@ class NoticeExists(ProtocolEvent):
 
 @value
 class Action:
-    """An output of the table; actions must take effect in order."""
+    """An output of the table; the actions of a row must take effect in order."""
 
 
 @value
 class RaiseFlag(Action):
-    """Makes main enter the slow path before the next interval."""
+    """Makes main stop at its next boundary, to wait for the agreement."""
 
 
 @value
@@ -327,12 +345,12 @@ class LowerFlag(Action):
 
 @value
 class ReadCounter(Action):
-    """Reads the counter strictly after RaiseFlag; answered by CounterRead."""
+    """Reads the counter after RaiseFlag took effect; the answer is CounterRead."""
 
 
 @value
 class Get(Action):
-    """Waits for a key of the watch role."""
+    """Reads a key for the watch role, once any worker has inserted the key."""
 
     key: Key
     round: int
@@ -340,7 +358,7 @@ class Get(Action):
 
 @value
 class Insert(Action):
-    """Inserts a key; `worker` is the owner, for keys that exist once per worker."""
+    """Inserts a key; `worker` is set for keys that exist once per worker."""
 
     key: Key
     round: int
@@ -350,9 +368,10 @@ class Insert(Action):
 
 @value
 class Gather(Action):
-    """Reads the key of every worker in `workers`; inserts tombstones at the deadline.
+    """Reads the key of every worker in `workers`.
 
-    Answered by one event with the complete result; a partial result has no effect.
+    At the deadline, missing keys are inserted with tombstones. The answer is one event,
+    once every key has a value.
     """
 
     key: Key
@@ -362,19 +381,23 @@ class Gather(Action):
 
 @value
 class Directive(Action):
-    """An instruction to main, which waits for a verdict."""
+    """An instruction to the main thread, which waits at a boundary."""
 
 
 @value
 class Proceed(Directive):
-    """Continue training; the decided boundary is ahead."""
+    """Continue training up to the decided boundary `until`."""
 
     until: int
 
 
 @value
 class SaveDirective(Directive):
-    """Save at this boundary; with `repeat` already committed, so write no files."""
+    """Save at this boundary.
+
+    `alone`: the peers do not save. `repeat`: the state is committed already, so no
+    files are written.
+    """
 
     boundary: int
     alone: bool
@@ -383,7 +406,7 @@ class SaveDirective(Directive):
 
 @value
 class WriteMarker(Directive):
-    """Commit the parts staged by these workers; on the chief."""
+    """Commit the parts written by these workers; on the chief."""
 
     workers: tuple[int, ...]
 

@@ -1,8 +1,9 @@
-"""Starts every worker from the same plan, or raises the same error on every worker.
+"""Lets all workers start from the same plan, or raises an error on every worker.
 
-Before training the chief proposes a plan, the other workers compare the plan with their
-own view, and the chief announces the result. A start uses three insert-once keys:
-`plan`, `hello/<i>`, `ready`.
+Before training the chief proposes a plan, such as the commit to restore. Every other
+worker compares the plan with its own files, and may object. The chief then publishes
+the objections. A start uses the insert-once keys `plan`, `hello/<i>` (the answer of
+worker i) and `ready` (the objections).
 """
 
 from __future__ import annotations
@@ -45,23 +46,26 @@ def agree(
     timeout: float,
     proposing: float = 0.0,
 ) -> tuple[StartPlan, T | None, dict[int, str]]:
-    """Agrees on a plan; called by every worker, in the same order of prefixes.
+    """Agrees on a plan with the other workers.
+
+    Every worker calls the function. If a process starts several handlers, the calls are
+    in the same order on every worker.
 
     Args:
         store: key-value store, called in a separate thread with a timeout.
-        prefix: namespace of this start.
+        prefix: namespace of the keys of this start.
         cluster: the workers; the chief proposes.
-        propose: function for the chief; returns the plan, JSON-able, and the chief's
-            own view.
-        check: function for the other workers; returns the objection to the plan, or
-            None, and the worker's own view. A raised `TfpreemptError` counts as an
-            objection.
+        propose: function called on the chief; returns the plan, as JSON values, and the
+            chief's view: any object, returned to the caller.
+        check: function called with the plan on the other workers; returns the objection
+            to the plan, or None, and the worker's view. A raised `TfpreemptError`
+            counts as an objection.
         timeout: seconds to wait for the slowest worker.
         proposing: additional seconds that the other workers wait for the chief's plan.
 
     Returns:
-        The plan; this worker's own view, None if `check` raised an error; and the
-        objections by worker (empty: no worker objects).
+        The plan; this worker's view, or None if `check` raised an error; the objections
+        by worker, empty if no worker objects.
 
     Raises:
         CoordinationError: a key holds a value that this version does not write.
@@ -102,16 +106,19 @@ def agree(
 
 
 def describe(error: TfpreemptError) -> str:
-    """Returns an error as text, class name first, so that peers can raise the class."""
+    """Returns an error as text.
+
+    The class name comes first, so that peers can raise an error of the same class.
+    """
     return f"{type(error).__name__}: {error}"
 
 
 def _hear_all(
     store: KeyValueStore, prefix: str, num_workers: int, timeout: float
 ) -> dict[str, str]:
-    """Returns the objections of the other workers, by worker; on the chief.
+    """Waits for the answers of the other workers; on the chief.
 
-    The wait is interrupted if the store reports a crashed worker.
+    Returns the objections, by worker. A crashed worker ends the wait at once.
 
     Raises:
         PeerTimeoutError: a worker has crashed, or is too late.

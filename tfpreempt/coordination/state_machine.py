@@ -1,10 +1,10 @@
 """The agreement on a step, as a transition table: events in, actions out.
 
-Every worker has a `State`; `step(settings, state, event)` returns the next state and
-the actions to take. The module has no I/O, clock, thread or TensorFlow, so that an
-exhaustive search can drive this table (tests/cluster, with crashes, false suspicion,
-late and duplicate notices). docs/agreement.md has the rules, and the reason for each
-rule. Change a rule only together with the search.
+Every worker has a `WorkerState`; `step(settings, state, event)` returns the next state
+and the actions to take. The module uses no I/O, clock, thread or TensorFlow. So the
+search in tests/cluster can try every order of events in this table, with crashes, false
+suspicion, and late and duplicate notices. docs/agreement.md has the rules, and the
+reason for each rule. Change a rule only together with the search.
 """
 
 # ruff: noqa: D103 - a row has the name of its event, and the event has the docstring
@@ -44,7 +44,7 @@ set_ = dataclasses.replace
 
 
 class IllegalEventError(RuntimeError):
-    """The table has no row for an event in the current state: a bug in the sender."""
+    """The table has no row for an event in this state: a bug in tfpreempt."""
 
 
 def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> Moved:
@@ -53,7 +53,7 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
     Args:
         settings: constants of the worker.
         state: current state of the worker.
-        event: event to apply. Events of an earlier round are stale and change nothing.
+        event: event to apply. Events of an earlier round change nothing.
 
     Returns:
         The next state, and the actions in the order in which they must take effect.
@@ -62,7 +62,8 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
         IllegalEventError: the state has no row for the event.
     """
     late = getattr(event, "round", state.round) < state.round
-    if late and not isinstance(event, ev.NoticeExists):  # a held notice is never stale
+    # Not for NoticeExists: this machine's notice is still to be handled.
+    if late and not isinstance(event, ev.NoticeExists):
         return state, ()
     kind = type(event)
     row: Row | None
@@ -76,7 +77,7 @@ def step(settings: ProtocolConfig, state: WorkerState, event: ProtocolEvent) -> 
         return row(settings, state, event)
     answer = (
         state.watch is WatcherState.GONE and kind in WATCH
-    )  # was read before the loss
+    )  # the key was read before the store was lost
     if answer or isinstance(event, MAY_COME_LATE):
         return state, ()
     raise IllegalEventError(
@@ -151,8 +152,8 @@ def commit_read(
     if state.main is not MainThreadState.TRAINING:
         return state, ()
     if event.kind is CommitKind.TRAIN_ON:
-        return next_round(state)  # committed without this worker's share
-    if was_dropped(state):  # peers may ask for a count in the next round
+        return next_round(state)  # committed without this worker's part
+    if was_dropped(state):  # listen now: the next round may need this worker's count
         return state, (ev.Get(Key.NOTICE, state.round + 1),)
     return state, ()
 
@@ -160,11 +161,12 @@ def commit_read(
 def notice_ahead(
     settings: ProtocolConfig, state: WorkerState, event: ev.NoticeRead
 ) -> Moved:
-    """Handles a preemption notice while main is on the way to a dropped save.
+    """Handles a preemption notice of the next round, after a periodic save was dropped.
 
-    The boundary of the dropped save may be far, and no worker waits so long for a
-    count. A save that needs every worker is not skipped: another worker may be in its
-    collectives.
+    Main is still training up to the boundary of the dropped save. The boundary may be
+    far away, and the chief does not wait so long for this worker's count, so the save
+    is skipped. A save that needs every worker is not skipped: another worker may be in
+    the collectives of the save.
     """
     is_ahead = event.round > state.round and event.kind in PREEMPTION
     if is_ahead and state.main is MainThreadState.TRAINING and settings.saves_alone:
@@ -193,7 +195,7 @@ def boundary(settings: ProtocolConfig, state: WorkerState, event: ev.Boundary) -
     if isinstance(state.own, Tombstone) and state.notice is not None:
         return excluded(settings, state)
     if state.commit is not None and not was_dropped(state):
-        return outcome_known(settings, state)  # committed without this worker's share
+        return outcome_known(settings, state)  # committed without this worker's part
     if state.decision is not None:
         return act(settings, state)
     if not event.last:
@@ -206,7 +208,7 @@ def boundary(settings: ProtocolConfig, state: WorkerState, event: ev.Boundary) -
 
 
 def act(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Acts on the decision at a boundary."""
+    """Acts on the decision at a boundary: saves, trains on, or ends the round."""
     assert state.decision is not None
     target = state.decision.boundary
     if target is None:
@@ -226,7 +228,7 @@ def act(settings: ProtocolConfig, state: WorkerState) -> Moved:
 
 
 def excluded(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Handles the worker's own tombstone: exits without a save."""
+    """Exits without a save, because this worker's count is a tombstone."""
     if state.notice is NoticeKind.FINISHED:
         return leave(settings, state, Outcome.FINISHED)
     if settings.host:
@@ -235,7 +237,7 @@ def excluded(settings: ProtocolConfig, state: WorkerState) -> Moved:
 
 
 def nothing_saved(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Ends the round without a commit: the chief informs the workers, and exits."""
+    """Ends the round without a commit: the chief notifies the workers, and exits."""
     state, actions = leave(settings, state, Outcome.LOST)
     return state, (Insert(Key.COMMIT, state.round, CommitKind.NONE), *actions)
 
@@ -296,7 +298,11 @@ def committed(
 
 
 def not_saved(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Handles a failed save of the chief: exits, or drops a periodic save."""
+    """Handles a failed save of the chief.
+
+    A periodic save is dropped, and training continues; after a preemption the chief
+    exits.
+    """
     if state.notice is not NoticeKind.PERIODIC:
         return nothing_saved(settings, state)
     state = set_(state, main=MainThreadState.AWAITING)
@@ -304,9 +310,9 @@ def not_saved(settings: ProtocolConfig, state: WorkerState) -> Moved:
 
 
 def was_dropped(state: WorkerState) -> bool:
-    """Returns whether a periodic save was dropped without a lost worker.
+    """Returns whether a periodic save ended without a commit, and without a loss.
 
-    Every worker then continues training.
+    No worker was lost, so every worker continues training.
     """
     periodic = state.notice is NoticeKind.PERIODIC
     agreed = state.decision is not None and state.decision.boundary is not None
@@ -314,18 +320,21 @@ def was_dropped(state: WorkerState) -> bool:
 
 
 def is_given_up(state: WorkerState) -> bool:
-    """Returns whether the save of this round was given up, and every worker exits."""
+    """Returns whether this round ends without a commit, and every worker exits."""
     return state.commit is CommitKind.NONE and not was_dropped(state)
 
 
 def is_over(state: WorkerState) -> bool:
-    """Returns whether the other workers proceed without main's current work."""
+    """Returns whether the workers have ended the round without this worker.
+
+    True also if the store is lost. Main's current step or save has no use then.
+    """
     has_ended = state.commit is not None and not was_dropped(state)
     return has_ended or state.watch in {WatcherState.EXCLUDED, WatcherState.GONE}
 
 
 def outcome_known(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Ends the round: main has done its part, and the commit key was read."""
+    """Ends the round; called once main has saved and the key `commit` was read."""
     match state.commit:
         case CommitKind.TRAIN_ON:
             state, actions = next_round(set_(state, saved_at=state.at))
@@ -343,9 +352,10 @@ def outcome_known(settings: ProtocolConfig, state: WorkerState) -> Moved:
 def step_failed(
     settings: ProtocolConfig, state: WorkerState, event: ev.StepFailed
 ) -> Moved:
-    """Handles a step that failed because a peer crashed: exits as lost after a notice.
+    """Handles a step that failed because a peer crashed.
 
-    A periodic round asks no worker to exit, so there the error is raised.
+    After a preemption notice this worker exits with the outcome LOST. Otherwise the
+    error is raised, because no worker has to exit.
     """
     if state.notice not in PREEMPTION:
         state, actions = detached(settings, state, ev.Detached())
@@ -390,7 +400,7 @@ def deadline_passed(
 
 
 def leave(settings: ProtocolConfig, state: WorkerState, outcome: Outcome) -> Moved:
-    """Inserts `bye` and exits; the chief first waits for the `bye` of every worker."""
+    """Begins the exit: inserts `bye`; the chief waits for `bye` of every worker."""
     state = set_(state, main=MainThreadState.LEAVING, outcome=outcome)
     if state.watch is WatcherState.GONE:
         return ended(state)
@@ -423,7 +433,7 @@ def go_on(settings: ProtocolConfig, state: WorkerState, event: ev.NextRound) -> 
 
 
 def next_round(state: WorkerState) -> Moved:
-    """Opens the next round with new keys and a lowered flag."""
+    """Opens the next round: a fresh state, and the flag is lowered."""
     state = WorkerState(round=state.round + 1, held=state.held, saved_at=state.saved_at)
     return state, (ev.LowerFlag(), ev.Get(Key.NOTICE, state.round))
 
@@ -432,7 +442,7 @@ def next_round(state: WorkerState) -> Moved:
 
 
 def gather_counts(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Starts to collect the counts, once; on the chief only."""
+    """Starts to read the counts of the workers, once per round; on the chief only."""
     if not settings.host or state.counts:
         return state, ()
     assert state.own is not None
@@ -450,7 +460,10 @@ def counts_read(
 
 
 def decide(settings: ProtocolConfig, state: WorkerState) -> Moved:
-    """Inserts the decision once every count is known; without a notice, `FINISHED`."""
+    """Inserts the decision, once every count is known.
+
+    Without a notice, the chief inserts the notice `FINISHED` if every count is final.
+    """
     counts = state.counts
     if len(counts) < settings.num_workers:
         return state, ()
@@ -478,7 +491,7 @@ def dones_read(
 def local_notice(
     settings: ProtocolConfig, state: WorkerState, event: ev.LocalNotice
 ) -> Moved:
-    if event.kind is NoticeKind.PERIODIC:  # any round that saves will do
+    if event.kind is NoticeKind.PERIODIC:  # not needed if a round saves anyway
         if state.notice is not None:
             return state, ()
         return state, (Insert(Key.NOTICE, state.round, event.kind),)
@@ -496,7 +509,10 @@ def notice_exists(
 
 
 def behind(state: WorkerState, round: int, kind: NoticeKind) -> tuple[Action, ...]:
-    """Inserts the held notice into a later round if this round ends no process."""
+    """Inserts this machine's notice into a later round, if needed.
+
+    Not needed if the notice of this round ends the process too, or is equal.
+    """
     covered = kind in {NoticeKind.FINAL, NoticeKind.FINISHED, state.held}
     if covered or state.held is None:
         return ()

@@ -1,9 +1,10 @@
-"""Counter and flag for the training loop at a boundary, without a lock.
+"""Counter and flag with which the training loop is stopped, without a lock.
 
-The loop counts the next interval and then reads the flag; the watcher raises the flag
-and then reads the counter. In any order of the two, the loop sees the flag or the
-watcher sees the count. So the loop never starts an interval missing from the count that
-the watcher publishes.
+An interval is the time between two boundaries, such as a step. At a boundary the loop
+first counts the next interval and then reads the flag. A thread, the watcher, first
+raises the flag and then reads the counter. So either the loop sees the flag, or the
+watcher sees the new count. The loop never starts an interval that is missing in the
+count that the watcher publishes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True, eq=False)
 class StepFlag:
-    """Counter and flag. Main writes the counter, the coordinator writes the flag."""
+    """Counter and flag of the training loop.
+
+    The main thread writes every field but `flag`, which the coordinator writes.
+    """
 
     busy: bool = False  # inside a run(); read by the main thread only
     started: int = 0  # intervals started by this process
-    failed: int = -1  # newest interval that ended before completion
+    failed: int = -1  # number of the newest interval whose step raised an error
     bare: int = -1  # newest interval with a step whose end tfpreempt cannot observe
-    flag: bool = False  # take the slow path before the next interval
+    flag: bool = False  # stop before the next interval, and ask the coordinator

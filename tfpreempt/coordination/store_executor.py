@@ -1,8 +1,8 @@
 """Executes the coordinator's reads, writes and alarms.
 
-The coordinator itself never blocks. The runtime has daemon threads, calls the
-coordinator back, and never joins the threads: a read of a key that never comes cannot
-be cancelled, and must not block the exit of the process.
+The coordinator itself never blocks: a `StoreExecutor` runs blocking calls in daemon
+threads, and calls the coordinator back with the results. The threads are never joined:
+a read of a missing key cannot be cancelled, and must not delay the exit of the process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ OnValue = Callable[[str], None]
 
 @dataclasses.dataclass(eq=False)
 class StoreExecutor:
-    """Asynchronous access to a store, and alarms. Callbacks run on any thread.
+    """Asynchronous access to a key-value store, and alarms.
+
+    Any thread may call the methods. Callbacks run on threads of the executor.
 
     Args:
         store: key-value store of the workers.
         clock: time source for alarms.
-        on_gone: function called (at least once) when the store cannot be reached.
+        on_gone: function called when the store cannot be reached, once or more.
         deaths_every: seconds between two queries for crashed workers.
     """
 
@@ -59,11 +61,11 @@ class StoreExecutor:
         ManagedThread("tfpreempt-alarms", self._ring).start()
 
     def stop(self) -> None:
-        """Ends the threads, as soon as their reads end. For tests: see `new_process`.
+        """Ends the threads, once their blocking reads return. For tests.
 
-        A training process has one runtime, which ends with the process. A test run
-        makes thousands of runtimes in one process, and the kernel limits the number of
-        threads.
+        A training process has one executor until the process ends. A test run creates
+        thousands of executors in one process (see `new_process`), and the kernel limits
+        the number of threads.
         """
         self._is_stopped = True
         self._reads.put(None)
@@ -72,11 +74,17 @@ class StoreExecutor:
             self._alarm_set.notify_all()
 
     def get(self, key: str, then: OnValue) -> None:
-        """Calls `then` with the key's value once inserted. Reads are sequential."""
+        """Calls `then` with the value of a key, once the key is inserted.
+
+        A single thread makes the reads of this method, one by one.
+        """
         self._reads.put(lambda: then(self.store.get(key)))
 
     def get_each(self, keys: Sequence[str], then: Callable[[int, str], None]) -> None:
-        """Calls `then` with the index and value of each key, in order of arrival."""
+        """Calls `then` with the index and value of each key, once the key is inserted.
+
+        Several threads read, so the calls are in no fixed order.
+        """
 
         def read(i: int) -> None:
             then(i, self.store.get(keys[i]))
@@ -88,10 +96,10 @@ class StoreExecutor:
             ManagedThread("tfpreempt-gather", share).start()
 
     def insert(self, key: str, value: str, then: OnValue) -> None:
-        """Inserts a key, and calls `then` with the value of the key.
+        """Inserts a key, and calls `then` with the value of the key in the store.
 
-        The value is the new value, or an older value inserted before. Inserts take
-        effect in the order of the calls.
+        This is `value`, unless the key was inserted before. Inserts take effect in the
+        order of the calls.
         """
 
         def write() -> None:
@@ -105,11 +113,14 @@ class StoreExecutor:
         self._writes.put(write)
 
     def delete(self, key: str) -> None:
-        """Deletes a key and every key below, after earlier inserts."""
+        """Deletes a key and every key below, after the inserts requested before."""
         self._writes.put(functools.partial(self.store.delete, key))
 
     def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Calls `call`, which must not block, at a monotonic time."""
+        """Calls a function at a monotonic time, on the alarm thread.
+
+        The function must not block.
+        """
         with self._alarm_set:
             heapq.heappush(self._alarms, (when, next(self._numbers), call))
             self._alarm_set.notify()
@@ -117,7 +128,10 @@ class StoreExecutor:
     def watch_deaths(
         self, until: threading.Event, then: Callable[[frozenset[int]], None]
     ) -> None:
-        """Calls `then` with the crashed workers, if any, until `until` is set."""
+        """Asks the store for crashed workers repeatedly, until `until` is set.
+
+        `then` is called with the crashed workers, if there are any.
+        """
 
         def ask() -> None:
             dead = self.store.dead_workers()
@@ -131,11 +145,11 @@ class StoreExecutor:
         )
 
     def watch_store(self, key: str, until: threading.Event, interval: float) -> None:
-        """Treats a store without a response as lost, until `until` is set.
+        """Treats the store as lost if it stops responding, until `until` is set.
 
-        A blocking read detects neither a frozen host nor a broken network. So a key is
-        inserted again and again: an error that the key exists is a response too. A
-        thread that waits for the response does not hold the GIL.
+        A blocking read detects neither a frozen host nor a broken network. So the same
+        key is inserted repeatedly: an error for the existing key is a response too. The
+        thread does not hold the GIL during its wait for the response.
 
         Args:
             key: key of this worker.
@@ -159,7 +173,7 @@ class StoreExecutor:
         self.call_at(self.clock.monotonic() + interval, look)
 
     def _work(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Runs jobs; reports a lost store to the coordinator, and logs a bug."""
+        """Runs jobs; reports a lost store, or a bug in a job, to the coordinator."""
         for job in jobs:
             try:
                 job()
@@ -197,15 +211,23 @@ def reader_thread_count(keys: int) -> int:
     """Returns the number of threads to read `keys` keys.
 
     The number is at least `FEWEST_WALKS`, but no more than `keys`. For many keys the
-    number is the square root of `keys`: every thread then reads about as many keys as
-    there are threads. So the last key is known a few dozen round trips after the last
-    insert, even with thousands of keys.
+    number is the square root of `keys`, so a thread reads about as many keys as there
+    are threads. After the last insert, the last key is then read within a few dozen
+    round trips, even with thousands of keys.
     """
     return min(keys, max(FEWEST_WALKS, math.isqrt(keys)))
 
 
 def call_and_wait(ask: Callable[[OnValue], None], wait: float) -> str | None:
-    """Waits for the result of a runtime call; returns None after `wait` seconds."""
+    """Waits for the result of an asynchronous call.
+
+    Args:
+        ask: function that makes the call, with the callback that it receives.
+        wait: seconds to wait.
+
+    Returns:
+        The value given to the callback; None if there is no value after `wait` seconds.
+    """
     given: queue.SimpleQueue[str] = queue.SimpleQueue()
     ask(given.put)
     try:
