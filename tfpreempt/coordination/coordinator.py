@@ -361,7 +361,7 @@ class Coordinator:
             if state.notice is NoticeKind.PERIODIC:
                 return ev.CommitKind.TRAIN_ON
             has_all = len(state.staged) == self.settings.num_workers
-            # A worker with a tombstone exits, and resumes only if every worker restarts.
+            # A worker with a tombstone exits, and can rejoin only if all restart.
             is_left_out = any(isinstance(count, Tombstone) for count in state.counts)
             needs_all = self.settings.collectives or is_left_out
             may_go_on = state.notice is NoticeKind.TRAIN_ON and steps_follow
