@@ -3,11 +3,11 @@
 The names are loaded on first use, so an import of the package imports no Keras.
 
 callback      PreemptionCallback, the callback that a program adds to `model.fit`
-callbacks/    the other callbacks of a fit: saves and restores their state
+callbacks/    the user's callbacks of a fit: saves and restores their state
 data/         the position in the training data
 fit/          one `model.fit`: its loop, its phases, and the contents of a save
-fit_protocol  a running `model.fit` of either Keras line, as the package sees a fit
-fit_record    the values in a commit besides the Checkpoint of a fit, as a State
+fit_protocol  the interface to a running `model.fit` of Keras 3 or tf_keras
+fit_record    values that a commit of a fit has besides the tf.train.Checkpoint
 multi_worker  makes `fit` of Keras 3 work with two workers or more
 
 Imported by cli, keras/callbacks, keras/data, keras/fit, tfpreempt.

@@ -1,8 +1,9 @@
 """PreemptionCallback, the callback that a program adds to `model.fit`.
 
 The class has every hook that Keras 3 and tf_keras call, and inherits from neither. So
-the same class serves both, and an import of the module imports no Keras. `isinstance`
-still finds the `Callback` of Keras: Python asks an object for its `__class__`, too.
+the class works with both, and importing the module imports no Keras.
+`isinstance(callback, keras.callbacks.Callback)` is still True, because `isinstance`
+also reads the `__class__` of an object.
 """
 
 from __future__ import annotations
@@ -147,22 +148,22 @@ class PreemptionCallback:
 
     @property  # type: ignore[misc]  # nobody assigns another class
     def __class__(self) -> type[PreemptionCallback]:
-        """Class for `isinstance`: a subclass of the `Callback` of each imported Keras.
+        """Class that `isinstance` sees: it also inherits from each imported `Callback`.
 
-        `type()` returns the class without Keras.
+        `type()` returns the real class, which does not inherit from Keras.
         """
         own: Any = type(self)
         return _with_keras_bases(own, _imported_callback_classes())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by `type()`; the default would be refused because of `__class__`."""
+        """Pickles the real class: pickle refuses an object with another `__class__`."""
         return object.__new__, (type(self),), vars(self)
 
     @property
     def latest_checkpoint(self) -> str | None:
         """Path of the newest commit for `tf.train.Checkpoint.restore`, or None.
 
-        The same kind of path as `tf.train.CheckpointManager.latest_checkpoint`. Reads
+        The path has the form of `tf.train.CheckpointManager.latest_checkpoint`. Reads
         the directory, but does not verify the commit.
         """
         return latest_prefix(self._local_directory())
@@ -170,8 +171,8 @@ class PreemptionCallback:
     def checkpoints(self) -> list[Checkpoint]:
         """Returns references to the commits in the directory, oldest first.
 
-        Reads the directory, but does not verify the commits. Other checkpoints in the
-        directory that a fit can restore are in the list too.
+        Reads the directory, but does not verify the commits. The list includes
+        checkpoints by other programs that a fit can restore.
 
         Raises:
             CheckpointError: the directory cannot be listed.
@@ -185,11 +186,11 @@ class PreemptionCallback:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """Returns the state of the mirror `mirror_dir`; for any thread.
+        """State of the mirror `mirror_dir`. Any thread may read it.
 
-        Returns None without a mirror, before the first fit, and on workers other than
-        the chief. The end of a fit waits for the upload of the last commit. After a
-        fit, the status contains the result of that upload.
+        None without a mirror, before the first fit, and on workers other than the
+        chief. The end of a fit waits for the upload of the last commit; afterwards the
+        state contains the result of that upload.
         """
         training = self._training
         if training is None:
@@ -197,10 +198,10 @@ class PreemptionCallback:
         return training.run.directory.mirror_status
 
     def wait_for_mirror(self, timeout: float | None = None) -> bool:
-        """Waits until `mirror_dir` has every commit; for any thread.
+        """Waits until every commit is in `mirror_dir`. Any thread may call it.
 
-        The wait includes an asynchronous save that has begun. After a fit nothing is
-        uploaded; the method then returns the result of the uploads of that fit.
+        An asynchronous save that has begun is waited for, too. After a fit the method
+        returns at once, with the result of the uploads of that fit.
 
         Args:
             timeout: seconds to wait. None waits while the upload makes progress, and
@@ -238,7 +239,7 @@ class PreemptionCallback:
                 )
         self.model = model
         callbacks = callbacks_of(model)
-        self._names.close()  # from a fit that an error ended
+        self._names.close()  # left open by a fit that an error ended
         loggers = [
             each
             for each in callbacks
@@ -246,7 +247,7 @@ class PreemptionCallback:
         ]
         if loggers:
             self._names.enter_context(callback_files.resolved(loggers))
-        # A logger may truncate its file, so the text is read before.
+        # Read the text now: a CSVLogger may truncate its file when training begins.
         self._files = capture_files(loggers) if loggers else None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -272,7 +273,7 @@ class PreemptionCallback:
             self._training.epoch_begins(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Completes the epoch, after the other callbacks; the next step commits."""
+        """Completes the epoch, after the user's callbacks; the next step commits."""
         if self._training is not None:
             self._training.epoch_ends(logs)
 
@@ -338,7 +339,7 @@ def _imported_callback_classes() -> tuple[type, ...]:
 
 @functools.cache
 def _with_keras_bases(cls: type, bases: tuple[type, ...]) -> type:
-    """Returns a subclass of a class and of the bases that the class does not have."""
+    """Returns a subclass of `cls` and `bases`; `cls` itself if it has the bases."""
     more = tuple(base for base in bases if not issubclass(cls, base))
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     return type(cls.__name__, (cls, *more), names) if more else cls

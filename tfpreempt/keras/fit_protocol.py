@@ -1,7 +1,7 @@
-"""Defines `Fit`, a running `model.fit` of either Keras line.
+"""Defines `Fit`, the interface to a running `model.fit` of Keras 3 or tf_keras.
 
-Every difference between Keras 3 and tf_keras is behind `Fit`. `fit/keras3.py` and
-`fit/tf_keras.py` implement the protocol. `fit/frame_lookup.py` finds the running fit.
+`fit/keras3.py` and `fit/tf_keras.py` implement `Fit`, so other modules need not know
+which Keras runs. `fit/frame_lookup.py` finds the running fit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ class Loader:
     """A third-party data loader with a position, as the training data of a fit.
 
     Attributes:
-        open: returns the iterator over the batches, once for each iterator of the fit;
-            `states.loaders.accessor_of` supports the iterator.
-        taken: returns the batches that Keras took from the loader before training.
-        standardize: converts a batch in the same way as Keras.
+        open: function that returns an iterator over the batches; called once for each
+            iterator of the fit. `states.loaders.accessor_of` can read and set the
+            iterator's position.
+        taken: function that returns the batches that Keras read from the loader before
+            training.
+        standardize: function that converts a batch in the same way as Keras.
     """
 
     open: Callable[[], Any]
@@ -51,34 +53,34 @@ class SequenceData:
 
 
 class Fit(Protocol):
-    """A running fit. Main thread only.
+    """A running `model.fit`. Use it on the main thread only.
 
-    Methods with a body here are optional: a Keras line without a need for the method
-    omits the method.
+    A "Keras line" is Keras 3 or tf_keras. Methods that have a body here are optional
+    for the implementations.
 
     Attributes:
         model: the model.
         optimizer: the model's optimizer at the start of the fit; None without an
             optimizer.
-        frame: stack frame of the call of `fit`. None after the end of the fit; the next
-            fit sets None for a fit that an error ended.
+        frame: stack frame of the call of `fit`. None after the end of the fit; if an
+            error ended the fit, the next fit sets None.
         line: Keras line, "keras" or "tf_keras".
         loop: the local variable of `fit` that holds the data.
-        dataset_name: name of the attribute of `loop` with the dataset from which `loop`
-            makes iterators.
+        dataset_name: name of the attribute of `loop` that holds the dataset; `loop`
+            makes its iterators from this dataset.
         adapter: Keras' own data adapter.
         callbacks: the CallbackList of the fit.
         arguments: arguments of `fit` by name, with the values at the start of training:
             x and y exclude the part used for validation.
-        steps_per_execution: number of batches that a full call of the train function
-            trains in this epoch.
+        steps_per_execution: number of batches that one full call of the train function
+            trains on in this epoch.
         cuts_last_step: whether the last step of an epoch trains on fewer batches if
             fewer remain.
         keeps_iterator: whether the same iterator serves several epochs.
-        first_iterator: number, from 1, of the iterator used first for training by a fit
-            that does not resume.
+        first_iterator: number of the iterator that is used first for training if the
+            fit does not resume; the first iterator made has the number 1.
         sequence: the PyDataset or Sequence used for training; None for other data.
-        loader: the loader used for training, if its position is readable; None for
+        loader: the loader used for training, if its position can be read; None for
             other data.
     """
 
@@ -100,7 +102,7 @@ class Fit(Protocol):
 
     @property
     def steps(self) -> int | None:
-        """Returns the number of batches in an epoch; None while unknown."""
+        """Number of batches in an epoch; None while unknown."""
 
     @property
     def array_batch(self) -> int | None:
@@ -112,24 +114,26 @@ class Fit(Protocol):
 
     @property
     def array_way(self) -> str | None:
-        """Returns how to resume in arrays, from which Keras itself makes a dataset.
+        """How to resume in NumPy arrays or tensors, from which Keras makes a dataset.
 
-        "iterator" restores the iterator's state, "index" calls `distribute_arrays`, and
-        "replay" reads the batches again. None: other data than arrays.
+        "iterator": restore the state of the iterator. "index": call
+        `distribute_arrays`. "replay": read the batches again. None: the data are not
+        arrays.
         """
 
     @property
     def sequence_length(self) -> int | None:
-        """Returns the current number of batches of the sequence; None if endless.
+        """Current number of batches of the sequence; None if endless.
 
-        The sequence may change the number.
+        A sequence may change its length during the fit.
         """
 
     def validation_calls(self) -> list[tuple[Any, str]]:
         """Returns owners and names of the functions that the next validation calls.
 
-        The first is `evaluate` of the model. If the model has no iterator over the
-        validation data yet, the function or class that makes the iterator follows.
+        The list begins with `evaluate` of the model. If the model has no iterator over
+        the validation data yet, the function or class that makes the iterator comes
+        next.
         """
 
     def settle(self) -> None:
@@ -137,7 +141,7 @@ class Fit(Protocol):
         return
 
     def shuffle_state(self) -> Any:
-        """Returns the state from which Keras shuffles the next pass over the sequence.
+        """Returns the random state that Keras will use to shuffle the sequence next.
 
         Returns:
             A state of Python's global generator, or an int that seeds a new generator.
@@ -163,7 +167,7 @@ class Fit(Protocol):
     def distribute(
         self, batches: Callable[[], Iterator[Any]], ahead: int = tf.data.AUTOTUNE
     ) -> Any:
-        """Returns a dataset of a sequence's or loader's batches, as `fit` makes it.
+        """Returns a dataset of given batches, distributed in the same way as by `fit`.
 
         Args:
             batches: function that returns an iterator over the batches.
@@ -171,16 +175,17 @@ class Fit(Protocol):
         """
 
     def read_one_pass(self) -> Any:
-        """Returns a dataset of one pass over the sequence, read by Keras' workers.
+        """Returns a dataset of one pass over the sequence, read by Keras' threads.
 
-        Returns None if Keras reads without workers. The readers of Keras are bound to
-        epochs. The readers draw an order when an epoch begins, before the state of a
-        restart is restored (Keras 3), or begin another pass on their own (tf_keras).
+        Returns None if Keras reads without reader threads or processes. Keras' own
+        readers cannot be used, because they do not stop after a pass: those of Keras 3
+        draw an order when an epoch begins, before a restart has restored the state, and
+        those of tf_keras begin another pass by themselves.
         """
         return None
 
     def distribute_arrays(self, batches: int) -> Any:
-        """Returns the dataset of the arrays without the first batches.
+        """Returns the dataset that `fit` makes from arrays, without its first batches.
 
         The dataset is otherwise equal to the dataset made by `fit`.
 
@@ -190,7 +195,7 @@ class Fit(Protocol):
         return None  # reached only if `array_way` is "index"
 
     def loop_state(self) -> dict[str, Any]:
-        """Returns the facts about the data collected by the loop, as JSON values."""
+        """Returns what the loop knows about the data, such as the length, as JSON."""
 
     def start_at(self, epoch: int, batch: int, loop_state: Mapping[str, Any]) -> None:
         """Makes the fit begin at an epoch and a batch; called in `on_train_begin`.
@@ -202,48 +207,49 @@ class Fit(Protocol):
         """
 
     def epoch_begins(self) -> None:
-        """Prepares an epoch, in `on_epoch_begin` after the hooks of other callbacks."""
+        """Prepares an epoch; called in `on_epoch_begin`, after the user's callbacks."""
         return
 
     def ends_epoch_with(self, logs: Mapping[str, Any]) -> bool:
-        """Makes Keras end an epoch without another step, with earlier logs.
+        """Makes Keras end the current epoch without another step, with the given logs.
 
         Args:
-            logs: logs of the steps of the epoch, returned before the restart.
+            logs: logs of the epoch's last step, which was trained before the restart.
 
         Returns:
-            Whether Keras can end the epoch without a step; if False, a step must return
-            the logs.
+            Whether Keras can end an epoch without a step. If False, nothing has
+            changed, and a step must return the logs.
         """
 
     def ends_epoch_as(self, logs: Mapping[str, Any]) -> None:
-        """Makes Keras end the epoch with given logs, without reading the metrics.
+        """Makes Keras end the epoch with the given logs, not with the metrics.
 
         Args:
             logs: logs of the epoch's last step, whose metrics are not restored yet.
         """
 
     def forget_answer(self) -> None:
-        """Corrects the count of steps after a call past the end of the data."""
+        """Takes back the step that Keras counted for a call that found no data."""
         return
 
     def ends(self) -> None:
-        """Removes the changes made on the model by `start_at`; also after a failure."""
+        """Removes the changes that `start_at` made on the model; also after errors."""
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        """Returns TensorFlow's function inside a train function, if it can be traced.
+        """Returns the `tf.function` inside a train function, if it can be traced.
 
         Args:
             train_function: train function made by Keras or by the program.
             trains: whether steps follow in this fit.
 
         Returns:
-            The function that is traced for an iterator; the trace makes the variables.
-            None if `build` makes the variables instead, as for steps that run eagerly.
+            The `tf.function`, which takes an iterator; tracing it makes the variables.
+            None if `build` must make the variables, for example because steps run
+            eagerly.
         """
 
     def build(self, iterator: Any, train_function: Any) -> None:
-        """Makes every variable that training uses, without a trace for the steps.
+        """Makes every variable that training uses, without tracing the train function.
 
         Args:
             iterator: iterator over the training data; not read.
@@ -251,7 +257,7 @@ class Fit(Protocol):
         """
 
     def trace(self, step: Any, iterator: Any) -> None:
-        """Traces a step of one batch to make the step's variables; reads no data."""
+        """Makes the variables of a step by tracing it for one batch; reads no data."""
 
         def traced(data: Any) -> Any:
             return self.model.distribute_strategy.run(step, args=(data,))
@@ -259,10 +265,10 @@ class Fit(Protocol):
         tf.function(traced).get_concrete_function(iterator.element_spec)
 
     def build_test(self, iterator: Any) -> None:
-        """Makes the variables used only in test steps, as of metrics; reads no data."""
+        """Makes variables that only test steps use, as in metrics; reads no data."""
         try:
             self.trace(self.model.test_step, iterator)
-        except Exception as error:  # noqa: BLE001 - what is missing will be named
+        except Exception as error:  # noqa: BLE001 - the restore names missing variables
             log.debug("the test step cannot be traced: %s", error)
 
 
@@ -274,10 +280,10 @@ def instead_once(
     Args:
         owner: object or module with the function.
         name: name of the function.
-        instead: called instead of the function, and may call the function.
+        instead: function that is called instead; it may call the original function.
 
     Returns:
-        A function that removes the replacement; without effect after the first call.
+        A function that restores the original; without effect if `instead` was called.
     """
     is_own, own = name in vars(owner), getattr(owner, name, None)
 
@@ -291,20 +297,21 @@ def instead_once(
         if is_own:
             setattr(owner, name, own)
         else:
-            delattr(owner, name)  # uncovers the function of the class
+            # Then the lookup finds the function of the class again.
+            delattr(owner, name)
 
     setattr(owner, name, called)
     return take_back
 
 
 def after_each(owner: Any, name: str, then: Callable[..., Any]) -> None:
-    """Calls a function after each call of a method, until `uncover`.
+    """Wraps a method, so that a function is called after each call, until `uncover`.
 
     Args:
         owner: object with the method.
         name: name of the method.
-        then: called with the name, the result and the arguments; returns the result for
-            the caller.
+        then: function that gets the name, the method's result and its arguments, and
+            returns the result for the caller.
     """
     method = getattr(owner, name)
 

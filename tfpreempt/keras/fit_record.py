@@ -1,4 +1,4 @@
-"""Named values in a commit besides the Checkpoint of a fit, saved as a State."""
+"""Values that a commit of a fit has besides the tf.train.Checkpoint."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tfpreempt.checkpoint.state.state import State
 class EncodedValue:
     """A value of plain Python and NumPy types, in encoded form.
 
-    Later changes of the original value do not change the encoded form. Bytes are not
-    copied during encoding: the bytes of a pipeline can be as large as the memory.
+    Later changes of the value do not affect the encoded form. Encoding does not copy
+    bytes objects, because the state of an input pipeline can be as large as the memory.
 
     Attributes:
         header: JSON description of the value.
@@ -39,11 +39,11 @@ class EncodedValue:
 
     @staticmethod
     def of(value: Any, path: str = "the value") -> EncodedValue:
-        """Encodes a value, type for type.
+        """Encodes a value; the types of all its parts are preserved.
 
         Args:
             value: value of the types that `checkpoint.state.encoding` supports.
-            path: name of the value in an error.
+            path: name of the value in error messages.
 
         Raises:
             SaveError: a part of the value has a type that cannot be saved.
@@ -54,7 +54,7 @@ class EncodedValue:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Returns bytes that are equal for two values equal bit for bit."""
+        """Digest of the value: equal for two values that are equal bit for bit."""
         text = repr(self.header).encode()
         if not self.arrays:
             return text
@@ -74,12 +74,12 @@ class EncodedValue:
 
 
 class FitRecord(State):
-    """Saves the values returned by `take`; keeps the values loaded from a checkpoint.
+    """State that saves named values of a fit, and has the values of a restored commit.
 
     Args:
         name: name of the State.
         take: function that returns the values by name; called on the main thread when a
-            save is staged.
+            save writes its files.
         per_worker: whether each worker saves its own values; see `State`.
 
     Attributes:

@@ -3,18 +3,20 @@
 Keras 3 fails under a MultiWorkerMirroredStrategy (keras#20585) in three functions of
 `keras.src.backend.tensorflow.trainer`:
 
-- `TensorFlowTrainer._maybe_symbolic_build` asks the strategy for the mean of a batch,
-  to learn shapes and dtypes; such a batch cannot be reduced outside of a `tf.function`.
-  The data's `element_spec` has the same shapes and dtypes, without a read.
-- `reduce_per_replica` asks for the mean of the replicas' results along axis 0, which
-  scalars do not have. The mean over replicas is `axis=None`.
-- `TensorFlowTrainer._make_function` calls, for `steps_per_execution` above 1, a
-  `tf.function` inside of a loop. TensorFlow passes the keys of collectives to
-  functions, not to control flow: "You must feed a value for placeholder tensor". The
-  same loop without the inner `tf.function` works. (MirroredStrategy fails here too.)
+- `TensorFlowTrainer._maybe_symbolic_build` reduces a batch over the replicas to find
+  shapes and dtypes, but TensorFlow cannot reduce a distributed batch outside of a
+  `tf.function`. The replacement takes shapes and dtypes from the data's `element_spec`,
+  without a read.
+- `reduce_per_replica` computes the mean of the replicas' results along axis 0, but
+  scalars have no axis 0. The replacement passes `axis=None`, the mean over replicas.
+- `TensorFlowTrainer._make_function` calls a `tf.function` inside of a loop if
+  `steps_per_execution` is above 1. TensorFlow does not pass the keys of collectives
+  into such a function: "You must feed a value for placeholder tensor". The replacement
+  has the loop without the inner `tf.function`. (MirroredStrategy has the same problem,
+  but is not changed here.)
 
-The three functions are replaced for such a strategy only. A single worker,
-MirroredStrategy and no strategy still use the original functions.
+The replacements call the original functions unless the strategy is a
+MultiWorkerMirroredStrategy with several workers.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _Function = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Replacement:
-    """A replaced function of Keras: the owner, the name, and both functions.
+    """A replaced function of Keras, with the data needed to restore it.
 
     Attributes:
         owner: class or module with the function.
@@ -84,8 +86,8 @@ class MultiWorkerPatch:
         """Restores the functions from before the first `enable_multi_worker`.
 
         A second call has no effect. Steps that a model has already compiled do not
-        change. If other code has patched Keras since, the other patch remains, our
-        function inside of the patch does nothing, and a warning is logged.
+        change. If other code has replaced a function since, that replacement remains,
+        our function inside of it only calls the original, and a warning is logged.
         """
         while _in_force:
             was = _in_force.pop()
@@ -106,34 +108,35 @@ class MultiWorkerPatch:
 def enable_multi_worker() -> MultiWorkerPatch:
     """Patches Keras 3 to train under MultiWorkerMirroredStrategy on several workers.
 
-    Call the function on every worker before `fit`, `evaluate`, `predict` or their
-    `_on_batch` forms. A second call changes nothing. tf_keras (`TF_USE_LEGACY_KERAS=1`)
-    needs no patch and is not changed. Set the same seed on every worker if `fit`
-    shuffles arrays: each worker takes a part of its own permutation.
+    Call `enable_multi_worker()` on every worker before `fit`, `evaluate`, `predict`, or
+    methods such as `train_on_batch`. A second call changes nothing. tf_keras
+    (`TF_USE_LEGACY_KERAS=1`) needs no patch and is not changed. Set the same seed on
+    every worker if `fit` shuffles arrays: each worker draws a permutation of all
+    samples, and trains on its part of them.
 
     The model, its metrics, loss and optimizer are built before the first step. Shapes
-    and dtypes come from the data's `element_spec`. If the spec has an open dimension
-    besides the first, a batch is read and discarded, as Keras does.
+    and dtypes come from the data's `element_spec`. If a dimension besides the first is
+    unknown in the spec, a batch is read and discarded, as Keras does.
 
     `predict` returns the outputs for the data of every worker, on every worker. Data
     sharded by batches (arrays, and datasets with `AutoShardPolicy.DATA`) keep their
-    order. For data sharded by files, each step has the rows of worker 0, then the rows
-    of worker 1, and so on. Without sharding (`OFF`), the result has every row of every
-    worker.
+    order. For data sharded by files, the outputs of each step are in the order of the
+    workers. Without sharding (`OFF`), every worker reads all data, so the result has
+    every row once per worker.
 
     Settings that Keras does not support under a MirroredStrategy fail here too:
     `jit_compile=True`, and optimizers with `use_ema` or `gradient_accumulation_steps`.
 
     Returns:
-        A handle with a method `remove()`, also a context manager: `with
-        enable_multi_worker():` removes the patch at the end of the block. Ignore the
-        handle to keep the patch until the program ends.
+        A handle with a method `remove()`. The handle is also a context manager: `with
+        enable_multi_worker():` removes the patch at the end of the block. If the handle
+        is not used, the patch stays until the program ends.
 
     Raises:
         UnsupportedVersionError: this version of Keras lacks a function to replace.
-        ConfigurationError: Keras does not run on TensorFlow. `fit` and `evaluate` raise
-            the same error for a metric made outside of `strategy.scope()`, because each
-            worker would count its own rows only.
+        ConfigurationError: Keras does not run on TensorFlow. `fit` and `evaluate` also
+            raise it if a metric was made outside of `strategy.scope()`, because the
+            metric would count only the rows of one worker.
     """
     import keras
 
@@ -163,12 +166,12 @@ def enable_multi_worker() -> MultiWorkerPatch:
 
 
 def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> None:
-    """Replaces a function by a wrapper of the function, and records the replacement.
+    """Replaces a function of Keras by a wrapper, and records the replacement.
 
     Args:
         owner: class or module with the function.
         name: name of the function.
-        make: returns the wrapper of a function.
+        make: function that returns a wrapper for the original function.
     """
     previous = getattr(owner, name)
     ours = functools.wraps(previous)(make(previous))
@@ -177,7 +180,7 @@ def _replace(owner: Any, name: str, make: Callable[[_Function], _Function]) -> N
 
 
 def _has_workers(strategy: Any) -> bool:
-    """Whether the patch applies to a strategy, by Keras' own test; False for None."""
+    """Whether a strategy has several workers and the patch is active; None: False."""
     return bool(_in_force) and bool(
         private_api.keras_trainer._collective_all_reduce_multi_worker(strategy)
     )
@@ -211,9 +214,9 @@ def _building(previous: _Function) -> _Function:
         if iterator is None:
             previous(self, data_batch=data_batch)
         else:
-            # With a strategy of a single worker, Keras reads a batch here. Make the
-            # random draws of that read for the order of the data, so that the epochs
-            # have the same orders with any number of workers.
+            # With a single worker, Keras reads a batch here, which draws random numbers
+            # for the order of the data. Draw the same numbers without the read, so that
+            # the order of the data does not depend on the number of workers.
             from tfpreempt.keras.data import pipeline
 
             adapter = iterator.data_adapter
@@ -227,8 +230,8 @@ def _building(previous: _Function) -> _Function:
             with strategy.scope():
                 self._symbolic_build(iterator=_example(iterator, strategy))
         for variable in self.metrics_variables:
-            # With metrics per worker, an EarlyStopping could end a single worker, and
-            # the other workers would wait for that worker.
+            # Refuse metrics that differ between workers: an EarlyStopping could stop
+            # one worker, and the others would wait for it forever.
             if not strategy.extended.variable_created_in_scope(variable.value):
                 raise errors.ConfigurationError(
                     f"the metric variable {variable.path!r} was made outside of "
@@ -240,11 +243,11 @@ def _building(previous: _Function) -> _Function:
 
 
 def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]]]:
-    """Yields a replica's batch in shape and dtype, in the form of Keras' iterators.
+    """Yields an example batch of a replica (specs, if possible) as Keras' iterators do.
 
-    `Trainer._symbolic_build` iterates only if the model has unbuilt parts. Either every
-    worker reaches this function or no worker does, and the specs are equal on every
-    worker.
+    `Trainer._symbolic_build` iterates over the result only if the model is not fully
+    built. Reading a batch here does not hang, because the specs are equal on all
+    workers, so either every worker reads or none.
 
     Args:
         iterator: Keras' `TFEpochIterator` over the data.
@@ -254,9 +257,9 @@ def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]
 
     specs = iterator._distributed_dataset.element_spec
     batch = keras.tree.map_structure(of_one_replica, specs)
-    # A layer may be built with an open dimension, or the dimension may distinguish
-    # sparse labels from one-hot labels. Open rows are fine: the steps are traced with
-    # open rows.
+    # Read a batch if a dimension besides the rows is unknown: a layer may need it to
+    # build its weights, and it may distinguish sparse labels from one-hot labels. An
+    # unknown number of rows is fine, because the steps are traced with it.
     shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch)]
     if any(s is None or s.rank is None or None in s.as_list()[1:] for s in shapes):
         _, _, batches = next(iter(iterator))
@@ -267,7 +270,7 @@ def _example(iterator: Any, strategy: Any) -> Iterator[tuple[int, int, list[Any]
 
 
 def of_one_replica(spec: Any) -> Any:
-    """Returns a replica's spec of a `PerReplicaSpec`; any other spec unchanged."""
+    """Returns one replica's spec from a `PerReplicaSpec`; other specs unchanged."""
     return getattr(spec, "_value_specs", (spec,))[0]
 
 
@@ -299,7 +302,7 @@ def _stepping(previous: _Function) -> _Function:
 
 
 def _several_steps(model: Any, step_function: _Function) -> _Function:
-    """Returns a function of `steps_per_execution` steps, or fewer at the data's end."""
+    """Returns a function of `steps_per_execution` steps, or fewer if the data end."""
     import tensorflow as tf
 
     def one_step(data: Any) -> Any:

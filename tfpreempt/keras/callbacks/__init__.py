@@ -1,11 +1,10 @@
-"""The other callbacks of a fit: saves and restores their state.
+"""The user's callbacks in a fit: checks them, saves and restores their state.
 
 builtin_callbacks  the state of the callbacks of Keras 3 and tf_keras, class by class
-callback_files     the file of a CSVLogger: the whole text is saved, and written back on
-                   restore
-callback_list      the other callbacks: checked before training begins, held back at
-                   times
-callback_state     the state of the other callbacks of a fit: captured at a commit
+callback_files     the log file of a CSVLogger: saves its text, and writes the text back
+callback_list      the callbacks of a fit: checks them, and can stop calling them for a
+                   step that was trained before a restart
+callback_state     captures the state of the callbacks at a commit, and restores it
 
 Imported by keras/data, keras/fit.
 """

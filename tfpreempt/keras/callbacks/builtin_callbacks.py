@@ -1,10 +1,10 @@
 """The state of the callbacks of Keras 3 and tf_keras, class by class.
 
-The lists are from the sources of Keras 3.15 and tf_keras 2.21. A name that a version
-lacks is skipped. Attributes that are set by the hooks at the beginning of a training,
-an epoch or a batch are excluded, because the hooks have run before a restore:
-ModelCheckpoint's `_current_epoch`, the model, the open event files. The module imports
-neither Keras.
+The attribute names are from the sources of Keras 3.15 and tf_keras 2.21. Names that a
+version lacks are skipped. The lists exclude attributes that the hooks set when a
+training, an epoch or a batch begins, because these hooks run before a restore. Examples
+are ModelCheckpoint's `_current_epoch`, the model and the open event files. The module
+imports neither Keras 3 nor tf_keras.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BAR_TIMES = ("_start", "_time_after_first_step", "_time_at_epoch_start")
 
 
 def kind(callback: Any) -> str | None:
-    """Returns the name of the known Keras class of a callback or its base, or None."""
+    """Returns the class or base class of a callback found in `REMEMBERED`, or None."""
     for cls in type(callback).__mro__:
         if cls.__name__ in REMEMBERED and cls.__module__.startswith(ROOTS):
             return cls.__name__
@@ -71,7 +71,7 @@ def has_hooks(callback: Any) -> bool:
 
 
 def class_name(callback: Any) -> str:
-    """Returns the name of the callback's class, the same in any version of Keras."""
+    """Returns the callback's class name; it is equal in all versions of Keras."""
     cls = type(callback)
     module = cls.__module__
     if module.startswith(ROOTS):
@@ -84,14 +84,14 @@ def capture(callback: Any) -> dict[str, Any]:
     name = kind(callback)
     state = _attributes(callback, REMEMBERED[name] if name else ())
     if hasattr(callback, "_set_monitor_op") and callback.monitor_op is not None:
-        # The direction of improvement; Keras 3 determines the direction at the end of
+        # Save whether larger or smaller is better: Keras 3 finds out only at the end of
         # the first epoch.
         is_more = "greater" in callback.monitor_op.__name__
         state["direction"] = "max" if is_more else "min"
     if name == "TensorBoard":
         state["elapsed"] = _elapsed(callback, ("_epoch_start_time",))
         for writer in callback._writers.values():
-            writer.flush()  # the process may exit after the save
+            writer.flush()  # because the process may exit after the save
     if name == "ProgbarLogger" and callback.progbar is not None:
         state["bar"] = _attributes(callback.progbar, _BAR)
         state["elapsed"] = _elapsed(callback.progbar, _BAR_TIMES)
@@ -102,7 +102,8 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     """Restores the state of a callback.
 
     Args:
-        callback: a callback of the same class, after its hooks of the resumed position.
+        callback: a callback of the class that was captured. The hooks that lead to the
+            resumed position have run.
         state: result of `capture`.
         extends: whether the state is from the end of a fit, and more epochs follow.
     """
@@ -110,8 +111,9 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
     state = dict(state)
     direction = state.pop("direction", None)
     if direction is not None and callback.monitor_op is None:
-        # Without `monitor_op` the best value cannot be compared. Keras would determine
-        # the direction from the metrics, which may be unknown before the first step.
+        # Set `monitor_op`, because the callback cannot compare the best value without
+        # it. Keras would derive it from the metrics, which may be unknown before the
+        # first step.
         mode, callback.mode = callback.mode, direction
         callback._set_monitor_op()
         callback.mode = mode
@@ -126,7 +128,7 @@ def restore(callback: Any, state: dict[str, Any], *, extends: bool) -> None:
 
 
 def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
-    """Restores the progress bar at its batch; a new epoch has its own bar."""
+    """Restores the progress bar at its batch; a new epoch keeps its own bar."""
     bar = logger.progbar
     if logger.target is None:
         logger.target = state["target"]
@@ -141,10 +143,10 @@ def _restore_bar(logger: Any, state: dict[str, Any], extends: bool) -> None:
 
 
 def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
-    """Restores the counters of a TensorBoard; speeds count time in training only."""
+    """Restores the counters of a TensorBoard; its speeds exclude the restart."""
     elapsed = counters.pop("elapsed")
     if extends:
-        # The next batch has begun before the restore, and was counted from zero.
+        # The hooks of the next batch ran before the restore, and counted it from zero.
         counters["_global_train_batch"] += board._global_train_batch
         counters["_previous_epoch_iterations"] = board._previous_epoch_iterations
         if board.write_steps_per_second:
@@ -159,13 +161,13 @@ def _restore_board(board: Any, counters: dict[str, Any], extends: bool) -> None:
 def _renew_step(board: Any) -> None:
     """Makes the open summary writer count from the restored step (Keras 3 only).
 
-    Keras 3 gives a writer its step as a number when a batch begins. The writer of
-    tf_keras reads the model's counter, a variable.
+    When a batch begins, Keras 3 gives the writer the step as a number, so the number
+    must be replaced. tf_keras gives its writer a variable of the model.
     """
     contexts = getattr(board, "_prev_summary_state", ())
     if not contexts or not hasattr(board, "_global_test_batch"):
         return
-    # The writer of the validation, above the writer of the training.
+    # The validation's writer is pushed on top of the training's writer.
     is_test = len(contexts) > 1
     board._pop_writer()
     if is_test:
@@ -179,7 +181,7 @@ def _attributes(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _set(owner: Any, values: dict[str, Any]) -> None:
-    """Sets attributes; updates lists and dicts in place, as they may be shared."""
+    """Sets attributes. Updates lists and dicts in place, as objects may share them."""
     for name, value in values.items():
         current = getattr(owner, name, None)
         if type(current) is dict and type(value) is dict:
@@ -192,10 +194,10 @@ def _set(owner: Any, values: dict[str, Any]) -> None:
 
 
 def _elapsed(owner: Any, names: tuple[str, ...]) -> dict[str, float]:
-    """Returns the seconds since moments of `time.time`, the clock of Keras.
+    """Returns the seconds that have passed since some `time.time()` values.
 
     Args:
-        owner: object with the moments as attributes.
+        owner: object that has the `time.time()` values as attributes.
         names: names of the attributes.
     """
     now = time.time()

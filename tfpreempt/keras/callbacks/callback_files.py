@@ -1,7 +1,7 @@
-"""The file of a CSVLogger: the whole text is saved, and written back on restore.
+"""The log file of a CSVLogger: a commit has its text, and a restore writes it back.
 
-So rows written after the commit disappear. The restore does not depend on whether the
-file exists, on which disk the file is, or whether the logger appends.
+So rows written after the commit disappear. The restore also works if the file is
+missing, is on a new machine's disk, or if the logger does not append.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ KIND = "CSVLogger"
 
 @contextlib.contextmanager
 def resolved(loggers: Sequence[Any]) -> Iterator[None]:
-    """Sets the absolute file name of each CSVLogger inside the context.
+    """Context in which each CSVLogger has the absolute name of its file.
 
-    A program may change its working directory while a fit runs.
+    Without it, a program that changes its working directory during the fit would make a
+    relative name refer to another file.
 
     Args:
         loggers: the CSVLoggers of a fit, before the fit opens their files.
@@ -44,8 +45,8 @@ def resolved(loggers: Sequence[Any]) -> Iterator[None]:
 def capture(logger: Any) -> dict[str, Any]:
     """Returns the state of a CSVLogger, with the text of its file.
 
-    The logger may be in any state, also before training begins. The text is None if the
-    file has been deleted.
+    May be called at any time, also before training begins. The text is None if the file
+    has been deleted.
 
     Args:
         logger: the CSVLogger.
@@ -69,11 +70,11 @@ def capture(logger: Any) -> dict[str, Any]:
 def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     """Restores the state of a CSVLogger and its file.
 
-    A closed logger stays closed: training is complete.
+    A logger that has closed its file stays closed, because training is complete.
 
     Args:
         logger: the CSVLogger, after its `on_train_begin`.
-        state: result of `capture`; without a text the file does not change.
+        state: result of `capture`; if its text is None, the file does not change.
         extends: whether the state is from the end of a fit, and more epochs follow.
 
     Raises:
@@ -92,7 +93,8 @@ def restore(logger: Any, state: dict[str, Any], *, extends: bool) -> None:
     if was_open:
         logger.csv_file = _reopened(handle, logger.filename, has_rows)
     logger.writer = None
-    # A writer as made by Keras with the first row; the header is in the file.
+    # Make the writer as Keras does at the first row, but write no header: the file has
+    # it.
     if has_rows:
         names = ["epoch", *(logger.keys or [])]
         logger.writer = csv.DictWriter(logger.csv_file, names, delimiter=logger.sep)
@@ -106,7 +108,7 @@ def _read(path: str) -> bytes:
 
 @contextlib.contextmanager
 def _as_keras(url: str, mode: str) -> Iterator[Any]:
-    """Opens a URL as Keras does.
+    """Context: a file at a URL, opened with tf.io.gfile as Keras does.
 
     Raises:
         OSError: the file cannot be opened or read.
@@ -123,10 +125,9 @@ def _as_keras(url: str, mode: str) -> Iterator[Any]:
 
 
 def _overwrite(path: str, text: bytes) -> None:
-    """Writes a log file in place, which preserves the file's owner and mode.
+    """Replaces the content of a log file; its owner and mode do not change.
 
-    The path is the user's own, and Keras follows a link at the path; so does this
-    function.
+    If the path is a symbolic link, the function follows the link, as Keras does.
     """
     if is_url(path):
         with _as_keras(path, "wb") as file:
@@ -140,9 +141,9 @@ def _overwrite(path: str, text: bytes) -> None:
 
 
 def _reopened(handle: Any, path: str, has_rows: bool) -> Any:
-    """Returns a handle that appends to the file, of the class used by this Keras.
+    """Returns a handle that appends to the file, of the same class as `handle`.
 
-    A GFile opened for writing truncates the file with the first row, no sooner.
+    A GFile that is opened for writing truncates the file only at the first row.
     """
     if isinstance(handle, io.IOBase):
         return open(path, "a")

@@ -1,4 +1,7 @@
-"""The other callbacks of a fit: checked before the fit begins, held back at times."""
+"""The user's callbacks of a fit: checks them before training, and calls their hooks.
+
+They are not called for a step that was trained before a resta
+"""
 
 from __future__ import annotations
 
@@ -40,15 +43,19 @@ _OF_KERAS = frozenset(
 
 
 class UserCallbacks:
-    """Moves our callback behind the others, and refuses incompatible callbacks.
+    """The callbacks that the user passed to `fit`.
+
+    The constructor moves the PreemptionCallback to the end of the list, so that its
+    hooks run last, and refuses callbacks that are incompatible with it.
 
     Args:
         holder: Keras' CallbackList.
-        ours: our callback.
-        checkpoint_dir: our checkpoint directory, not to be used by other callbacks.
+        ours: the PreemptionCallback.
+        checkpoint_dir: directory of the PreemptionCallback; no other callback may use
+            it.
 
     Attributes:
-        callbacks: the callbacks of the fit, without ours.
+        callbacks: the callbacks of the fit, without the PreemptionCallback.
 
     Raises:
         ConfigurationError: another callback writes to the same directory.
@@ -73,11 +80,11 @@ class UserCallbacks:
         holder.callbacks = self._all
 
     def wrap(self, **hooks: Callable[..., None]) -> None:
-        """Calls functions instead of hooks of Keras' CallbackList, until `unwrap`.
+        """Replaces hooks of Keras' CallbackList by functions, until `unwrap`.
 
         Args:
-            **hooks: functions by name of the hook; a function is called with the hook
-                of the CallbackList and the hook's arguments.
+            **hooks: functions by name of the hook. A function gets the original hook as
+                its first argument, then the arguments of the hook.
         """
         for name, instead in hooks.items():
             hook = functools.partial(instead, getattr(self._holder, name))
@@ -90,14 +97,19 @@ class UserCallbacks:
             delattr(self._holder, self._wrapped.pop())
 
     def silence(self) -> None:
-        """Stops calls of the other callbacks, for a step trained before the restart."""
+        """Makes Keras call only the PreemptionCallback, until `wake`.
+
+        For a step that was trained before the restart: the user's callbacks were
+        already called for that st
+        """
         self._holder.callbacks = self._ours
 
     def wake(self, hook: str | None = None, *args: Any) -> None:
-        """Calls the other callbacks again.
+        """Makes Keras call the user's callbacks again, after `silence`.
 
         Args:
-            hook: hook that has already begun, called at once; None calls no hook.
+            hook: name of a hook to call now, because Keras has already called it for
+                the PreemptionCallback; None calls no hook.
             *args: arguments of the hook.
         """
         self._holder.callbacks = self._all
@@ -105,7 +117,7 @@ class UserCallbacks:
             self.call(hook, *args)
 
     def call(self, hook: str, *args: Any) -> None:
-        """Calls a hook of the other callbacks.
+        """Calls a hook of the user's callbacks.
 
         Args:
             hook: name of the hook.
@@ -131,12 +143,12 @@ class UserCallbacks:
 def unsupported(callbacks: Sequence[Any]) -> list[str]:
     """Returns the names of callbacks whose state may be lost, with the reason.
 
-    The function cannot distinguish settings from state. So any attribute set by a class
-    of the user counts, unless its value cannot change in training: functions, classes,
-    modules, the model. A default of the class counts if the methods of the class assign
-    the attribute, or if the default is mutable, such as a list, and not a CONSTANT. For
-    a callback with a `State`, the function assumes that the `State` contains the
-    callback's entire state.
+    The function cannot distinguish settings from state. So it regards every attribute
+    of a user's class as state, except values that training cannot change: functions,
+    classes, modules, the model. A class attribute is regarded as state if a method
+    assigns it, or if it is mutable, such as a list, and its name is not in capitals. A
+    callback that holds a `State` is accepted: the `State` is assumed to have all its
+    values.
 
     Args:
         callbacks: callbacks of the fit, without our callback.
@@ -144,7 +156,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
     lost = []
     named = {"Callback", *builtin_callbacks.REMEMBERED}
     for callback in callbacks:
-        # The first base class of Keras whose entire state is saved.
+        # The nearest base class from Keras whose attributes are all known.
         kinds = type(callback).__mro__
         of_keras = (
             kind
@@ -177,7 +189,7 @@ def unsupported(callbacks: Sequence[Any]) -> list[str]:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """Returns class attributes of the user's classes that training may change."""
+    """Returns the attributes of the user's classes, not instances, that may change."""
     found: dict[str, Any] = {}
     for each in reversed(kind.__mro__):
         if not each.__module__.startswith(builtin_callbacks.ROOTS):
@@ -196,17 +208,17 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) -> None:
-    """Refuses callbacks that write their own checkpoints into our directory.
+    """Refuses callbacks that write their own checkpoints into the checkpoint directory.
 
-    For Keras' BackupAndRestore in another directory the function only logs a warning.
+    A BackupAndRestore of Keras with another directory only causes a warning.
 
     Args:
         callbacks: callbacks of the fit, without our callback.
-        checkpoint_dir: our checkpoint directory.
+        checkpoint_dir: directory of the PreemptionCallback.
 
     Raises:
-        ConfigurationError: a callback writes to our directory or below, or deletes a
-            directory that contains our directory.
+        ConfigurationError: a callback writes into `checkpoint_dir` or below, or deletes
+            a directory that contains `checkpoint_dir`.
     """
     ours = os.path.realpath(checkpoint_dir)
     for callback in callbacks:
@@ -215,7 +227,8 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
             continue
         attribute = _DIRECTORIES[kind]
         given = os.fspath(getattr(callback, attribute))
-        # For a path with format fields such as {epoch}, the directory above the field.
+        # If the path has a format field such as {epoch}, compare the directory above
+        # it.
         head, field, _ = given.partition("{")
         theirs = os.path.realpath(os.path.dirname(head) if field else head)
         is_backup = kind == "BackupAndRestore"
@@ -241,7 +254,8 @@ def conflicts(callbacks: Sequence[Any], checkpoint_dir: str | os.PathLike[str]) 
 def _is_fixed(value: Any, callback: Any) -> bool:
     """Whether training cannot change a value, so that the value needs no save.
 
-    Layers, models and metrics are callable, but have variables.
+    Functions and classes do not change. Layers, models and metrics are callable too,
+    but have variables, so they may change.
     """
     if callable(value):
         model = getattr(callback, "model", None)

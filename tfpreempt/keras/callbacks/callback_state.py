@@ -1,8 +1,8 @@
-"""The state of the other callbacks of a fit: captured at a commit, restored after it.
+"""The state of the user's callbacks in a fit: captured at a commit, restored after it.
 
-Both happen at the same point of the program: before a train step, at the beginning of a
-validation, or after a training. Both run on the main thread, while no hook of a
-callback runs.
+A state is restored at the point of the loop where it was captured: before a train step,
+at the beginning of a validation, or at the end of the training. Capture and restore run
+on the main thread, between the hooks of the callbacks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def capture(callbacks: Sequence[Any], *, leaves_out: bool = False) -> EncodedValue:
-    """Returns the state of the callbacks in memory; equal on every worker.
+    """Returns a copy of the state of the callbacks. It is equal on every worker.
 
     Args:
-        callbacks: callbacks of the fit, without our callback.
-        leaves_out: whether to log and skip a callback that fails, because a commit is
-            worth more than the state of a callback.
+        callbacks: callbacks of the fit, without the PreemptionCallback.
+        leaves_out: whether to log the error of a callback and omit its state, so that
+            the commit does not fail.
 
     Raises:
         SaveError: `get_state()` of a callback returns a value that cannot be saved.
@@ -62,11 +62,13 @@ def restore(
 ) -> None:
     """Restores the state of the callbacks.
 
-    Callbacks are matched by class, and by their order within a class. A callback
-    missing on either side is named in a warning.
+    A saved state belongs to the callback of the same class; several callbacks of one
+    class are matched in their order. A warning names callbacks without a saved state,
+    and saved states without a callback.
 
     Args:
-        callbacks: callbacks of the fit, after their hooks of the resumed position.
+        callbacks: callbacks of the fit. The hooks that lead to the resumed position
+            have run.
         states: result of `capture`.
         extends: whether the state is from the end of a fit, and more epochs follow.
 
@@ -94,9 +96,9 @@ def restore(
 def capture_files(callbacks: Sequence[Any]) -> EncodedValue:
     """Returns the files of this worker's callbacks: the text of each CSVLogger.
 
-    The function may also be called before training begins. For a fit that trains
-    nothing, such a call preserves the text: `on_train_begin` of a CSVLogger truncates
-    the file, and `restore_files` writes the text back.
+    The function may be called before training begins. If the fit then trains nothing,
+    the text is not lost: `on_train_begin` of a CSVLogger truncates the file, and
+    `restore_files` writes the text back.
 
     Args:
         callbacks: callbacks of the fit.
@@ -143,7 +145,7 @@ def restore_files(
 
 
 def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Returns callbacks by class name; the second of a class has the suffix "#2"."""
+    """Returns callbacks by class name; the second of a class has "#2" at the end."""
     found: dict[str, Any] = {}
     counts: dict[str, int] = {}
     for callback in callbacks:
@@ -161,7 +163,8 @@ def _matched(
     Args:
         callbacks: callbacks of the fit.
         header: saved states by name.
-        is_kept: whether a commit saves the state of a callback.
+        is_kept: function that returns whether a commit has a state for a given
+            callback.
     """
     now = _by_name(callbacks)
     if not isinstance(header, dict):

@@ -1,6 +1,7 @@
-"""The dataset from which `fit` makes iterators, instead of the original dataset.
+"""A wrapper of the dataset of a fit, which counts the iterators made by the fit.
 
-So the iterators of the fit are counted, and distinguished from foreign iterators.
+An iterator of the fit can so be distinguished from an iterator made by other code, for
+example for `evaluate` in a callback.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ _MARK = "_tfpreempt_made"
 
 
 class CountedDataset:
-    """Replaces the dataset of a fit, and counts the iterators made from the dataset.
+    """Replaces the dataset of a fit, and counts the iterators that the fit makes.
 
     Args:
         fit: the fit, whose dataset is replaced.
 
     Attributes:
         dataset: the original dataset.
-        made: number of iterators that the fit has made.
-        instead: number of an iterator, and the dataset for that iterator: the rest of
-            the fit's data.
+        made: number of iterators that the fit has made so far.
+        instead: (number of an iterator, dataset): the fit makes this iterator from the
+            given dataset, which has the data after the resumed position.
         before_next: function called before the fit makes an iterator.
     """
 
@@ -44,10 +45,10 @@ class CountedDataset:
         return iterator  # type: ignore[no-any-return]  # TensorFlow is untyped
 
     def number(self, iterator: Any) -> int:
-        """Returns the number, from 1, of an iterator made here; 0 for a foreign one."""
+        """Returns the number, from 1, of an iterator of the fit; 0 for any other."""
         owner, number = getattr(iterator, _MARK, (None, 0))
         return number if owner is self else 0
 
     def spare(self) -> Any:
-        """Returns an iterator without counting the iterator."""
+        """Returns an additional iterator, which is not counted."""
         return make_iterator(self.dataset)

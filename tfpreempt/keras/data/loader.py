@@ -1,9 +1,9 @@
 """The position in third-party loaders with a readable position, such as Grain's.
 
-tf.data reads a loader in its own thread, ahead of training, so the loader's position is
-ahead of the position of training. The tracker records the loader's position after each
-batch, and saves the position after the last trained batch. A restart sets a fresh
-loader to the saved position, and reads the following batches.
+tf.data reads the loader in a thread, ahead of training, so the loader's current
+position is not the position of training. Therefore `LoaderTracker` records the loader's
+position after each batch, and saves the position after the last trained batch. A
+restart sets a new loader to the saved position, and reads on from there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _END = object()
 
 
 class LoaderTracker(ReplayTracker):
-    """Saves the state of the loader; reads batches again if the state is unknown."""
+    """Saves the state of a loader; if unknown, a restart reads the batches again."""
 
     kind = "loader"
     other_kinds = ("replay",)
@@ -42,15 +42,15 @@ class LoaderTracker(ReplayTracker):
         assert fit.loader is not None
         self._loader: Loader = fit.loader
         self._handed: _DeliveredBatches | None = (
-            None  # batches of the iterator used for training
+            None  # for the iterator used for training
         )
         data.dataset = fit.distribute(self._batches, _AHEAD)
 
     def _batches(self) -> Iterator[Any]:
-        """Yields the batches of an iterator, in a thread of tf.data.
+        """Yields the batches of an iterator; runs on a thread of tf.data.
 
-        The thread begins with the first step, after `begins` or `restore` of the
-        iterator.
+        The thread starts with the first step, so `begins` or `restore` has been called
+        before.
         """
         assert self._handed is not None
         yield from self._handed.batches()
@@ -75,7 +75,7 @@ class LoaderTracker(ReplayTracker):
         return dataclasses.replace(position, more=[state.header, [*state.arrays]])
 
     def prepare(self, position: Position) -> Sequence[str]:
-        """Sets the loader's position, also for a complete fit, before the next fit."""
+        """Sets the loader's position; after a complete fit, for the next fit."""
         if position.kind != "replay" and position.batches:
             header, arrays = position.more
             state = EncodedValue(header=header, arrays=tuple(arrays))
@@ -96,24 +96,24 @@ class LoaderTracker(ReplayTracker):
 
 
 def warn_of_states() -> None:
-    """Warns of LoaderStates, which would move a loader while batches are read again."""
+    """Warns if a LoaderState sets a position, since batches are read again, too."""
     for state in REGISTRY.in_order():
         if isinstance(state, LoaderState):
             log.warning(_BOTH, state)
 
 
 class _DeliveredBatches:
-    """The batches of a loader's iterator, with the position after each batch.
+    """Reads a loader's batches, and records the loader's position after each batch.
 
     Args:
-        fit: the fit, whose steps determine the number of positions to keep.
+        fit: the fit; the number of positions kept depends on its `steps_per_execution`.
         loader: the loader; opened here.
-        batches: number of batches delivered before the restart.
+        batches: number of batches that were delivered before the restart.
         state: state of the loader after those batches; None for a fresh loader.
         taken: batches that Keras took from the loader; delivered first.
 
     Attributes:
-        problem: why positions are unknown, for people; None if known.
+        problem: reason why positions are unknown, as text for a message; None if known.
 
     Raises:
         CheckpointMismatchError: the loader does not accept the state.
@@ -143,14 +143,14 @@ class _DeliveredBatches:
         self._states = {batches + len(taken): self._state()}
 
     def batches(self) -> Iterator[Any]:
-        """Yields the remaining batches, in a thread of tf.data."""
+        """Yields the remaining batches; runs on a thread of tf.data."""
         for batch in self._taken:
             self._count += 1
             yield batch
         while (batch := next(self._iterator, _END)) is not _END:
             standardized = self._standardize(batch)
-            # Record the position before the batch is delivered: training may pass the
-            # batch at any time after.
+            # Record the position before the batch is delivered: afterwards training may
+            # finish the batch, and a save may need the position, at any time.
             number, kept = self._count + 1, _KEPT + 2 * self._fit.steps_per_execution
             self._states[number] = self._state()
             self._states.pop(number - kept, None)
@@ -162,8 +162,8 @@ class _DeliveredBatches:
         """Returns the position after a number of batches; None if unknown.
 
         Args:
-            batches: number of trained batches. If the last step of an epoch trained on
-                fewer batches than a full step, the number as if the step had been full.
+            batches: number of trained batches. The last step of an epoch counts as a
+                full step, even if it trained on fewer batches.
         """
         if self._is_over:
             batches = min(batches, self._count)
@@ -172,7 +172,7 @@ class _DeliveredBatches:
     def _state(self) -> EncodedValue | None:
         try:
             return EncodedValue.of(self._get(), "its state")
-        except Exception as error:  # noqa: BLE001 - of the loader's own kinds
+        except Exception as error:  # noqa: BLE001 - loaders raise errors of any class
             self.problem = f"{type(error).__name__}: {error}"
             return None
 

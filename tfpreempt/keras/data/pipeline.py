@@ -1,13 +1,14 @@
-"""Describes a tf.data pipeline: its roots, its caches, and the seeds of its shuffles.
+"""Inspects a tf.data pipeline: its datasets, its caches, the seeds of its shuffles.
 
-If the state of an iterator is saved, the seeds are saved with the state (see
-`checkpoint/tensors/shuffle_seeds.py`). If batches are read again instead, the shuffles
-must draw the same seeds again as in the epochs before:
+A `shuffle` draws a new seed for each pass over the data. If a commit has the state of
+an iterator, it has the seeds, too (see `checkpoint/tensors/shuffle_seeds.py`). If a
+restart reads the batches again instead, it must first draw the seeds of the earlier
+epochs:
 
-- A shuffle at the end of a pipeline draws when the iterator is made.
-- A shuffle below another shuffle, as of files and then of records, draws when the
-  first element is read. An iterator of that part of the pipeline alone draws the same
-  seed, without a cost.
+- A shuffle at the end of a pipeline draws its seed when the iterator is made.
+- A shuffle below another shuffle (for example of files, below a shuffle of records)
+  draws its seed when the first element is read. To draw this seed without reading, make
+  an iterator of only that part of the pipeline.
 
 Both rules were found by trials on TensorFlow 2.21; tests/keras/test_position.py repeats
 the trials.
@@ -27,7 +28,7 @@ _MANY = 1 << 20  # number of samples whose order takes too long to draw at a sta
 
 
 def roots(dataset: Any) -> list[Any]:
-    """Returns the tf.data pipelines below a dataset, also of a distributed dataset."""
+    """Returns the tf.data datasets of which a dataset, if distributed, consists."""
     original = getattr(dataset, "_original_dataset", None)
     if original is not None:
         return [original]
@@ -41,15 +42,16 @@ def shuffles(dataset: Any) -> bool:
 
 
 def draw(node: Any, count: int, *, is_below: bool = False) -> None:
-    """Draws seeds of shuffles, as a full read of a number of iterators would draw.
+    """Draws the seeds that would be drawn by reading a number of iterators to the end.
 
-    The seeds are the seeds of shuffles that draw when the shuffle is read, not when an
-    iterator is made.
+    Only shuffles that draw at their first element are concerned; the other shuffles
+    draw when an iterator is made.
 
     Args:
         node: a pipeline, or a part of a pipeline.
         count: number of iterators.
-        is_below: whether the node is read only when a node above is read.
+        is_below: whether reading of this node begins only after the iterator was made,
+            because of a node above.
     """
     if (draws := reshuffles(node)) and is_below:
         for _ in range(count):
@@ -60,7 +62,7 @@ def draw(node: Any, count: int, *, is_below: bool = False) -> None:
 
 
 def caches_in_memory(dataset: Any) -> bool:
-    """Whether a pipeline caches elements in memory; the elements are in its state."""
+    """Whether a pipeline caches elements in memory; its state then includes them."""
     return any(
         type(node).__name__ == "CacheDataset" and not node._filename.numpy()
         for node in parts(*roots(dataset))
@@ -68,17 +70,18 @@ def caches_in_memory(dataset: Any) -> bool:
 
 
 def permutation(datasets: Sequence[Any]) -> dict[str, int]:
-    """Returns the fingerprint of the order in which Keras takes arrays.
+    """Returns a fingerprint of the order in which Keras takes the samples of arrays.
 
-    Keras maps one element to the indices of an epoch, and cuts the indices in a
-    `flat_map`. The indices are read from separate iterators; the iterators of a fit are
-    not advanced.
+    Keras' pipeline yields all indices of an epoch as one element, which a `flat_map`
+    divides into batches. The indices are read from new iterators, so the iterators of
+    the fit do not advance.
 
     Args:
         datasets: the pipelines that Keras made from the arrays.
 
     Returns:
-        "permutation"; empty if the order differs between epochs, or is very long.
+        A dict with the key "permutation"; empty if the order differs between epochs, or
+        if there are very many samples.
     """
     for node in parts(*datasets):
         if type(node).__name__ == "_FlatMapDataset":

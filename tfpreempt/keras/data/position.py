@@ -1,14 +1,14 @@
-"""The position of training in its data, saved with the step and restored.
+"""The position of training in its data, which is saved with the step and restored.
 
-Within an iterator there are five ways, of which `choose` takes the best for the data:
+There are five ways to save a position; `choose` selects the best for the data:
 
-- the state of the tf.data iterator, restored in the same time at every batch;
+- the state of the tf.data iterator; restoring it takes equally long at any batch;
 - the index into a PyDataset or Sequence (`sequence.py`);
 - the state of a third-party loader (`loader.py`);
-- the number of batches in arrays, which are counted and not read again;
-- reading the same batches again, for generators and pipelines without a state.
+- the number of trained batches, if the data are arrays: they are skipped, not read;
+- reading the trained batches again, for generators and pipelines without a state.
 
-`pipeline.py` handles the seeds that the pipeline draws for later epochs.
+`pipeline.py` handles the shuffle seeds that a pipeline draws in each epoch.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ class Position:
     """The position of training in its data, in the saved form.
 
     Attributes:
-        kind: name of the way: "iterator", "index", "sequence", "loader" or "replay".
+        kind: way in which the position was saved: "iterator", "index", "sequence",
+            "loader" or "replay".
         made: number of iterators made from the dataset before the current iterator.
         read: number of those iterators that were used for training.
         batches: number of batches that training has taken from the current iterator.
-        states: states of the local iterators below, each a list of parts. Empty for the
-            other ways.
-        more: additional values of the way.
+        states: for the kind "iterator", the states of this worker's tf.data iterators,
+            each as a list of bytes; else empty.
+        more: additional values; their form depends on the kind.
         is_shared: whether the position counts global batches, and is the same on every
             worker.
-        order: fingerprints of the order of the data; see
+        order: fingerprints of the order of the data, to detect other data; see
             `checkpoint.tensors.data_order`.
     """
 
@@ -117,17 +118,17 @@ class Position:
 
 @dataclasses.dataclass(eq=False)
 class Tracker:
-    """A way to save the position of training, and to restore the position. Main thread.
+    """A way to save and restore the position of training. Use it on the main thread.
 
     Args:
         fit: the fit.
         data: dataset of the fit.
 
     Attributes:
-        kind: name of the way in a `Position`.
-        other_kinds: names of other ways whose positions the tracker can restore.
-        is_shared: whether positions of this way always count global batches, and are
-            the same on every worker; otherwise the iterator decides.
+        kind: the `kind` of the positions that the tracker saves.
+        other_kinds: further kinds of positions that the tracker can restore.
+        is_shared: whether the positions always count global batches, so that they are
+            equal on every worker. If False, it depends on the iterator.
     """
 
     kind = ""
@@ -143,23 +144,23 @@ class Tracker:
         """Called when the fit uses an iterator for the first time, before a read."""
 
     def save(self, iterator: Any, position: Position) -> Position:
-        """Returns a position with the values that the way adds.
+        """Returns the position with the values that this tracker adds.
 
         Args:
             iterator: the iterator used for training.
-            position: the position without those values.
+            position: the position without these values.
         """
         return position
 
     def prepare(self, position: Position) -> Sequence[str]:
-        """Called before the fit makes its iterators.
+        """Prepares the restore of a position, before the fit makes its iterators.
 
         Args:
             position: the position to restore.
 
         Returns:
-            The names of missing files that the position needs. With missing files the
-            position cannot be restored.
+            The names of cache files that the position needs and that are missing. If
+            any is missing, the position cannot be restored.
         """
         return ()
 
@@ -172,9 +173,10 @@ class Tracker:
         """
 
     def extend(self, position: Position, iterator: Any) -> None:
-        """Called instead of `restore` if epochs are added to a complete fit.
+        """Begins the next epoch; called instead of `restore` to extend a complete fit.
 
-        The iterator becomes the iterator that would have followed the end of the fit.
+        The iterator is put into the state that the next epoch's iterator would have had
+        if the fit had not ended.
 
         Args:
             position: the position at the end of the complete fit.
@@ -183,7 +185,7 @@ class Tracker:
 
 
 class IteratorTracker(Tracker):
-    """Saves the states of the tf.data iterators below."""
+    """Saves the states of this worker's tf.data iterators."""
 
     kind = "iterator"
 
@@ -192,18 +194,21 @@ class IteratorTracker(Tracker):
         for owned in owned_iterators(iterator):
             keep_seeds(owned, *roots)
         self._seeds = seeds_of(*roots) if roots else ShuffleSeeds(())
-        # At the end of an epoch Keras makes iterators without reading elements. A
-        # restart that repeats the end of the epoch makes the iterators again.
+        # At the end of an epoch Keras makes iterators without reading them. `hold`
+        # keeps the seeds from before, because a restart that repeats the end of the
+        # epoch makes these iterators again.
         self._seeds.release()
         self.data.before_next = self._seeds.hold
 
     def save(self, iterator: Any, position: Position) -> Position:
-        # Also at the end of the fit, which a restart does not repeat.
+        # At the end of the fit the seeds are released too: a restart does not repeat
+        # the end.
         if not position.batches:
             self._seeds.release()
         try:
             states = _states(iterator)
-        except tf.errors.OpError as error:  # an error that occurs only after a read
+        # Some pipelines fail only after the first read.
+        except tf.errors.OpError as error:
             log.warning("%s (%s).", AGAIN, error.message)
             return dataclasses.replace(position, kind="replay")
         return dataclasses.replace(position, states=states)
@@ -219,7 +224,8 @@ class IteratorTracker(Tracker):
     def restore(self, position: Position, iterator: Any) -> None:
         self.begins(iterator)
         owned = list(owned_iterators(iterator))
-        # An earlier version also saved the states before the first batch, at the front.
+        # Earlier versions of tfpreempt also saved the states before the first batch, at
+        # the front of the list.
         states = position.states[-len(owned) :]
         for each, state in zip(owned, states, strict=True):
             try:
@@ -232,7 +238,7 @@ class IteratorTracker(Tracker):
                 ) from error
 
     def extend(self, position: Position, iterator: Any) -> None:
-        self.restore(position, self.data.spare())  # sets the seeds of the shuffles
+        self.restore(position, self.data.spare())  # only to set the shuffle seeds
         following = self.data.spare()
         self.begins(following)
         next_position = dataclasses.replace(position, states=_states(following))
@@ -240,7 +246,7 @@ class IteratorTracker(Tracker):
 
 
 class IndexTracker(Tracker):
-    """Saves the number of batches in arrays; a restart skips so many batches."""
+    """Saves the number of trained batches; a restart skips them in the arrays."""
 
     kind = "index"
     is_shared = True
@@ -253,19 +259,19 @@ class IndexTracker(Tracker):
 
 
 class ReplayTracker(Tracker):
-    """Reads every batch up to the position again."""
+    """Saves the number of trained batches; a restart reads these batches again."""
 
     kind = "replay"
 
     def __init__(self, fit: Fit, data: CountedDataset) -> None:
         super().__init__(fit, data)
-        # Number of batches read from a Python generator, ahead of training.
+        # Number of batches read from a Python generator; includes batches read ahead.
         self._read = 0
         self._elements: dict[int, int] = {}  # fingerprints of the newest batches
         fit.note_batches(self._note)
 
     def _note(self, batch: Any) -> None:
-        """Stores the fingerprint of a batch; in the thread that reads the generator."""
+        """Stores a batch's fingerprint; runs on the thread that reads the generator."""
         self._read += 1
         self._elements[self._read] = data_order.of_batch(batch)
         self._elements.pop(self._read - _KEPT, None)
@@ -310,7 +316,7 @@ class ReplayTracker(Tracker):
 
 
 def _states(iterator: Any) -> list[list[bytes]]:
-    """Returns the states of the ordinary tf.data iterators below, without state of ops.
+    """Returns the states of the tf.data iterators of a (distributed) iterator.
 
     Raises:
         tf.errors.OpError: an iterator has no state.
@@ -327,15 +333,17 @@ WAYS: dict[str, type[Tracker]] = {
 
 
 def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | None]:
-    """Returns the best way for a pipeline, found by a trial on an unread iterator.
+    """Returns the best way to save positions in a pipeline.
 
     Args:
         fit: the fit.
         dataset: dataset of the fit's data.
-        iterator: the first iterator used for training.
+        iterator: the first iterator used for training, not read yet; the function tries
+            to get its state.
 
     Returns:
-        The way, and the reason why a resume is not exact, for people; None if exact.
+        The class of the tracker, and a warning if a resume will not be exact or is
+        slow; else None.
     """
     if fit.array_way == "index":
         return IndexTracker, None
@@ -351,7 +359,7 @@ def choose(fit: Fit, dataset: Any, iterator: Any) -> tuple[type[Tracker], str | 
 def _reason_to_replay(
     fit: Fit, dataset: Any, roots: Sequence[Any], iterator: Any
 ) -> str | None:
-    """Returns why the state of the iterator cannot be saved; None if it can."""
+    """Returns why the iterator's state cannot be saved; None if it can be saved."""
     if fit.array_way == "replay":
         return 'shuffle="batch"'
     if not list(owned_iterators(iterator)):
@@ -366,7 +374,7 @@ def _reason_to_replay(
 
 
 def validation_problem(data: Any) -> str | None:
-    """Returns why a resumed validation may differ in the last bits; None if exact.
+    """Returns a warning if a restarted run may have other validation results, or None.
 
     Args:
         data: `validation_data` of the fit.

@@ -1,15 +1,16 @@
-"""The position in a PyDataset (Keras 3) or Sequence (tf_keras): an index.
+"""The position in a PyDataset (Keras 3) or Sequence (tf_keras), saved as an index.
 
 An interrupted epoch resumes with its remaining batches, in its original order. Keras
-shuffles at the request for the first batch of an epoch. The shuffle uses Python's
-global generator, whose state at that moment is saved, or from Keras 3.16 on a generator
-seeded with the adapter's count of epochs. Workers of Keras read one pass at a time
-(`Fit.read_one_pass`), so the order does not depend on the number of workers.
+shuffles the indices when the first batch of an epoch is requested. Up to Keras 3.15 the
+shuffle uses Python's global generator, so the state of the generator is saved; from
+3.16 on it uses a generator seeded with the number of the epoch. Reader threads of Keras
+read one pass at a time (`Fit.read_one_pass`), so the order does not depend on the
+number of threads.
 
-Data that change between epochs by themselves (`on_epoch_end`) are brought to the same
-epoch: by their own `get_state` and `set_state`, or else by repeating the calls of the
-hooks. Before a repeated call that drew from the global generators, the generators get
-the states from before the original call.
+A sequence may change itself between epochs (`on_epoch_end`). Its state is saved by its
+own `get_state` and `set_state`. Without these methods, a restart repeats the calls of
+the hooks. If a call drew random numbers, the global generators are first set to their
+states before the original call.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _DRAWING = {
 
 
 class SequenceTracker(Tracker):
-    """Saves the index of the batch, and records the calls of the data's hooks."""
+    """Saves the index of the next batch, and the calls of the sequence's hooks."""
 
     kind = "sequence"
     is_shared = True
@@ -88,18 +89,20 @@ class SequenceTracker(Tracker):
         if (one_pass := fit.read_one_pass()) is not None:
             data.dataset = one_pass
         self._shuffle_state: Any = None
-        # Indices of this pass, in the order requested by Keras.
+        # The indices that Keras has requested in this pass, in order.
         self._order: list[int] = []
         # An endless sequence is read in ascending order.
         if fit.sequence_length is not None:
             fit.note_order(lambda index: self._order.append(index))
-        # Hook, states of the generators before the call or None.
+        # Calls as [hook, states of the generators before the call; None if nothing was
+        # drawn].
         self._calls: list[list[Any]] = []
-        self._again: list[list[Any]] = []  # calls that Keras repeats after the restart
-        # Number of calls, state of the data.
+        # Calls since the epoch began, which Keras itself repeats after a restart.
+        self._again: list[list[Any]] = []
+        # (number of calls, state of the sequence) at the beginning of the epoch.
         self._before_epoch: tuple[int, Any] = (0, None)
         self._has_state = has_hooks(self._sequence)
-        # Marks of the attributes at the beginning of an epoch.
+        # A comparable value for each attribute, from the beginning of the epoch.
         self._marks: dict[str, Any] = {}
         self._are_changes_named = False
         if not self._has_state and (found := _drawing(self._sequence)) is not None:
@@ -137,7 +140,7 @@ class SequenceTracker(Tracker):
         return dataclasses.replace(position, more=more, order=order)
 
     def _fingerprint(self, batches: int) -> Order:
-        """Returns the fingerprint of the pass's first batches; empty if unknown."""
+        """Returns a fingerprint of the order of the first batches; empty if unknown."""
         if not batches or len(self._order) < batches:
             return {}
         return {"permutation": data_order.of_indices(self._order[:batches])}
@@ -163,7 +166,7 @@ class SequenceTracker(Tracker):
         self.begins(iterator)
 
     def _name_changes(self) -> None:
-        """Warns once of attributes that differ from the beginning of the epoch."""
+        """Warns once of attributes that have changed since the epoch began."""
         before, self._marks = self._marks, {}
         now = _marks(self._sequence) if before else {}
         changed = [name for name in before if now.get(name) != before[name]]
@@ -172,7 +175,7 @@ class SequenceTracker(Tracker):
             log.warning(_CHANGES, ", ".join(sorted(changed)))
 
     def _watch(self, hook: str) -> None:
-        """Records the fit's calls of a hook of the data, through the fit's adapter."""
+        """Wraps a hook of the fit's data adapter, to record the calls of the hook."""
         inner: Callable[[], None] = getattr(self.fit.adapter, hook)
 
         def noted() -> None:
@@ -209,7 +212,7 @@ class SequenceTracker(Tracker):
 
 
 def _shuffler(state: Any) -> random.Random:
-    """Returns the generator used by Keras for the shuffle; see `Fit.shuffle_state`."""
+    """Returns the random generator for a value returned by `Fit.shuffle_state`."""
     if isinstance(state, int):
         return random.Random(state)
     shuffler = random.Random()
@@ -218,7 +221,7 @@ def _shuffler(state: Any) -> random.Random:
 
 
 def _drawing(sequence: Any) -> tuple[str, str] | None:
-    """Returns name and advice for a Keras class that draws batches in reading order."""
+    """Returns the entry of `_DRAWING` for a sequence; None for any other class."""
     for kind in type(sequence).__mro__:
         library, _, module = kind.__module__.partition(".")
         if library not in _KERAS or ".preprocessing." not in f".{module}":
@@ -231,7 +234,7 @@ def _drawing(sequence: Any) -> tuple[str, str] | None:
 
 
 def _marks(sequence: Any) -> dict[str, Any]:
-    """Returns a mark for each attribute, equal while the attribute's value is equal."""
+    """Returns a comparable value for each attribute, to detect changes."""
     found: dict[str, Any] = {}
     for name, value in getattr(sequence, "__dict__", {}).items():
         if isinstance(value, bool | int | float | str | None):
@@ -253,7 +256,7 @@ def _generators() -> tuple[Any, Any]:
 
 
 def _set_generators(states: Any) -> None:
-    """Sets the global generators to recorded states; no change for None."""
+    """Sets the global generators to recorded states; does nothing for None."""
     if states is not None:
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -262,12 +265,12 @@ def _set_generators(states: Any) -> None:
 def _in_order(
     get: Callable[[int], Any], indices: Iterable[int], workers: int
 ) -> Iterator[Any]:
-    """Yields batches in order, read ahead by threads if Keras would use workers.
+    """Yields batches in order; threads read ahead if the user has asked Keras for them.
 
     Args:
         get: function that returns the batch of an index.
         indices: indices of the batches.
-        workers: number of threads; 1 or less reads without threads.
+        workers: number of threads; with 1 or less the caller's thread reads.
     """
     if workers <= 1:
         yield from map(get, indices)
@@ -283,7 +286,7 @@ def _in_order(
 
 
 def dataset_like(like: Any, batches: Callable[[], Iterator[Any]], ahead: int) -> Any:
-    """Returns a dataset of a generator, with the element spec of another dataset.
+    """Returns a dataset of given batches, with the element spec of another dataset.
 
     Args:
         like: the other dataset.

@@ -29,21 +29,24 @@ log = logging.getLogger(__name__)
 
 
 class TrainingData:
-    """Tracks the iterators of a fit, and the position of training. Main thread.
+    """Tracks the iterators of a fit, and saves and restores the position of training.
+
+    Use it on the main thread only.
 
     Args:
-        fit: the fit; from now on makes its iterators from `dataset`.
+        fit: the fit. From now on the fit makes its iterators from `dataset`.
 
     Attributes:
-        dataset: replacement of the fit's own dataset.
-        tracker: the way in which the position is saved.
+        dataset: wrapper that replaces the fit's own dataset.
+        tracker: saves and restores the position; its class is the way that was chosen.
     """
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self.dataset = CountedDataset(fit)
-        # Under a TPUStrategy, iterators are read before the first step names the
-        # iterator used for training.
+        # Under a TPUStrategy the position of a loader cannot be tracked, because
+        # iterators are read before the first step shows which iterator is used for
+        # training.
         strategy = fit.model.distribute_strategy
         has_place = not isinstance(strategy, tf.distribute.TPUStrategy)
         way: type[Tracker] = Tracker
@@ -55,16 +58,16 @@ class TrainingData:
         self._iterator: Any = None  # the iterator used for training
         # Number of iterators used for training, including the current iterator.
         self._read = 0
-        self._made_before = 0  # number of iterators made before a restart, not since
-        self._saved: Position | None = None  # the position at which a restart resumes
-        # The fingerprints of the pipeline's order, in every epoch.
+        self._made_before = 0  # number of iterators that were made before the restart
+        # The position at which this process resumes.
+        self._saved: Position | None = None
+        # Fingerprints of the pipeline's order that are equal in every epoch.
         self._order: dict[str, int] = {}
 
     def any_iterator(self) -> Any:
-        """Returns an iterator for its specs only, not to be read.
+        """Returns an iterator for its element spec; the caller must not read it.
 
-        The iterator is the iterator used for training, or a new iterator before
-        training.
+        Returns the iterator used for training, or before training a new iterator.
         """
         return self.dataset.spare() if self._iterator is None else self._iterator
 
@@ -72,7 +75,7 @@ class TrainingData:
         """Called when the fit uses an iterator for the first time, before a read."""
         self._read += 1
         self._iterator = iterator
-        if type(self.tracker) is Tracker:  # no way is chosen yet
+        if type(self.tracker) is Tracker:  # no way to save the position is chosen yet
             way, problem = choose(self._fit, self.dataset.dataset, iterator)
             if problem is not None:
                 log.warning("%s.", problem)
@@ -89,7 +92,7 @@ class TrainingData:
             warn_of_states()
 
     def position(self, batches: int, *, is_at_end: bool) -> Position | None:
-        """Returns the position of training; before the first step, the restored one.
+        """Returns the position of training; before the first step, as restored.
 
         Args:
             batches: number of batches taken from the iterator.
@@ -115,10 +118,13 @@ class TrainingData:
     # --- the restart -----------------------------------------------------------------
 
     def check_shares(self) -> None:
-        """Checks the replicas' shares, before a restart with another number of workers.
+        """Checks that the replicas can divide a batch equally.
+
+        Called before a restart with another number of workers.
 
         Raises:
-            ConfigurationError: the current replicas cannot share a batch equally.
+            ConfigurationError: the batch size is not a multiple of the number of
+                replicas.
         """
         replicas = self._fit.model.distribute_strategy.num_replicas_in_sync
         size: int | None = None
@@ -133,10 +139,10 @@ class TrainingData:
         """Prepares the iterator with which the fit resumes, before Keras makes it.
 
         Args:
-            saved: this worker's position in the commit; None if the commit has no such
-                position.
-            batches: number of trained batches of the epoch, which are read again
-                without a saved position.
+            saved: this worker's position in the commit; None if the commit has no
+                position for this worker.
+            batches: number of trained batches of the epoch. Without a saved position
+                these batches are read again.
 
         Raises:
             CheckpointMismatchError: the data are of another kind.
@@ -144,7 +150,8 @@ class TrainingData:
         if saved is not None and saved.is_shared:
             is_counted = saved.kind in (IndexTracker.kind, SequenceTracker.kind)
             if not is_counted and global_batches(self.dataset.dataset) is None:
-                saved = None  # here such a position does not count global batches
+                # This dataset has no global batches, so the count does not apply.
+                saved = None
         if saved is None:
             if batches:
                 log.warning(
@@ -186,15 +193,15 @@ class TrainingData:
             extends: whether epochs are added to a complete fit.
 
         Returns:
-            The number of batches that were taken from the iterator.
+            The number of batches taken from the iterator before the restart.
 
         Raises:
             CheckpointMismatchError: the data have another order.
         """
         saved = self._saved
         assert saved is not None
-        # Check here and not in `prepare`: a complete fit trains nothing, so its order
-        # is irrelevant.
+        # Check the order here rather than in `prepare`, which is also called for a
+        # complete fit. Such a fit trains nothing, so its order is irrelevant.
         data_order.check(saved.order, self._order, "The training data")
         self._iterator = iterator
         self._read = saved.read + 1

@@ -1,7 +1,8 @@
-"""The end of an epoch's training, while the validation and `on_epoch_end` follow.
+"""Keeps the state after the last step of an epoch, until `on_epoch_end` has returned.
 
-Both may change any variable, and a restart repeats both. So a save in between, because
-of a notice or an error, contains the state at the end of the training.
+After the last step Keras validates and calls `on_epoch_end`. Both may change any
+variable, and a restart repeats both. So a save in this time, because of a notice or an
+error, must contain the state from before.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _ASKS = "_should_eval"  # Keras' method called before a validation
 
 
 class EpochEnd:
-    """The state of a fit after the last training step of an epoch. Main thread.
+    """Keeps the state of a fit after an epoch's last step. Use it on the main thread.
 
     Args:
         fit: the fit.
         session: the session of this process.
         run: the run of the fit.
-        take: function that captures the current moment of the fit.
+        take: function that returns the current state of the fit.
 
     Attributes:
-        moment: the held moment, used by saves; None: saves use the current state.
+        moment: the state that a save must write; None if saves write the current state.
     """
 
     def __init__(
@@ -53,35 +54,37 @@ class EpochEnd:
         uncover(self._fit.model, _ASKS)
 
     def hold(self) -> Moment:
-        """Returns the end of the epoch's training, captured by the first call."""
+        """Returns the kept state; the first call of an epoch captures the state."""
         if self.moment is None:
             self.moment = self._take()
         return self.moment
 
     def hold_files(self, callbacks: Sequence[Any]) -> bool:
-        """Captures the text of log files before a hook may write to the files.
+        """Adds the text of log files to the kept state, before a hook writes them.
 
         Returns:
             Whether the files were captured; False after an error.
         """
         moment = self.hold()
-        with contextlib.suppress(OSError):  # every save reports the error
+        # Ignore: a save reads the files again, and reports the error.
+        with contextlib.suppress(OSError):
             files = callback_state.capture_files(callbacks)
             self.moment = dataclasses.replace(moment, files=files)
         return self.moment is not moment
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Assigns the values from the end of the epoch's training inside the block."""
+        """Context in which the variables have the values of the kept state."""
         with self.hold().variables.assigned():
             yield
 
     @contextlib.contextmanager
     def committed_on_error(self) -> Iterator[None]:
-        """Commits the end of the epoch's training if an error ends the fit inside.
+        """Context that commits the kept state if an error leaves the context.
 
-        With several workers the commit needs the parts of the other workers. So the
-        commit is made only if every worker fails in the same way.
+        With several workers, the save needs every worker, so it succeeds only if every
+        worker fails in the same way. No save is tried if the capture itself needs every
+        worker (a collective read), because it would hang.
         """
         try:
             yield
@@ -95,13 +98,14 @@ class EpochEnd:
             raise
 
     def _guard_validation(self, _: str, is_due: bool, *args: Any, **more: Any) -> bool:
-        """Wraps the next validation in `committed_on_error`, before Keras validates.
+        """Wraps the functions of the next validation in `committed_on_error`.
 
-        The wrapped functions include the function that makes the validation data, if
-        Keras has not made the data yet.
+        Called after Keras' `_should_eval`, so before each validation. If Keras has not
+        made the iterator over the validation data yet, the function that makes it is
+        wrapped, too.
 
         Args:
-            is_due: whether a validation follows.
+            is_due: result of `_should_eval`: whether a validation follows.
         """
         self._guards.close()
         for owner, name in self._fit.validation_calls() if is_due else ():

@@ -1,4 +1,4 @@
-"""The progress of a fit as a frozen value, and checks of a checkpoint against a fit."""
+"""The progress of a fit as a value, and checks that a checkpoint belongs to a fit."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ class Progress:
     """A position in the loop of `model.fit`.
 
     Attributes:
-        fit: number of the fit with this directory in the program, from 1; 0 before the
-            first trained step.
+        fit: number of the fit, from 1, among the fits of the program with this
+            checkpoint directory; 0 before the first trained step.
         phase: "train" before a train step; "validation" in the validation after an
             epoch; "complete" at the end.
         epoch: number of the current epoch; at the end the number of epochs.
-        batch: number of trained batches of the epoch; in "validation" the first batch
-            of the epoch's last train step.
-        is_untrained: whether the program has not trained a step yet. Then there may be
-            no variables, and starting from scratch is a correct resume.
+        batch: number of trained batches of the epoch. In "validation": number of the
+            first batch of the epoch's last train step.
+        is_untrained: whether the program has not trained a step yet. Then the variables
+            may not exist, and a restart begins from scratch.
         stopped: whether training was stopped before its last epoch.
-        loop: facts about the data collected by the loop; JSON.
-        logs: result of the last train step; in "validation" the logs of the epoch.
+        loop: result of `Fit.loop_state`: what the loop knows about the data.
+        logs: logs returned by the last train step; in "validation" the logs of the
+            epoch.
         histories: histories of the fits before this fit, with `epoch`, `history` and
             `made_of`.
-        made_of: facts about the run that must not change over restarts: the result of
-            `made_of`; and "varies", whether the values differed between starts.
-        metrics: number of variables of the model's metrics; a validation may have made
-            some of the variables.
+        made_of: result of `made_of`: facts about the fit that a restart must not
+            change. Also "varies": whether the training arrays had other values after an
+            earlier restart.
+        metrics: number of variables of the model's metrics. A restart needs the number,
+            because some variables are made by a validation only.
     """
 
     fit: int = 0
@@ -90,7 +92,7 @@ def read(saved: EncodedValue) -> Progress:
 def made_of(
     fit: Fit, *, is_built: bool, compares_values: bool = False
 ) -> dict[str, Any]:
-    """Returns facts by which a restart recognizes a fit; unknown facts are None.
+    """Returns the facts by which a restart recognizes a fit; None for unknown facts.
 
     Args:
         fit: the fit.
@@ -124,12 +126,13 @@ _SHOWN_VALUES, _SHOWN_ARRAYS = 32, 4
 def _some_values(fit: Fit) -> str | None:
     """Returns 32 values spread over each training array; None for other data.
 
-    Of x and of y the first 4 arrays count. Two of ten folds of a data set differ in a
-    tenth of their rows only, so 32 values are compared.
+    Only the first 4 arrays of x and of y are read. 32 values are enough to distinguish
+    two folds of a cross-validation: of ten folds, two have nine tenths of their rows in
+    common, so fewer values could all be equal.
     """
     found = []
     given = fit.arguments["x"], fit.arguments["y"]
-    for each in given:  # numeric arrays, and the first arrays in lists and dicts
+    for each in given:  # an array, or a list or dict of arrays
         parts = each.values() if isinstance(each, dict) else each
         parts = parts if isinstance(each, dict | list | tuple) else [each]
         for part in itertools.islice(parts, _SHOWN_ARRAYS):
@@ -141,27 +144,28 @@ def _some_values(fit: Fit) -> str | None:
 
 
 def _are_close(values: Any, others: Any) -> bool:
-    """Whether values of two starts are equal except for their last digits."""
+    """Whether the values of two runs of the program are equal, except for rounding."""
     try:
         pair = np.array([each.split() for each in (values, others)], dtype=float)
     except (AttributeError, ValueError):
-        return False  # another number of values, or a corrupt checkpoint
+        return False  # the number of values differs, or the checkpoint is corrupt
     return np.allclose(pair[0], pair[1], rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
 def may_be(saved: Mapping[str, Any], now: Mapping[str, Any], *, exactly: bool) -> bool:
-    """Whether a fit may be the saved fit; an unknown fact counts as equal.
+    """Whether the current fit may be the saved fit. Unknown facts count as equal.
 
     Args:
         saved: facts about the saved fit.
-        now: facts about the fit of this start.
-        exactly: whether to compare also the epochs and the values of the data, which a
-            user may change between two starts.
+        now: facts about the current fit.
+        exactly: whether to compare also the epochs and the values of the data, although
+            a user may change them before a restart.
     """
     facts = ["keras", "data", "samples", "steps", "model", "shapes"]
     facts += ["initial_epoch", "epochs"] if exactly else []
     if now["weights"] < saved.get("weights", 0):
-        facts.remove("shapes")  # the first step makes further weights
+        # The model is not fully built: its first step makes more weights.
+        facts.remove("shapes")
     pairs = [(saved.get(fact), now[fact]) for fact in facts]
     values = saved.get("values"), now["values"]
     is_compared = exactly and None not in values and not saved.get("varies")
@@ -190,17 +194,19 @@ _FIXES = {
 
 
 def check_same(saved: Progress, now: Mapping[str, Any], directory: str) -> None:
-    """Compares a run with the run of a checkpoint, before a restore.
+    """Checks that a fit is the fit of a checkpoint, before the restore.
 
     Args:
         saved: progress in the checkpoint.
-        now: facts about this run; unknown facts are None. For slots, only a lower
-            number is an error: the restore names new slots one by one.
+        now: facts about this fit; unknown facts are None. More optimizer variables
+            ("slots") than before are no error here, because the restore names the new
+            variables.
         directory: checkpoint directory, for the message.
 
     Raises:
-        CheckpointMismatchError: a fact has changed, and the message names the fact; or
-            no step with several batches begins at the saved batch.
+        CheckpointMismatchError: a fact has changed; the message names the fact. Or the
+            saved batch is not a multiple of `steps_per_execution`, so no step begins
+            there.
     """
     for what, (name, fix) in _FIXES.items():
         before, here = saved.made_of.get(what), now.get(what)
@@ -229,23 +235,26 @@ def check_values(
     directory: str,
     refused: Sequence[str] = (),
 ) -> str | None:
-    """Compares samples of the training data with the samples in the checkpoint.
+    """Compares some values of the training arrays with those in the checkpoint.
 
-    A complete fit on other arrays may be another fit of the program, such as a fold of
-    a cross-validation, with the same arrays in every start. Or the arrays are drawn
-    without a seed, and differ in every start.
+    If the values differ from those of a complete fit, there are two possibilities. This
+    may be another fit of the program, such as a fold of a cross-validation; then the
+    values are equal each time the program runs. Or the program draws its arrays without
+    a seed; then the values differ each time.
 
     Args:
         saved: progress in the checkpoint.
         now: facts about this run.
         directory: checkpoint directory, for the message.
-        refused: samples of the arrays with which earlier starts were refused.
+        refused: values of the arrays in earlier runs of the program, which this check
+            has refused with an error.
 
     Returns:
-        A warning if the fit has other data than before; else None.
+        A warning if the values differ but the fit may resume; None if they are equal.
 
     Raises:
-        CheckpointMismatchError: the checkpoint is the end of a fit on other data.
+        CheckpointMismatchError: the checkpoint is the end of a fit on other data, and
+            the data are not known to differ in each run.
     """
     values = saved.made_of.get("values"), now["values"]
     if None in values or _are_close(*values):

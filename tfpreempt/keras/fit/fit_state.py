@@ -1,18 +1,18 @@
-"""The contents of a commit of a running fit besides the Checkpoint.
+"""Captures and restores the state of a running fit besides the tf.train.Checkpoint.
 
-Capture and restore happen at the same points of the program, so a restore undoes any
-changes by Keras and other callbacks on the way to the point:
+A state is restored at the point of the loop where it was captured. So the restore also
+overwrites what Keras and the user's callbacks have changed since the start of the fit.
+The points are:
 
-- before a train step (`TrainFunctionWrapper`), where a commit usually happens;
-- at the beginning of a validation, which a restart repeats, because notices must be
-  handled while the validation runs;
-- at the end, after every other callback's `on_train_end`.
+- before a train step (`TrainFunctionWrapper`), the usual point of a commit;
+- at the beginning of a validation: a notice may arrive while the validation runs, and a
+  restart then repeats the validation;
+- at the end, after `on_train_end` of the user's callbacks.
 
-Weights and the optimizer are in the tf.train.Checkpoint. Metrics and seed generators
-are in each worker's part of the commit, as for every loop (`per_replica.py` of
-checkpoint/). Their kinds are compared here, before any variable is assigned. A
-validation may change any variable, and is repeated: `Moment` holds the values of the
-variables.
+The tf.train.Checkpoint has the weights and the optimizer. Each worker saves its own
+metrics and seed generators, as in custom loops (`checkpoint/tensors/per_replica.py`);
+this module compares their dtypes and shapes before any variable is assigned. A
+validation may change any variable, so `Moment` keeps the values from its beginning.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class WorkerVariable:
         name: name of the variable.
         kind: dtype and shape; equal on every worker.
         variable: the variable, possibly distributed.
-        parts: the component variables on this worker's replicas.
+        parts: the variables on the single replicas of this worker, of which `variable`
+            consists.
     """
 
     name: str
@@ -66,14 +67,14 @@ class WorkerVariable:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A moment of a fit, held for a later save.
+    """The state of a fit at an earlier moment, kept for a later save.
 
     Attributes:
-        shared: values from `FitState.take_shared`.
-        own: values from `FitState.take_own`.
+        shared: result of `FitState.take_shared`.
+        own: result of `FitState.take_own`.
         variables: the values of the variables on this worker.
-        files: texts of log files, captured before a callback may write to the files;
-            None before the capture.
+        files: text of the log files, captured before a callback writes to the files;
+            None if not captured yet.
     """
 
     shared: Taken
@@ -83,13 +84,15 @@ class Moment:
 
 
 class WorkerRecord(FitRecord):
-    """The values of a single worker, adapted to a changed number of workers.
+    """The values that each worker saves for itself.
+
+    If the number of workers has changed, `reshard` adapts the values of the commit.
 
     Attributes:
-        part: index and number of workers, if the commit has another number of workers;
-            else None.
-        randoms: random generators of the workers in the commit; set together with
-            `part`.
+        part: (index of this worker, number of workers), if the commit is from another
+            number of workers; else None.
+        randoms: saved random generators of every worker in the commit; set together
+            with `part`.
     """
 
     part: tuple[int, int] | None = None
@@ -98,12 +101,12 @@ class WorkerRecord(FitRecord):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Adapts the values of the commit to a changed number of workers.
+        """Computes this worker's values if the number of workers has changed.
 
-        A new worker gets the values of the chief, but no files. The position in the
-        data is the chief's position if that position counts global batches; otherwise
-        there is no position. Random generators are distributed over the workers (see
-        `GlobalRngState`).
+        A worker that is new gets the values of the chief, but no log files. Every
+        worker gets the chief's position in the data if it counts global batches,
+        otherwise no position. The random generators are distributed over the workers
+        (see `GlobalRngState`).
         """
         each_own = [None if file is None else self.read(file) for file in files]
         saved = [own for own in each_own if own is not None]
@@ -123,25 +126,28 @@ class WorkerRecord(FitRecord):
 
 
 class FitState:
-    """Captures and restores the state of a running fit. Main thread.
+    """Captures and restores the state of a running fit. Use it on the main thread only.
 
     Args:
         fit: the fit.
-        callbacks: the callbacks of the fit without ours.
+        callbacks: the user's callbacks: those of the fit without the
+            PreemptionCallback.
         data: training data of the fit.
-        take_shared: returns the values that a save writes for the whole run.
-        take_own: returns the values that a save writes for this worker.
+        take_shared: function that returns the values that a save writes once, for all
+            workers.
+        take_own: function that returns the values that a save writes for this worker.
 
     Attributes:
-        attributes: plain Python values of the model.
-        checkpoint: Checkpoint of weights and optimizer, which stock TensorFlow can
-            restore.
-        shared: values common to the workers; saved by the chief.
-        own: values of this worker; nothing is loaded if the commit has no part of this
-            worker.
-        has_own_arrays: whether this worker's training arrays are the arrays of the
-            whole run.
-        varies: whether the training arrays differed between starts.
+        attributes: the plain Python values of the model.
+        checkpoint: the tf.train.Checkpoint of weights and optimizer; TensorFlow can
+            restore it without tfpreempt.
+        shared: values that are equal on all workers; the chief saves them.
+        own: values of this worker; `own.loaded` is None if the commit has no values of
+            this worker.
+        has_own_arrays: whether there is only one worker, so that its training arrays
+            are those of the whole run and can be compared.
+        varies: whether the training arrays had other values in an earlier run of the
+            program.
     """
 
     def __init__(
@@ -173,10 +179,10 @@ class FitState:
         self.own.unregister()
 
     def made_of(self, *, is_built: bool) -> dict[str, Any]:
-        """Returns the current value of `Progress.made_of`.
+        """Returns the value for `Progress.made_of` in a save now.
 
-        A program may change its arrays in place during training, so a restart from this
-        state needs the changed values.
+        The values of the arrays are read again for each save, because a program may
+        change its arrays in place during training.
 
         Args:
             is_built: whether the optimizer has made its variables.
@@ -189,7 +195,9 @@ class FitState:
     # --- what a save takes -----------------------------------------------------------
 
     def take_shared(self, reached: Progress) -> Taken:
-        """Returns the values common to the workers; a save calls `attach` first.
+        """Returns the values that are equal on all workers.
+
+        The caller has called `attach(self.checkpoint)` before.
 
         Args:
             reached: progress of the fit.
@@ -203,9 +211,9 @@ class FitState:
         }
 
     def take_own(self) -> Taken:
-        """Returns the values of this worker, without its files and its data position.
+        """Returns this worker's values, without its log files and its data position.
 
-        A save calls `attach` first.
+        The caller has called `attach(self.checkpoint)` before.
         """
         random = io.BytesIO()
         self._random.save(random)
@@ -217,7 +225,7 @@ class FitState:
         }
 
     def hold(self, reached: Progress) -> Moment:
-        """Holds the current moment for a later save.
+        """Returns a copy of the current state, for a later save.
 
         Args:
             reached: progress of the fit.
@@ -235,9 +243,10 @@ class FitState:
     def build(
         self, iterator: Any, train_function: Any, *, restores: bool, trains: bool = True
     ) -> None:
-        """Makes the variables, by the trace of the train function if possible.
+        """Makes the variables, if possible by tracing the train function.
 
-        So a restart traces the train function once, as a new run does.
+        The first step then uses the same trace, so a restart traces the function only
+        once.
 
         Args:
             iterator: iterator over the training data; not read.
@@ -261,10 +270,10 @@ class FitState:
     # --- the restart -----------------------------------------------------------------
 
     def restore(self, run: Run, progress: Progress, *, extends: bool = False) -> None:
-        """Restores the Checkpoint, this worker's values, and the callbacks' state.
+        """Restores the tf.train.Checkpoint, this worker's values and the callbacks.
 
         Args:
-            run: run of the fit, which restores the Checkpoint.
+            run: run of the fit; its `restore` restores the tf.train.Checkpoint.
             progress: progress in the commit.
             extends: whether epochs are added to a complete fit.
 
@@ -280,11 +289,13 @@ class FitState:
         now = of_worker(self._fit.model, attach(self.checkpoint))
         metrics = sum(len(metric.variables) for metric in self._fit.model.metrics)
         if metrics < progress.metrics or len(now) < len(saved):
-            # A validation made the missing variables. Workers make a variable at the
-            # same time, so every worker reaches this call.
+            # The missing variables were made by a validation. Making them here does not
+            # hang: all workers lack the same variables, so every worker reaches this
+            # call.
             self._fit.build_test(self._data.any_iterator())
             now = of_worker(self._fit.model, attach(self.checkpoint))
-        # With a position in global batches, any number of replicas can resume.
+        # If the position counts global batches, the number of replicas may have
+        # changed.
         replicas = None
         if own is not None:
             position = Position.parse(own["position"].value())
@@ -320,12 +331,13 @@ def of_worker(model: Any, untracked: Attached) -> list[WorkerVariable]:
     """Returns the metrics and seed generators of this worker, in a fixed order.
 
     Args:
-        model: the model, with every metric made.
-        untracked: the objects that the fit's Checkpoint does not track.
+        model: the model; all its metrics exist already.
+        untracked: the objects of the model that the tf.train.Checkpoint does not track.
+            The metrics and seed generators among them are returned, too.
     """
     metrics = [
-        # Not by getattr with a default: a variable that is synchronized on read looks
-        # for a missing attribute by a reduction over the workers.
+        # Do not use getattr with a default: to look up a missing attribute, an ON_READ
+        # variable reads its value, which is a reduction over all workers.
         (variable.path if "path" in dir(type(variable)) else variable.name, variable)
         for metric in model.metrics
         for variable in metric.variables
@@ -350,14 +362,14 @@ def check(
     now: Sequence[WorkerVariable],
     replicas: Sequence[int] | None,
 ) -> None:
-    """Compares variables with the variables in a checkpoint.
+    """Checks that the metrics and seed generators match those of a checkpoint.
 
     Args:
-        saved: names and kinds in the checkpoint; a name may change until every variable
-            is made.
+        saved: (name, kind) of each variable in the checkpoint. Only the kinds are
+            compared, because names may differ while a model is not fully built.
         now: variables of the model.
-        replicas: number of replicas of this worker with a value, for each variable;
-            None if unknown.
+        replicas: for each variable, the number of this worker's replicas with a value
+            in the checkpoint; None if unknown.
 
     Raises:
         CheckpointMismatchError: the checkpoint has other variables, or this worker

@@ -1,9 +1,8 @@
-"""Finds the running `model.fit` on the stack of the main thread.
+"""Finds the running `model.fit` by its stack frame on the main thread.
 
-Keras gives a callback the model and nothing of the loop around the model: no data, no
-first batch, no other callbacks. All three are local variables of `fit`, so the
-variables are read from the stack frame of `fit`, once, at the start of training
-(docs/decisions/0007).
+Keras gives a callback the model, but not the data, the first batch or the user's
+callbacks. These are local variables of `fit`, so they are read from the stack frame of
+`fit`, once, at the start of training (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LOOPS = ("epoch_iterator", "data_handler")
 
 
 def find(model: Any) -> Fit:
-    """Returns the fit that is calling the callback.
+    """Returns the `fit` call in which a hook of the callback runs.
 
     Args:
         model: the callback's model.
@@ -35,7 +34,8 @@ def find(model: Any) -> Fit:
     Raises:
         ConfigurationError: the model was compiled with steps_per_execution="auto".
         UsageError: no fit of the model is running.
-        UnsupportedVersionError: the fit of this version has another structure.
+        UnsupportedVersionError: this version of Keras lacks a private API that is
+            needed.
     """
     if getattr(model, "autotune_steps_per_execution", False):
         raise errors.ConfigurationError(
@@ -58,13 +58,13 @@ def find(model: Any) -> Fit:
 
 
 def is_running(fit: Fit) -> bool:
-    """Whether this same call of `fit` is on the main thread's stack; any thread.
+    """Whether this call of `fit` is still running. Any thread may call the function.
 
-    After an error has ended the fit, another fit of the same model may run, so the
-    function compares stack frames. The function never reads the local variables of a
-    frame. Such a read renews CPython's copy of the variables. When another thread read
-    the variables of a running fit, workers ended by SIGSEGV; the failing step of the
-    read is unknown.
+    The function looks for the fit's stack frame on the main thread: comparing models is
+    not enough, because after an error another fit of the same model may run. The
+    function does not read `f_locals`: when another thread did so during a fit, workers
+    ended by SIGSEGV (the cause is unknown; a read makes CPython renew its copy of the
+    local variables).
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame is not fit.frame:
@@ -73,7 +73,7 @@ def is_running(fit: Fit) -> bool:
 
 
 def is_validation(model: Any) -> bool:
-    """Whether a fit of the model itself called `evaluate`, rather than a callback."""
+    """Whether `fit` has called the running `evaluate`; False if the program has."""
     name = "use_cached_eval_dataset"
     frame = next(_calls(model, "evaluate", (name,)), None)
     return frame is not None and bool(frame.f_locals[name])
@@ -103,7 +103,8 @@ def _calls(model: Any, method: str, having: Sequence[str]) -> Iterator[FrameType
     Args:
         model: the model.
         method: name of the method.
-        having: names of local variables; Keras' own method has at least one of them.
+        having: names of local variables. A frame is Keras' own method if it has at
+            least one of these variables.
 
     Yields:
         The stack frames, innermost first.

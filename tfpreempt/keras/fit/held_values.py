@@ -1,13 +1,13 @@
-"""Earlier values of variables, held for a later save.
+"""Keeps earlier values of variables for a later save.
 
-Holding a value costs no copy. A read returns the variable's own buffer, and TensorFlow
-writes a changed value into another buffer while the first buffer is in use
-(`PrepareToUpdateVariable`). So only changed variables take memory twice.
+Keeping a value copies nothing: a read returns the variable's own buffer. If the
+variable changes while the buffer is in use, TensorFlow writes the new value into a new
+buffer (`PrepareToUpdateVariable`). So only changed variables need memory twice.
 
-After a sparse update, such as of an embedding, TensorFlow writes into the buffer even
-if in use, and a read copies the variable. For large variables (`is_large`),
-`DisableCopyOnRead` turns this mode off, as in each of TensorFlow's own saves. For other
-variables the copy takes less time.
+Variables with sparse updates, such as embeddings, are an exception: TensorFlow changes
+their buffer in place, so a read must copy it (copy-on-read mode). `DisableCopyOnRead`
+turns this mode off, as TensorFlow's own saves do. It is called for large variables only
+(`is_large`), because for small variables a copy takes less time than the call.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from tfpreempt.checkpoint.tensors.variables import Attached, local_parts, reache
 
 
 class HeldValues:
-    """The current values of a fit's variables on this worker. Main thread.
+    """The values of a fit's variables on this worker, at the time of construction.
+
+    Use it on the main thread only.
 
     Args:
-        checkpoint: Checkpoint of the fit. The Checkpoint's own save counters are not
-            held.
-        untracked: result of `attach`, called just before. The metrics and seed
-            generators in the result are held too.
+        checkpoint: the tf.train.Checkpoint of the fit; its own save counter is not
+            kept.
+        untracked: result of `attach(checkpoint)`, called just before. Its metrics and
+            seed generators are kept, too.
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint, untracked: Attached) -> None:
         found, edges = reached(checkpoint, untracked)
-        # The children of the Checkpoint include its save counters.
+        # The children of the tf.train.Checkpoint include its save counter, which is
+        # excluded.
         children = {0, *(number for _, number in edges[0])}
         objects = [obj for n, obj in enumerate(found) if n not in children]
         objects += [variable for _, variable in untracked.own]
@@ -45,7 +48,7 @@ class HeldValues:
 
     @contextlib.contextmanager
     def assigned(self) -> Iterator[None]:
-        """Assigns the held values inside the block, and the previous values after."""
+        """Context in which the variables have the kept values; afterwards as before."""
         now = self._read()
         self._assign(self._values)
         try:
