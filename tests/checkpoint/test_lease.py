@@ -157,7 +157,7 @@ def test_a_forked_child_does_not_hold_it(tmp_path):
             try:
                 attempt()
             except errors.LeaseLostError as error:
-                code += f"process {os.getppid()} holds it" in str(error)
+                code += f"process {os.getppid()} holds the lease" in str(error)
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     save(saver, 1)

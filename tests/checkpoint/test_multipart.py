@@ -201,7 +201,7 @@ class Breaking(FaultyObjectStore):
 
 def test_a_part_that_arrives_broken_is_sent_again(tmp_path):
     store, entry = Breaking(lambda name: name.startswith("parts/")), commit(tmp_path, 5)
-    with pytest.raises(errors.SaveError, match="another checksum"):
+    with pytest.raises(errors.SaveError, match="a wrong checksum"):
         uploaded(store, entry, **IN_PARTS)
     assert folders(store) == []
     assert store.broken[0] not in store.list()

@@ -369,7 +369,7 @@ def unusable(folder, kind):
     "kind",
     [
         *("no description", "half a description", "no data", "half the data"),
-        *("other rows", "nonsense", "another place", "step", "world", "tensors"),
+        *("other rows", "nonsense", "another place", "step", "num_workers", "tensors"),
         *("too few sums", "files", "too deep", "no number"),
     ],
 )
@@ -381,7 +381,7 @@ def test_the_chief_writes_a_share_that_does_not_fit(tmp_path, caplog, kind):
     unusable(layout.parts_directory(staged.staging, 1), kind)
     with caplog.at_level(logging.WARNING):
         chief.stage(1).publish("save", [0, 1])
-    assert "worker 1's share of step 1 cannot be used" in caplog.text
+    assert "cannot use the share of worker 1 of step 1" in caplog.text
     job.check(1)
     assert job.left_over() == []
 
@@ -657,7 +657,7 @@ def test_a_share_that_cannot_be_written_costs_the_worker_nothing_else(
     job = Job(tmp_path, files={1: NoPlace(error)})
     with caplog.at_level(logging.WARNING):
         job.save(1)
-    assert "this worker's share of step 1 cannot be written" in caplog.text
+    assert "cannot write this worker's share of step 1" in caplog.text
     job.check(1)
     assert (tmp_path / "1" / "worker-0001").is_dir()
     told = json.loads((tmp_path / "1" / "MANIFEST.json").read_text())

@@ -132,7 +132,7 @@ def test_a_state_file_that_cannot_be_read_is_said_and_made_anew(tmp_path, caplog
     caplog.clear()
     assert restored(tmp_path) == 3
     (said,) = caplog.messages
-    assert "state file cannot be read" in said
+    assert "cannot read TensorFlow's state file" in said
     assert "only a pointer" in said
 
 

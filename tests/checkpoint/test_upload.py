@@ -171,7 +171,7 @@ def test_a_broken_transfer_is_sent_again(tmp_path):
         return created
 
     store.put_if_absent = put_badly
-    with pytest.raises(errors.SaveError, match="another checksum"):
+    with pytest.raises(errors.SaveError, match="a wrong checksum"):
         upload.Upload(store, entry).run()
     assert folders(store) == []
     upload.Upload(store, entry).run()
