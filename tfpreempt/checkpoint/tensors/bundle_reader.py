@@ -1,14 +1,14 @@
 """Reads the large tensors of a checkpoint with many threads; TensorFlow has one.
 
-TensorFlow's RestoreV2 reads one tensor after the other. Here several threads read
-stretches of the files, and compute the checksum of a piece while the piece is in the
-processor's cache. A variable then uses the memory without a copy. TensorFlow reads
-small and special tensors.
+TensorFlow's RestoreV2 reads the tensors in sequence. Here several threads read the data
+files in pieces, and compute the checksum of a piece while the piece is still in the
+processor's cache. A variable then uses the memory without a copy. TensorFlow itself
+reads small tensors, and tensors that are not plain memory, such as strings.
 
-Tensors are returned only after every byte was read and the checksums were right, so
-nothing of a corrupt file is assigned. A chief that verifies a commit keeps the tensors
-until the restore (`read_ahead`), so the files are read once. The source of the format
-is the same as in `bundle_writer`.
+Tensors are returned only after every byte was read and all checksums matched, so no
+value of a corrupt file is assigned. A chief (worker 0) that verifies a commit keeps the
+tensors until the restore (`read_ahead`), so the files are read only once.
+`bundle_writer` names the source of the file format.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from tfpreempt.core import private_api
 from tfpreempt.core.threads import map_in_threads
 from tfpreempt.storage import checksum, file_reading
 
-_PIECE_BYTES = 1 << 19  # still in the cache when its checksum is computed
-_JOB_BYTES = 1 << 24  # small enough for one tensor to occupy every thread
-_SMALL_BLOCK_BYTES = 1 << 16  # memory shared by small tensors
+_PIECE_BYTES = 1 << 19  # small enough to be still in the cache for its checksum
+# Bytes per job of a thread; a large tensor gives work to every thread.
+_JOB_BYTES = 1 << 24
+_SMALL_BLOCK_BYTES = 1 << 16  # bytes of a memory block shared by small tensors
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, OverflowError),
     *(struct.error, DecodeError),
 )
 """Errors raised for a corrupt index or an unreadable file."""
-_UNKNOWN = -1  # in place of the crc32c of bytes between the tensors
-_MANY = 512  # buffers filled by one call; the limit of the kernel is 1,024
-_ALIGNED_BYTES = 64  # as TensorFlow's own memory (EIGEN_MAX_ALIGN_BYTES)
+_UNKNOWN = -1  # the index has no crc32c for the bytes between tensors
+_MANY = 512  # buffers filled by a single preadv() call; the kernel allows 1,024
+_ALIGNED_BYTES = 64  # alignment of TensorFlow's own memory (EIGEN_MAX_ALIGN_BYTES)
 
 _WHOLE = (tf.int8, tf.int16, tf.int32, tf.int64)
 _NATURAL = (tf.uint8, tf.uint16, tf.uint32, tf.uint64)
@@ -56,13 +57,14 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class _StoredSlice(NamedTuple):
-    """A part of a tensor, as a range of bytes in a data file.
+    """A range of bytes in a data file: a whole tensor, or some rows of a tensor.
 
     Attributes:
         path: path of the data file.
-        offset: first byte of the stretch in the file.
+        offset: first byte of the range in the file.
         size: size in bytes.
-        crc32c: checksum of the bytes, from the index.
+        crc32c: masked checksum of the bytes, from the index; `_UNKNOWN` for bytes
+            between tensors.
     """
 
     path: str
@@ -72,8 +74,8 @@ class _StoredSlice(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A tensor in the files; its stretches, joined in order, are the tensor's
-    memory."""
+    """A tensor stored in the checkpoint files, as byte ranges (`stretches`). Joined in
+    order, the ranges are the bytes of the tensor."""
 
     dtype: tf.DType
     shape: tuple[int, ...]
@@ -86,17 +88,17 @@ class _Stored(NamedTuple):
 
     @property
     def first_position(self) -> tuple[str, int]:
-        """The file and the offset of the first stretch."""
+        """The file and the offset of the tensor's first byte; used to sort tensors."""
         return _position(self.stretches[0]) if self.stretches else ("", 0)
 
 
 class _Piece(NamedTuple):
-    """Some bytes of a stretch, and the memory to read the bytes into.
+    """Some bytes of a stored range, and the memory to read the bytes into.
 
     Attributes:
-        stretch: the stretch.
+        stretch: the range of the file to which the piece belongs.
         offset: first byte of the piece in the file.
-        memory: memory of the piece.
+        memory: destination of the bytes.
     """
 
     stretch: _StoredSlice
@@ -117,8 +119,8 @@ class ReadAhead:
     Attributes:
         prefix: prefix of TensorFlow's files.
         index: index of the checkpoint.
-        tensors: the tensors with their memory, by name; a restore removes them from
-            here.
+        tensors: the tensors with their memory, by name; a restore removes the used
+            tensors.
         sums: size and crc32c of the completely read data files, by path.
     """
 
@@ -129,12 +131,13 @@ class ReadAhead:
 
 
 def read_ahead(prefix: str) -> ReadAhead | None:
-    """Reads the numeric tensors of a checkpoint, and every byte between the tensors.
+    """Reads the numeric tensors of a checkpoint, and the bytes between the tensors, so
+    that checksums of whole files are known.
 
     Returns:
-        The tensors and the sums of the files. None if the tensors are too few to
-        justify the threads, or cannot be read: a verification of the files reports the
-        reason.
+        The tensors and the checksums of the files. None if the tensors are too small
+        for threads to pay off, or cannot be read; a verification of the files then
+        reports the reason.
     """
     try:
         if _size(prefix) < bundle_writer.WORTH_BYTES or not _is_here():
@@ -151,7 +154,8 @@ def read_ahead(prefix: str) -> ReadAhead | None:
         if not bundle_writer.WORTH_BYTES <= size <= _size(prefix):
             return None
         names = sorted(stored, key=lambda name: stored[name].first_position)
-        stored = {name: stored[name] for name in names}  # neighbours share memory
+        # In file order: neighbours get neighbouring memory.
+        stored = {name: stored[name] for name in names}
         tensors, sums = _read(stored, has_gaps=True)
     except (*_UNREADABLE, errors.CheckpointError):
         return None
@@ -159,21 +163,23 @@ def read_ahead(prefix: str) -> ReadAhead | None:
 
 
 def _size(prefix: str) -> int:
-    """Returns the total size of the data files in bytes."""
+    """Returns the total size of a checkpoint's data files in bytes."""
     return sum(map(os.path.getsize, glob.iglob(glob.escape(prefix) + ".data-*")))
 
 
 @contextlib.contextmanager
 def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[None]:
-    """Patches TensorFlow in the body: restores from these files read with many threads.
+    """Returns a context in which TensorFlow restores from the given files with many
+    threads.
 
-    Main thread. TensorFlow itself still reads other files, which other threads may
-    restore meanwhile, and every value that is read by a graph or for another machine.
+    The context patches TensorFlow's `restore_v2`; use it on the main thread. TensorFlow
+    still reads by itself from any other file (which another thread may restore), in a
+    graph, and for another machine.
 
     Args:
         path: prefix of TensorFlow's files.
-        ahead: tensors of these files, if read before; the restore removes tensors from
-            here.
+        ahead: tensors of these files, if read before; the restore removes the used
+            tensors.
 
     Raises:
         CheckpointCorruptedError: in the body. A file cannot be read, or its bytes
@@ -184,7 +190,7 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
         return
     restore_v2 = private_api.io_ops.restore_v2
 
-    @functools.cache  # TensorFlow may ask for tensors one by one
+    @functools.cache  # read the index only once: TensorFlow may ask for single tensors
     def index() -> _Index:
         return _Index(path) if ahead is None else ahead.index
 
@@ -211,7 +217,8 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
             if shape_and_slices[i]:
                 continue
             if ahead is not None and (found := ahead.tensors.get(tensor_names[i])):
-                if found[0].dtype == dtypes[i]:  # moved into an eager tensor, only once
+                # Removed: the eager tensor will own the memory.
+                if found[0].dtype == dtypes[i]:
                     ready[i] = ahead.tensors.pop(tensor_names[i])
             elif (
                 (stored := where.find(tensor_names[i])) is not None
@@ -239,7 +246,7 @@ def reading_in_threads(path: str, ahead: ReadAhead | None = None) -> Iterator[No
 
 @contextlib.contextmanager
 def _damage_told(path: str) -> Iterator[None]:
-    """Turns an OSError of the body into a CheckpointCorruptedError."""
+    """Returns a context that turns an OSError into a CheckpointCorruptedError."""
     try:
         yield
     except OSError as error:
@@ -249,8 +256,8 @@ def _damage_told(path: str) -> Iterator[None]:
 
 
 def _is_here() -> bool:
-    """Returns whether new tensors are made eagerly, and in the memory of this
-    process."""
+    """Returns whether TensorFlow executes eagerly, with new tensors in the memory of
+    this process."""
     if not tf.executing_eagerly():
         return False
     host = private_api.eager_context.context().host_address_space()
@@ -280,12 +287,13 @@ class _Index:
     def names(self) -> Iterator[str]:
         """Yields the names of the tensors."""
         for key in self._entries:
-            if key and not key.startswith(b"\0"):  # neither the header nor a slice
+            if key and not key.startswith(b"\0"):  # skip the header and the slices
                 yield key.decode()
 
     def find(self, name: str) -> _Stored | None:
-        """Returns the slices of a tensor; None unless its stretches, in order, are its
-        memory.
+        """Returns where a tensor is stored. None if the tensor is missing, or its byte
+        ranges do not join to the tensor's memory (strings, variants, slices without
+        full rows).
 
         Args:
             name: name of the tensor.
@@ -302,8 +310,9 @@ class _Index:
         return found if is_plain else None
 
     def _slices(self, name: str, entry: Any) -> list[Any]:
-        """Returns the entries of a tensor's slices; incomplete if a slice does not have
-        full rows."""
+        """Returns the index entries of a tensor's slices, in row order. A slice without
+        full rows, or with a gap before it, is left out, so `find` notices missing
+        bytes."""
         parts, rows = [], 0
         for extents in sorted(
             (each.extent for each in entry.slices), key=lambda each: each[0].start
@@ -337,11 +346,12 @@ def _read(
 
     Args:
         stored: the tensors, by any keys.
-        has_gaps: whether to read also the bytes between the tensors, for the sums.
+        has_gaps: whether to read the bytes between tensors as well, for the checksums
+            of whole files.
 
     Returns:
         The tensors with their memory, by key. Size and crc32c of the completely read
-        files, by path.
+        files, by path; empty without `has_gaps`.
 
     Raises:
         CheckpointCorruptedError: the bytes of a tensor do not match the index.
@@ -382,8 +392,8 @@ def _read(
 
 
 def _gaps(stretches: Sequence[_StoredSlice]) -> list[_Part]:
-    """Returns the bytes between stretches, and from the last stretch to the end of a
-    file."""
+    """Returns the byte ranges between tensors, and from the last tensor to the end of a
+    file, with memory to read the bytes into."""
     ends = [
         _StoredSlice(path=path, offset=os.path.getsize(path), size=0, crc32c=_UNKNOWN)
         for path in {each.path for each in stretches}
@@ -393,7 +403,8 @@ def _gaps(stretches: Sequence[_StoredSlice]) -> list[_Part]:
     for each in sorted([*stretches, *ends], key=_position):
         end = end if each.path == path else 0
         path = each.path
-        if 0 < (size := each.offset - end) <= _JOB_BYTES:  # else the sum stays unknown
+        # A larger gap is not read; the checksum of the file then stays unknown.
+        if 0 < (size := each.offset - end) <= _JOB_BYTES:
             gap = _StoredSlice(path=path, offset=end, size=size, crc32c=_UNKNOWN)
             gaps.append((gap, np.empty(size, np.uint8)))
         end = each.offset + each.size
@@ -401,11 +412,10 @@ def _gaps(stretches: Sequence[_StoredSlice]) -> list[_Part]:
 
 
 def _jobs(parts: Sequence[_Part]) -> Iterator[list[_Piece]]:
-    """Yields the pieces of the stretches in the order of the files, in jobs of one
-    file.
+    """Yields jobs: lists of pieces, in file order. A job reads from a single file.
 
     Args:
-        parts: stretches, and the memory to read the stretches into.
+        parts: byte ranges, and the memory to read the bytes into.
     """
     job: list[_Piece] = []
     size = 0
@@ -426,8 +436,8 @@ def _position(stretch: _StoredSlice) -> tuple[str, int]:
 
 
 def _read_job(job: Sequence[_Piece]) -> list[int]:
-    """Fills the memory of the pieces; returns the pieces' crc32c, in order. Any
-    thread."""
+    """Fills the memory of a job's pieces. Called on any thread. Returns the crc32c of
+    every piece, in order."""
     path, crcs = job[0].stretch.path, []
     with file_reading.open_file(path) as file:
         for together in _neighbours(job):
@@ -446,15 +456,16 @@ def _read_job(job: Sequence[_Piece]) -> list[int]:
 
 
 def _fill(file: IO[bytes], memory: Sequence[_Bytes], offset: int) -> int:
-    """Reads from an offset on; returns the number of bytes, 0 at the end of the
-    file."""
-    # In the types of NumPy 1 an array is not a buffer.
+    """Reads bytes into buffers, from an offset of the file. Returns the number of bytes
+    read; 0 at the end of the file."""
+    # Any: the type hints of NumPy 1 do not declare arrays as buffers.
     buffers: Any = memory
     return os.preadv(file.fileno(), buffers, offset)
 
 
 def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Yields groups of adjacent pieces, as large as the cache and one call allow."""
+    """Yields groups of adjacent pieces to be read by a single call: at most as many as
+    fit in the cache."""
     together: list[_Piece] = []
     size = 0
     for each in job:
@@ -470,14 +481,15 @@ def _neighbours(job: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
-    """Returns new memory for some tensors, aligned as TensorFlow's memory.
+    """Returns new memory for some tensors, aligned like TensorFlow's memory.
 
-    Tensors share an allocation, which is freed with its last tensor. Small tensors
-    share a small allocation, because a variable that is never assigned again keeps the
-    allocation. The memory has small pages, as TensorFlow's memory has. The kernel
-    clears large pages in a fifth of the time if large pages are available. But clearing
-    takes seven times as long if a virtual machine has given the memory back to its
-    host.
+    Several tensors are slices of a single allocation, freed together with the last
+    tensor. Small tensors do not share with large tensors: a small variable that is
+    never assigned again would keep the large memory.
+
+    The memory has small pages, as TensorFlow's memory has. Large pages are usually
+    cleared five times faster. But clearing takes seven times as long if a virtual
+    machine has returned the memory to its host.
     """
     spaces = [-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes]
     left, memory = sum(spaces), []
@@ -495,7 +507,7 @@ def _allocate(sizes: Sequence[int]) -> list[_Bytes]:
 
 
 def _tensor(stored: _Stored, data: _Bytes) -> tf.Tensor:
-    """Returns a tensor in this memory, without a copy."""
+    """Returns an eager tensor that uses the given memory without a copy."""
     is_bfloat16 = stored.dtype == tf.bfloat16  # a type unknown to NumPy
     kind = np.uint16 if is_bfloat16 else stored.dtype.as_numpy_dtype
     array = data.view(kind).reshape(stored.shape)

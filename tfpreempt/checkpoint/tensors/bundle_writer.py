@@ -1,15 +1,16 @@
 """Adds large tensors, with many threads, to a checkpoint written by TensorFlow.
 
 TensorFlow writes in one thread and copies every tensor first, and the checksums of its
-files are only known after a second read. Here every thread has a data file of its own,
-because two threads that write into one file wait for each other. A thread writes the
+files are only known after a second read. Here every thread has a separate data file,
+because threads that write to the same file wait for each other. A thread writes the
 memory of the tensors without a copy. The thread computes the checksum of a piece just
-after the write, while the piece is in the processor's cache: half the cost of a
-checksum before the write.
+after the write, while the piece is in the processor's cache; a checksum before the
+write would cost twice as much.
 
-A data file is the bytes of its tensors, joined. The index is TensorFlow's with more
-entries, and the names of the data files contain the new number of files. The source of
-the format is tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
+A data file contains the bytes of its tensors, joined. The index is TensorFlow's, with
+additional entries. Data files have the number of files in their names, so TensorFlow's
+files are renamed. The file format is defined in
+tensorflow/core/util/tensor_bundle/tensor_bundle.h and .cc.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ from tfpreempt.storage.files import Files
 
 _log = logging.getLogger(__name__)
 
-THREADS = min(4, os.cpu_count() or 1)  # writers, with a file each; or readers
-SMALL_BYTES = 1 << 14  # TensorFlow is as fast with smaller tensors
-# With less than this in larger tensors, TensorFlow writes everything.
+# Writing threads, each with a separate file; or reading threads.
+THREADS = min(4, os.cpu_count() or 1)
+SMALL_BYTES = 1 << 14  # TensorFlow writes smaller tensors just as fast
+# If the larger tensors have fewer bytes together, TensorFlow writes everything.
 WORTH_BYTES = 1 << 25
-_PIECE_BYTES = 1 << 19  # still in the cache after the write
+_PIECE_BYTES = 1 << 19  # small enough to be still in the cache after the write
 _PIECE_BYTES_ASYNC = 1 << 23
 """Piece size during training. Between two pieces a thread waits for Python's lock, and
 so does the training, so larger pieces cost the training less time."""
-_PATIENCE_SECONDS = 10.0  # timeout for other threads to end after a failure
+_PATIENCE_SECONDS = 10.0  # after a failure, wait so long for the other threads
 
 
 def add(
@@ -56,7 +58,7 @@ def add(
     *,
     check: Callable[[], None] | None = None,
 ) -> dict[str, tuple[int, int]]:
-    """Adds tensors to the checkpoint at a prefix that no reader uses yet.
+    """Adds tensors to a checkpoint that no reader uses yet.
 
     Args:
         files: the file operations.
@@ -64,8 +66,7 @@ def add(
         tensors: tensors to add.
         threads: number of writing threads, and of new data files.
         check: given for a save while training continues. Called between two pieces;
-            once `check` raises, nothing more is written or synced, and the files are
-            not a checkpoint.
+            once `check` raises, the writing stops, and the files are not a checkpoint.
 
     Returns:
         Size and crc32c of the new data files, by path. The new data files are synced to
@@ -89,7 +90,8 @@ def add(
 def deal_to_threads(
     stretches: Sequence[TensorSlice], threads: int
 ) -> list[list[TensorSlice]]:
-    """Returns a share for every thread, without empty shares."""
+    """Divides tensor slices evenly between threads. Returns a list of slices for every
+    thread; there are fewer lists than threads if there is too little to write."""
     return [share for share in partition(stretches, threads) if share]
 
 
@@ -103,7 +105,7 @@ def write(
 
     Args:
         files: the file operations.
-        shares: stretches of a file, by the path of the file.
+        shares: for each file, by path, the tensor slices to write.
         check: function called between two pieces; see `add`.
 
     Returns:
@@ -117,7 +119,8 @@ def write(
 
     def check_all() -> None:
         if failed.is_set():
-            raise errors.SaveError("another thread has failed")  # and reports its error
+            # The failed thread reports its own error.
+            raise errors.SaveError("another thread has failed")
         if check is not None:
             check()
 
@@ -134,15 +137,16 @@ def write(
 def merge(
     files: Files, prefix: str, parts: Sequence[Part]
 ) -> dict[str, tuple[int, int]]:
-    """Makes data files from elsewhere a part of the checkpoint at a prefix.
+    """Moves data files from elsewhere into the checkpoint at a prefix, and adds their
+    tensors to the index.
 
     A file that cannot be moved is written again.
 
     Args:
         files: the file operations.
         prefix: prefix of TensorFlow's files, a path.
-        parts: data files to move; together they hold a tensor completely, or not at
-            all.
+        parts: data files to move; of any tensor, the files together contain all rows or
+            no row.
 
     Returns:
         Size and crc32c of the new data files, by path, as `add` returns them.
@@ -198,8 +202,8 @@ def _merge(
 def _moved(files: Files, part: Part, path: str) -> Part:
     """Moves a data file; writes the file again at the new path if the move fails.
 
-    A file written by another machine may have vanished, or be out of reach of this
-    machine.
+    The move of a file written by another machine may fail: the file may have vanished,
+    or this machine cannot reach it.
 
     Returns:
         The data file at the new path.
@@ -225,7 +229,7 @@ def _write_part(
     piece_bytes: int,
     check: Callable[[], None],
 ) -> Part:
-    """Writes and syncs one data file; in a thread of its own."""
+    """Writes and syncs one data file. Called on a separate thread for each file."""
     whole = checksum.ChecksumWriter()
     sums: list[int] = []
 
@@ -235,7 +239,7 @@ def _write_part(
             for start in range(0, data.nbytes, piece_bytes):
                 check()
                 piece = data[start : start + piece_bytes]
-                yield piece.data  # written once the next line runs
+                yield piece.data  # the write is complete when the generator resumes
                 crc = checksum.extended(crc, piece)
             sums.append(crc)
             whole.append(crc, data.nbytes)
@@ -254,11 +258,11 @@ def _write_part(
 
 
 def offsets_of(stretches: Sequence[TensorSlice]) -> list[int]:
-    """Returns the offsets of stretches in a data file that holds the stretches in a
-    row.
+    """Returns the offsets of tensor slices in a data file that contains the slices
+    without gaps.
 
     Args:
-        stretches: the stretches, in the order of the file.
+        stretches: the tensor slices, in the order of the file.
     """
     sizes = [each.data.nbytes for each in stretches]
     return [0, *itertools.accumulate(sizes)][: len(sizes)]
@@ -268,9 +272,11 @@ def offsets_of(stretches: Sequence[TensorSlice]) -> list[int]:
 
 
 def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the key and the BundleEntryProto of every stretch in a data file.
+    """Yields the index entry of every tensor slice in a data file: its key, and a
+    BundleEntryProto.
 
-    A BundleEntryProto says where some rows of a tensor, or its complete value, are.
+    A BundleEntryProto gives the position of some rows of a tensor, or of the whole
+    tensor.
     """
     entries: dict[tuple[int, tuple[int, ...]], Any] = {}  # by type and shape
     for stretch, offset, crc in zip(
@@ -290,7 +296,8 @@ def _entries(part: Part, shard: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _entries_of_cut(stretches: Iterable[TensorSlice]) -> dict[bytes, bytes]:
-    """Returns the entries of partitioned tensors, with a list of the slices, by key."""
+    """Returns index entries for the partitioned tensors, by key. Such an entry lists
+    the slices of the tensor. The positions of the slices are in separate entries."""
     entries: dict[str, Any] = {}
     for stretch in sorted(stretches, key=lambda each: each.start):
         if stretch.rows is not None:
@@ -299,21 +306,21 @@ def _entries_of_cut(stretches: Iterable[TensorSlice]) -> dict[bytes, bytes]:
             extents = entry.slices.add().extent
             extents.add(start=stretch.start, length=stretch.rows)
             for _ in shape[1:]:
-                extents.add()  # the whole axis
+                extents.add()  # no start and length: the whole axis
     return {name.encode(): each.SerializeToString() for name, each in entries.items()}
 
 
 def _proto(tensor: DenseTensor, shape: tuple[int, ...]) -> Any:
     entry = private_api.tensor_bundle.BundleEntryProto(dtype=tensor.dtype)
-    entry.shape.SetInParent()  # a scalar's shape is empty, but present
+    entry.shape.SetInParent()  # a scalar has an empty shape, not a missing shape
     for size in shape:
         entry.shape.dim.add(size=size)
     return entry
 
 
 def _key(stretch: TensorSlice) -> bytes:
-    """Returns the key of a stretch: the tensor's name, or for rows the key of the
-    slice."""
+    """Returns the index key of a tensor slice: the tensor's name if the slice is the
+    whole tensor, else the key of its rows."""
     name, axes = stretch.tensor.name, len(stretch.tensor.shape)
     if stretch.rows is None:
         return name.encode()
@@ -321,11 +328,11 @@ def _key(stretch: TensorSlice) -> bytes:
 
 
 def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
-    """Returns the key of some rows of a tensor, along its first axis.
+    """Returns the index key of some rows of a tensor, along its first axis.
 
-    The key is made as by `EncodeTensorNameSlice`
-    (tensorflow/core/util/saved_tensor_slice_util.cc), with the numbers and strings of
-    tensorflow/core/lib/strings/ordered_code.cc.
+    The format of the key is that of `EncodeTensorNameSlice`
+    (tensorflow/core/util/saved_tensor_slice_util.cc), with numbers and strings encoded
+    as in tensorflow/core/lib/strings/ordered_code.cc.
 
     Args:
         name: name of the tensor.
@@ -335,12 +342,13 @@ def slice_key(name: str, start: int, rows: int, axes: int) -> bytes:
     """
     text = name.encode().replace(b"\0", b"\0\xff") + b"\0\1"
     extent = _ordered(start) + _ordered(rows)
-    everything = b"\x80\x7f"  # start 0, length -1: a whole axis
+    everything = b"\x80\x7f"  # start 0 and length -1 mean a whole axis
     return b"\0" + text + bytes([1, axes]) + extent + (axes - 1) * everything
 
 
 def _ordered(number: int) -> bytes:
-    """Returns a number encoded so that its first bits give the number of bytes."""
+    """Returns a number in TensorFlow's ordered encoding: its first bits give the number
+    of bytes."""
     size = number.bit_length() // 7 + 1
     header = (0xFF00 >> size & 0xFF) << 8 * (size - 1)
     return (header | number).to_bytes(size, "big")

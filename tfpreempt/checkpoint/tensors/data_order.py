@@ -1,16 +1,17 @@
 """Fingerprints of the order of training data, stored with the positions in the data.
 
-A position says how much of the data was read, but not in which order. A resumed run
-with another order trains on some samples twice and on others never, without any other
-sign. So a commit stores fingerprints (crc32c), and a restore compares them:
+A position gives how much of the data was read, but not in which order. If a resumed run
+has a different order, it trains on some samples twice and on others never, and nothing
+shows the error. So a commit stores fingerprints (crc32c), and a restore compares them:
 
-- "permutation": of the indices in their order, if the order is known: arrays, a
-  PyDataset and the pipelines of `tfpreempt.data`. A difference is an error.
+- "permutation": of the sample indices in their order, if the order is known: for
+  arrays, a PyDataset and the pipelines of `tfpreempt.data`. A difference is an error.
 - "seeds": of the shuffles of a tf.data pipeline. The interrupted epoch is continued
-  from the iterator's state, but later epochs are shuffled by the seeds.
-- "element": of the last trained batch, if batches are read again.
+  from the iterator's state, but the seeds decide the order of later epochs.
+- "element": of the last trained batch, if the data before the position are read again
+  after a restart.
 
-A kind of fingerprint that the commit or this run lacks is not compared.
+A kind of fingerprint is compared only if both the commit and the run have that kind.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 Order = Mapping[str, int]
 
 _PERMUTATION = "_tfpreempt_permutation"
-_FEW = 1024  # the first indices of an order, or numbers of a batch, are compared
+_FEW = 1024  # compare only the first indices of an order, or numbers of an array
 _WARNINGS = {
     "seeds": (
         "the shuffles of the training data have other seeds or buffers than in the "
@@ -55,12 +56,13 @@ _WARNINGS = {
 
 
 def of_indices(indices: Any) -> int:
-    """Returns the fingerprint of indices in their order."""
+    """Returns the fingerprint of some indices in their order."""
     return checksum.extended(0, np.ascontiguousarray(indices, dtype="<i8"))
 
 
 def of_batch(batch: Any) -> int:
-    """Returns the fingerprint of the first numbers of every array in a batch."""
+    """Returns the fingerprint of a batch: of the first numbers of every NumPy array in
+    the batch."""
     crc = 0
     for part in tf.nest.flatten(batch):
         if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
@@ -69,23 +71,30 @@ def of_batch(batch: Any) -> int:
 
 
 def with_permutation(dataset: tf.data.Dataset, indices: Any) -> tf.data.Dataset:
-    """Returns the dataset, marked with the fingerprint of an epoch's indices.
+    """Marks a dataset with the fingerprint of its order; returns the dataset.
 
     Args:
-        dataset: the pipeline; the mark gives its order without reading the pipeline.
-        indices: the first indices of the first epoch.
+        dataset: the pipeline. From the mark, `of_pipeline` knows the order without
+            reading the pipeline.
+        indices: the first sample indices of the first epoch.
     """
     setattr(dataset, _PERMUTATION, of_indices(indices))
     return dataset
 
 
 def first_positions(size: int) -> range:
-    """Returns the positions in an epoch whose indices enter the fingerprint."""
+    """Returns the positions in an epoch whose sample indices are part of the
+    fingerprint.
+
+    Args:
+        size: number of samples in the epoch.
+    """
     return range(min(size, _FEW))
 
 
 def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
-    """Returns the fingerprints of tf.data pipelines, without reading any element.
+    """Returns the fingerprints of tf.data pipelines by kind, without reading any
+    element.
 
     Args:
         datasets: the pipelines.
@@ -110,7 +119,8 @@ def of_pipeline(*datasets: Any, has_seeds: bool) -> dict[str, int]:
 def check(saved: Order, here: Order, where: str) -> None:
     """Compares the order of the interrupted run with the order of this run.
 
-    Logs a warning if the position is inexact, or if only later epochs differ.
+    A different permutation is an error. Different seeds, or a different last batch,
+    cause a warning only.
 
     Args:
         saved: fingerprints of the commit.
@@ -135,10 +145,10 @@ def check(saved: Order, here: Order, where: str) -> None:
 
 
 def parse(saved: Any) -> Order:
-    """Returns the fingerprints in a commit.
+    """Returns the fingerprints from a record in a commit.
 
     Raises:
-        ValueError: `saved` is something else.
+        ValueError: `saved` is not a mapping of fingerprints.
     """
     is_order = isinstance(saved, Mapping) and all(
         isinstance(kind, str) and type(crc) is int for kind, crc in saved.items()
@@ -149,10 +159,11 @@ def parse(saved: Any) -> Order:
 
 
 class OrderState(State):
-    """The fingerprints of a worker's `tfpreempt.data` iterators in a Checkpoint.
+    """Saves the fingerprints of a worker's `tfpreempt.data` iterators in a Checkpoint.
 
-    Shuffles of other pipelines are left out: a loop may make a dataset for each epoch,
-    with other seeds, and restore the state of one dataset into another.
+    Other pipelines are left out: a training loop may create a dataset for each epoch,
+    with different seeds, and restore the state of an earlier dataset into a later
+    dataset.
     """
 
     _is_reserved = True
@@ -178,8 +189,8 @@ class OrderState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Compares the order with the chief's, because this worker takes over the
-        chief's position."""
+        """Compares the order with the chief's: with a different number of workers,
+        every worker takes over the chief's position."""
         if files[0] is not None:
             self.load(files[0])
 

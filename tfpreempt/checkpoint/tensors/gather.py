@@ -1,17 +1,18 @@
-"""The gather of a save: every worker reads the values, and large tensors are taken out.
+"""Reads the values of a save on every worker, in the same order; extracts large
+tensors.
 
 An ON_READ variable is reduced across all workers when the variable is read, so a save
 needs every worker at the same time, in the same order. The order is equal by
 construction: every worker calls the same `_gather_serialized_tensors` of the
-checkpoint's saver, and directly after the call the same loop turns every value that may
-need peers into a plain tensor. The chief then writes the tensors; the other workers
-stop there. TensorFlow itself would evaluate the same callables during its write, in an
-order that depends on devices.
+checkpoint's saver. Directly after the call, the same loop reads every value that may
+need other workers. The chief (worker 0) then writes the values; the other workers stop
+there. TensorFlow itself would read the values only during its write, in an order that
+depends on devices.
 
-Between the gather and TensorFlow's write, large dense values are taken out, because
-threads of tfpreempt write large tensors. TensorFlow writes the rest: strings, variants,
-slices of a partitioned variable, objects with a saver of their own, values on other
-machines.
+Between the read and TensorFlow's write, large dense values are extracted, because
+tfpreempt writes large tensors with several threads. TensorFlow writes all other values:
+strings, variants, slices of a partitioned variable, objects with their own saver,
+values on other machines.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tfpreempt.core.threads import map_in_threads
 _log = logging.getLogger(__name__)
 
 
-_THEIRS = ("tensorflow.", "keras.")  # modules whose variables save only their value
+_THEIRS = ("tensorflow.", "keras.")  # variables of these modules save only their value
 
 Value = tuple[Any, str, tf.Tensor]
 """The owner, the key and the value of a variable."""
@@ -57,12 +58,13 @@ Value = tuple[Any, str, tf.Tensor]
 
 @dataclasses.dataclass(eq=False)
 class Read:
-    """The read of the values of a checkpoint, once per save.
+    """The values of a checkpoint in one save; yielded by `reading`.
 
     Attributes:
-        extract: function of the values by owner and name, and of the values of
-            variables read by `known_values`; returns the values for TensorFlow's
-            write. None: TensorFlow writes every value.
+        extract: function that takes values out of a save. Called with the values by
+            owner and name, and with the values of variables from `known_values`;
+            returns the values that TensorFlow writes. None: TensorFlow writes every
+            value.
     """
 
     extract: Callable[[Any, Sequence[Value]], Any] | None = None
@@ -71,12 +73,12 @@ class Read:
 def known_values(
     checkpoint: tf.train.Checkpoint, graph: Graph | None
 ) -> tuple[list[Value], tuple[Any, ...]] | None:
-    """Returns the values gathered by the checkpoint's saver, without a search for
-    objects.
+    """Reads the values to save without TensorFlow's search for objects, if possible.
 
-    Main thread. In every save, TensorFlow computes the keys, the specifications and the
-    graph of the objects. If `attach` has found the same objects as before the last
-    search, the keys and the graph of the search are used, and only the values are read.
+    In every save, TensorFlow computes the keys, the specifications and the graph of the
+    objects: the search. If `attach` has found the same objects as before the last
+    search, the keys and the graph of that search are used, and only the values are
+    read. Use on the main thread.
 
     Args:
         checkpoint: checkpoint to save.
@@ -88,7 +90,7 @@ def known_values(
     """
     if graph is None or getattr(checkpoint._saver, "_object_map", None):
         return None  # with an object map, TensorFlow saves copies of the objects
-    # set again below, once the values are found
+    # None until the end: an error below must cause a new search
     search, graph.search = graph.search, None
     if search is None:
         return None
@@ -107,15 +109,15 @@ def known_values(
 
 
 def keep(gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
-    """Keeps the result of TensorFlow's search for the next save.
+    """Stores the result of TensorFlow's search in `graph`, for the next save.
 
     Args:
-        gathered: the result of the checkpoint's saver.
+        gathered: the result of the checkpoint's saver; the values of plain variables
+            are removed.
         graph: the objects found by `attach`.
 
     Returns:
-        The values of plain variables, taken out of the result; empty if the result
-        cannot be kept.
+        The removed values of plain variables; empty if the result cannot be used again.
     """
     if graph is None or (search := _find(gathered, graph)) is None:
         return []
@@ -131,11 +133,12 @@ def keep(gathered: tuple[Any, ...], graph: Graph | None) -> list[Value]:
 
 
 def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
-    """Searches for the keys of all objects ahead of the first save.
+    """Searches for the keys of all objects ahead of the first save, to make the save
+    faster.
 
-    Main thread; reads no value. Does nothing if the search would need all workers (for
-    a variable that is reduced across workers), or would run code of the program (which
-    expects calls in saves only), or if a save could not use the result.
+    Reads no value. Does nothing if the search would need all workers, for a variable
+    that is reduced across workers; if it would call code of the program, which expects
+    calls only in saves; or if a save could not use the result. Use on the main thread.
 
     Args:
         checkpoint: checkpoint to save later.
@@ -157,7 +160,8 @@ def prepare(checkpoint: tf.train.Checkpoint, found: Attached) -> None:
 
 @contextlib.contextmanager
 def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
-    """In the body, TensorFlow finds the keys of iterators and serializes no iterator.
+    """Returns a context in which dataset iterators return an empty state: TensorFlow
+    finds their keys, and serializes no iterator.
 
     Args:
         iterators: the dataset iterators of a checkpoint.
@@ -177,8 +181,8 @@ def _without_positions(iterators: Sequence[Any]) -> Iterator[None]:
 
 
 def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
-    """Returns the result of a search in the form to keep; None for an unsuitable
-    result."""
+    """Returns the result of TensorFlow's search in the form stored by `keep`. None if a
+    later save cannot use the result."""
     tensors, fed, savers, _ = gathered
     if fed or savers:
         return None
@@ -203,7 +207,8 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
         if len(values) != 1 or variable is None:
             others.append((number, list(values)))
             continue
-        if not variable.is_initialized():  # TensorFlow's save omits the variable
+        # TensorFlow's save omits an uninitialized variable.
+        if not variable.is_initialized():
             return None
         [key] = values
         plain = PlainVariable(
@@ -223,9 +228,11 @@ def _find(gathered: tuple[Any, ...], graph: Graph) -> Search | None:
 
 
 def _values(search: Search, objects: Sequence[Any]) -> list[Value] | None:
-    """Returns the values of plain variables; None if a variable no longer exists.
+    """Reads the plain variables of a search; returns their values. None if a variable
+    no longer exists.
 
-    `attach` has checked that each object has the same variable as before.
+    The caller has checked, by `attach`, that every object has the same variable as
+    before.
     """
     found: list[Value] = []
     for (device, dtype), variables in search.variables.items():
@@ -252,23 +259,27 @@ def _handles(variables: Sequence[PlainVariable]) -> list[tf.Tensor] | None:
 
 
 def is_large(variable: Any) -> bool:
-    """Returns whether a read must not copy a variable; see `_UNCOPIED_BYTES`."""
+    """Returns whether a read must not copy a variable, because the copy takes too long;
+    see `_UNCOPIED_BYTES`."""
     return _most(variable) >= _UNCOPIED_BYTES
 
 
 def read_variables(
     device: str, dtype: tf.DType, handles: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Reads variables by few operations, without a copy.
+    """Reads many variables with few operations, without a copy.
 
-    TensorFlow prepares a new operation for every new number of variables, which takes
-    as long as a separate read of every variable. So every operation reads the same
+    For every new number of variables, TensorFlow prepares a new operation, which takes
+    as long as reading the variables separately. So every operation reads the same
     number of variables; the last operation reads its last variable several times.
 
     Args:
         device: device of the variables.
         dtype: type of the variables.
         handles: handles of the variables.
+
+    Returns:
+        The values, in the order of the handles.
     """
     found: list[tf.Tensor] = []
     attributes = (
@@ -292,15 +303,15 @@ def read_variables(
 
 
 def _serialized(obj: Any, key: str) -> tuple[Any, dict[str, Any]]:
-    """Serializes an object as TensorFlow's search does.
+    """Serializes an object in the same way as TensorFlow's search.
 
     Args:
-        obj: an object other than a plain variable.
+        obj: an object, not a plain variable.
         key: key of a value of the object in the last save.
 
     Returns:
-        The owner of the values for TensorFlow's saver; and the values by key, empty if
-        only TensorFlow's search can find the values.
+        The owner of the values for TensorFlow's saver; and the values by key. The
+        values are empty if only TensorFlow's search can find them.
     """
     utils = private_api.trackable_utils
     path = utils.extract_object_name(key)
@@ -345,15 +356,16 @@ def _is_variable(obj: Any) -> bool:
 
 
 def _has_slots(obj: Any) -> bool:
-    """Returns whether an object is an optimizer that TensorFlow asks for slots, which
-    may be new in each save."""
+    """Returns whether an object is an optimizer with slot variables. TensorFlow asks
+    such an optimizer for its slots in each save, and there may be new slots."""
     return hasattr(type(obj), "get_slot_names")
 
 
 def _is_unknown(obj: Any) -> bool:
-    """Returns whether a later `attach` may miss that an object has another variable.
+    """Returns whether an object may get a different variable without `attach` noticing.
 
-    An example is a variable returned by a property `_value` of a class of the program.
+    An example: a class of the program has a property `_value` that returns the
+    variable.
     """
     kinds = tf.Variable, private_api.distribute_values.DistributedVariable
     is_known = isinstance(obj, kinds) or inner_variable(obj) is not None
@@ -361,9 +373,11 @@ def _is_unknown(obj: Any) -> bool:
 
 
 def _plain_variable(obj: Any, here: tuple[str, ...]) -> Any:
-    """Returns the local variable whose memory is the value of an object; or None.
+    """Returns an object's local variable if the variable's memory is the saved value;
+    else None.
 
-    A class of the program with its own serialization may save something else.
+    An object is not plain if a class of the program defines its serialization, because
+    the object may save a different value.
     """
     parts = local_parts(obj)
     if not parts or is_on_read(obj):
@@ -387,11 +401,13 @@ def reading(
     are_others: bool,
     graph: Graph | None,
 ) -> Iterator[Read]:
-    """Patches the checkpoint's saver to evaluate the values of peers directly after a
-    gather.
+    """Returns a context for a save: the saver reads the values that need all workers at
+    once.
 
-    The saver gathers once in any case: at the end, or when the body fails, unless the
-    body has written the checkpoint already.
+    Patches the checkpoint's saver. Within the context the saver reads ("gathers") the
+    values at least once: during the body's write of the checkpoint; else at the end of
+    the body, also after an error in the body, because the other workers take part in
+    the read.
 
     Args:
         checkpoint: checkpoint to save.
@@ -399,10 +415,10 @@ def reading(
         graph: the objects just found by `attach`.
 
     Yields:
-        The read; `extract` is called within the body's write of the checkpoint.
+        The `Read`; its `extract` is called within the body's write of the checkpoint.
 
     Raises:
-        CollectiveReadError: other workers wait, and this worker cannot gather.
+        CollectiveReadError: this worker cannot gather, and other workers wait.
     """
     saver = checkpoint._saver
     gather = saver._gather_serialized_tensors
@@ -418,7 +434,8 @@ def reading(
                 tensors, *others = gathered = gather(object_graph_tensor)
                 variables = keep(gathered, graph)
             tensors = _evaluate(tensors)
-        except (MemoryError, OSError, RuntimeError) as error:  # not of TensorFlow
+        # Not TensorFlow's errors, which are of type OpError.
+        except (MemoryError, OSError, RuntimeError) as error:
             if not are_others:
                 raise
             raise errors.CollectiveReadError(
@@ -439,14 +456,14 @@ def reading(
         if not calls:
             saver._gather_serialized_tensors()
     except Exception:
-        # The peers are in the collective read, or about to enter the read, and would
-        # wait.
+        # The other workers are in the collective read, or about to enter the read;
+        # without this worker they would wait.
         try:
             if not calls:
                 saver._gather_serialized_tensors()
         except errors.CollectiveReadError:
-            raise  # more important than the body's error: the peers wait
-        except Exception as error:  # noqa: BLE001  (the body's error counts)
+            raise  # more important than the body's error: other workers wait
+        except Exception as error:  # noqa: BLE001  (the body's error is raised)
             _log.warning(
                 "the read of the state by all workers failed too, in addition to the "
                 "raised error: %s",
@@ -458,8 +475,8 @@ def reading(
 
 
 def _evaluate(tensors: Any) -> Any:
-    """Returns the values, in the same order, with tensors for values that may need
-    peers."""
+    """Returns the same values in the same order; a value that may need other workers is
+    read now, and replaced by a tensor."""
     evaluated = private_api.object_identity.ObjectIdentityDictionary()
     for owner, values in tensors.items():
         evaluated[owner] = {
@@ -474,14 +491,16 @@ def _evaluate(tensors: Any) -> Any:
 
 
 def _value(owner: Any, value: Any) -> Any:
-    """Returns a tensor in place of a value that may need peers; else the value.
+    """Reads a value if the read may need other workers; returns the tensor. Else
+    returns the value unchanged.
 
     Tensors, plain variables and mirrored variables are known to be local.
     """
     if tf.is_tensor(value) and not isinstance(value, tf.Variable):
         return value
     is_spec = isinstance(value, private_api.saveable_object.SaveSpec)
-    # In this order: a variable reads its value when asked for a missing attribute.
+    # Check `value` before `value.obj`: a variable reads its value when asked for a
+    # missing attribute.
     variable = distributed(value)
     if variable is None:
         variable = distributed(getattr(owner, "obj", owner))
@@ -495,12 +514,13 @@ def _value(owner: Any, value: Any) -> Any:
         return value
     with tf.device(value.device if is_spec else None):
         tensor = value.tensor if is_spec else value
-        if tensor is None:  # TensorFlow writes the object without a value
+        if tensor is None:  # no value: TensorFlow writes the object by itself
             return value
         return tf.convert_to_tensor(tensor)
 
 
-# Some of the types that TensorFlow joins from slices (`BundleReader::GetSliceValue`).
+# TensorFlow reassembles tensors of these types from slices
+# (`BundleReader::GetSliceValue`).
 _CUT = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64, tf.uint8, tf.int8)
 _can_be_cut = functools.cache(_CUT.__contains__)
 
@@ -515,19 +535,20 @@ takes longer than the copy."""
 
 _READ_AT_ONCE = 64  # variables
 
-_COPIED_AT_ONCE = 1 << 24  # bytes: small enough for one tensor to occupy every thread
+# Bytes per job of a thread; a large tensor gives work to every thread.
+_COPIED_AT_ONCE = 1 << 24
 
 
 @dataclasses.dataclass(eq=False)
 class LargeTensors:
-    """The large tensors of a save, left out of TensorFlow's write.
+    """Takes the large tensors of a save out of TensorFlow's write.
 
     Args:
-        small_bytes: a tensor with fewer bytes is written by TensorFlow.
-        worth_bytes: TensorFlow writes the large tensors as well if their sum is
-            smaller.
+        small_bytes: TensorFlow writes tensors with fewer bytes.
+        worth_bytes: TensorFlow writes the large tensors too if they have fewer bytes
+            together.
         replication: function that returns a predicate of a variable: whether every
-            worker holds the same value. Called only if tensors are taken out. None: no
+            worker holds the same value. Called only if tensors are extracted. None: no
             value is the same on every worker.
 
     Attributes:
@@ -543,16 +564,17 @@ class LargeTensors:
         """Takes the large tensors out of the values gathered by a checkpoint's saver.
 
         Args:
-            tensors: values by owner and name; changed.
-            variables: more values.
+            tensors: values by owner and name; modified.
+            variables: values of plain variables, from `known_values` or `keep`.
 
         Returns:
-            The remaining values, by owner and name.
+            The remaining values for TensorFlow's write, by owner and name.
         """
         tensors, large = _read(tensors, self.small_bytes)
         known = [each for each in variables if _is_dense(each[2].dtype)]
         sizes = (_size(value) for *_, value in (*large, *known))
-        sums = itertools.accumulate(sizes, initial=0)  # up to the first large sum
+        # any() stops at the first sufficient sum, so few sizes are computed.
+        sums = itertools.accumulate(sizes, initial=0)
         taken: list[Value] = []
         if any(size >= self.worth_bytes for size in sums):
             for owner, name, _ in large:
@@ -561,7 +583,7 @@ class LargeTensors:
             is_replicated = replication() if replication is not None else None
             taken = [*large, *known]
             for owner, name, value in taken:
-                # Small values are never partitioned among the workers (`replicated`).
+                # Only large values are divided between the workers (`replicated`).
                 is_held = (
                     is_replicated is not None
                     and _size(value) >= self.small_bytes
@@ -583,21 +605,24 @@ def replicated(
     is_replicated: IsReplicated,
     wanted: Callable[[Sequence[DenseTensor]], Collection[str]],
 ) -> list[DenseTensor]:
-    """Returns the tensors that the chief extracts and this worker holds as well.
+    """Returns the large tensors that this worker holds as well as the chief.
 
-    Only wanted tensors are copied from a GPU; the rest is returned without bytes.
+    Only the tensors in `wanted` are copied from a GPU; other tensors have only name,
+    shape and type.
 
     Args:
         checkpoint: checkpoint to gather from; nothing is written.
-        small_bytes: limit of a large tensor in bytes; see `LargeTensors`.
-        worth_bytes: no tensor is read if the sum of the tensors is smaller.
+        small_bytes: minimum size of a large tensor in bytes; see `LargeTensors`.
+        worth_bytes: minimum total size of the replicated values in bytes; below it no
+            tensor is read, and the result is empty.
         is_replicated: predicate of a variable: whether every worker holds the same
             value.
-        wanted: function of the tensors; returns the names of the tensors to read.
+        wanted: function that receives the tensors without bytes, and returns the names
+            of the tensors to read.
     """
     tensors, *_ = checkpoint._saver._gather_serialized_tensors()
     held = private_api.object_identity.ObjectIdentityDictionary()
-    most = 0.0  # bytes that there can be
+    most = 0.0  # upper limit of the total size in bytes
     for owner, values in tensors.items():
         if is_replicated(_object(owner)):
             held[owner] = values
@@ -616,22 +641,23 @@ def replicated(
 def copied(
     tensors: Sequence[DenseTensor], threads: int, spare: Bytes | None = None
 ) -> tuple[list[DenseTensor], Bytes]:
-    """Copies tensors into memory of their own.
+    """Copies tensors into separate memory, so that later changes do not affect the
+    copies.
 
-    A tensor read from a variable may be the variable's memory. A later assignment by
-    TensorFlow goes to other memory. But an operation that writes in place, or into the
-    NumPy array from which the tensor was made, changes the tensor. A tensor from a GPU
-    is a copy already.
+    A tensor read from a variable may use the variable's memory. TensorFlow assigns a
+    new value in other memory. But an operation that writes in place, or into the NumPy
+    array from which the tensor was made, changes the tensor. A tensor read from a GPU
+    is already a copy.
 
     Args:
-        tensors: tensors without changes during the copy.
+        tensors: tensors that do not change during the copy.
         threads: number of copying threads.
-        spare: memory of copies no longer needed, used if the size is right. New memory
-            has to be cleared by the kernel first, which takes longer than the copy.
+        spare: memory of copies that are no longer needed; used if the size is right.
+            The kernel has to clear new memory first, which takes longer than the copy.
 
     Returns:
-        The tensors; and the memory of the copies, a single block: the kernel clears
-        large memory in larger pages.
+        The tensors; and the memory of the copies: a single block, because the kernel
+        clears large memory in larger pages.
     """
     size = sum(each.data.nbytes for each in tensors if each.is_shared)
     memory = (
@@ -640,7 +666,8 @@ def copied(
         else np.empty(size, np.uint8)
     )
     copies: list[DenseTensor] = []
-    jobs: dict[int, list[tuple[Bytes, Bytes]]] = {}  # by the position in the memory
+    # Key: position in the memory, in units of _COPIED_AT_ONCE.
+    jobs: dict[int, list[tuple[Bytes, Bytes]]] = {}
     start = 0
     for each in tensors:
         if not each.is_shared:
@@ -663,10 +690,11 @@ def _copy(pieces: Sequence[tuple[Bytes, Bytes]]) -> None:
 
 
 def _object(owner: Any) -> Any:
-    """Returns the object with these values; TensorFlow wraps objects with older savers.
+    """Returns the object to which the values belong. TensorFlow wraps objects that have
+    an older kind of saver.
 
-    The wrapper is recognized by type, because a distributed variable reads its value
-    when asked for a missing attribute.
+    The wrapper is recognized by type, not by `hasattr`: a distributed variable reads
+    its value when asked for a missing attribute.
     """
     converter = private_api.saveable_object_util.SaveableCompatibilityConverter
     return owner.obj if isinstance(owner, converter) else owner
@@ -675,10 +703,10 @@ def _object(owner: Any) -> Any:
 def _read(
     tensors: Any, small_bytes: int
 ) -> tuple[Any, list[tuple[Any, str, tf.Tensor]]]:
-    """Reads values before TensorFlow would read them during its write.
+    """Reads now the values that TensorFlow would otherwise read during the write.
 
-    Values on another machine, or on a device of another kind, are left unread, and so
-    is a variable without a value.
+    Values on another machine or on another kind of device, and variables without a
+    value, are not read.
 
     Returns:
         The values by owner and name, with tensors for the read values; and owner, name
@@ -699,7 +727,8 @@ def _read(
 
 def _host_value(value: Any, here: tuple[str, ...]) -> Any:
     is_spec = isinstance(value, private_api.saveable_object.SaveSpec)
-    is_variable = isinstance(value, tf.Variable)  # from Keras 3 under a strategy
+    # Keras 3 returns a variable under a strategy.
+    is_variable = isinstance(value, tf.Variable)
     if not (is_spec or is_variable) or not str(value.device).startswith(here):
         return value
     if is_spec and value.slice_spec:
@@ -711,33 +740,35 @@ def _host_value(value: Any, here: tuple[str, ...]) -> Any:
 
 @functools.cache
 def _is_dense(kind: tf.DType) -> bool:
-    """Returns whether a tensor of a type is nothing but its memory."""
+    """Returns whether tensors of a type are plain memory: numbers and booleans, not
+    strings or resources."""
     return bool(kind.is_floating or kind.is_integer or kind.is_complex or kind.is_bool)
 
 
 def _size(tensor: Any) -> int:
-    """Returns the bytes of a tensor, or of a variable of known shape."""
+    """Returns the size in bytes of a tensor, or of a variable of known shape."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
 def _most(variable: Any) -> float:
-    """Returns the largest size of a variable in bytes; infinite with an open
-    dimension."""
+    """Returns the size of a variable in bytes; infinite if a dimension is unknown."""
     return math.inf if variable.shape.num_elements() is None else _size(variable)
 
 
 def _in_memory(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a tensor with its bytes: copied from a GPU, the same memory otherwise."""
+    """Returns a tensor with its bytes: the tensor's own memory on a CPU; a copy from a
+    GPU."""
     try:
         array = np.asarray(tensor)
-    except ValueError:  # such as a bfloat16 scalar, which NumPy cannot hold
+    except ValueError:  # NumPy cannot hold a bfloat16 scalar, for example
         array = np.asarray(tf.reshape(tensor, [1])).reshape([])
     data = array.reshape(-1).view(np.uint8)
     return _dense(name, tensor, array.shape, data, is_replicated)
 
 
 def _unread(name: str, tensor: tf.Tensor, is_replicated: bool) -> DenseTensor:
-    """Returns a tensor without its bytes: an array of the same size, a 0 repeated."""
+    """Returns a tensor without its bytes; `data` has the right size, and consists of
+    zeros."""
     data = np.broadcast_to(np.uint8(0), (_size(tensor),))
     return _dense(name, tensor, tuple(tensor.shape), data, is_replicated)
 

@@ -1,10 +1,10 @@
 """Positions in tf.data pipelines: States of dataset iterators, and their cache files.
 
-TensorFlow does not check the files of `Dataset.cache(path)` before the restore of an
-iterator. With files missing, an iterator in the middle of reading its cache crashes the
-process with SIGSEGV. An iterator in the middle of writing its cache fails at every
-start with AlreadyExistsError, because of the lock file left by an interrupted epoch. So
-the files are checked before the state is restored.
+TensorFlow does not check the files of `Dataset.cache(path)` before it restores an
+iterator. If files are missing, an iterator that was reading its cache crashes the
+process with SIGSEGV. An iterator that was writing its cache fails at every start with
+AlreadyExistsError, because of the lock file left by the interrupted epoch. So the files
+are checked, and leftovers deleted, before the state is restored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cache_paths(*datasets: Any) -> list[str]:
     """Returns the paths of the file caches in datasets.
 
     Args:
-        datasets: pipelines; the datasets below them are searched as well.
+        datasets: pipelines; their input datasets are searched as well.
     """
     found = [
         os.fsdecode(node._filename.numpy())
@@ -56,7 +56,7 @@ def cache_paths(*datasets: Any) -> list[str]:
 
 
 def check_cache_files(state: Any, paths: Sequence[str]) -> None:
-    """Raises an error if cache files of a state are missing; see `prepare_cache_files`.
+    """Checks the cache files that an iterator state needs; see `prepare_cache_files`.
 
     Args:
         state: the state of an iterator: a variant tensor of shape (elements,).
@@ -76,19 +76,20 @@ def check_cache_files(state: Any, paths: Sequence[str]) -> None:
 
 
 def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
-    """Brings the files of an unfinished cache to the moment of a state.
+    """Prepares the files of a `cache()` for the restore of an iterator; returns missing
+    files.
 
-    A state saved during the writing of a cache shows that the files of the unfinished
-    cache are this run's own. Files newer than the state are then deleted, because
-    TensorFlow writes the files again and refuses to overwrite.
+    If the state was saved while the cache was being written, the unfinished cache
+    belongs to this run. Files written after the state was saved are then deleted:
+    TensorFlow will write them again, and refuses to overwrite files.
 
     Args:
         state: the state of an iterator: a variant tensor of shape (elements,).
         paths: file caches of the iterator's dataset.
 
     Returns:
-        Missing files; empty if the state can be restored. If files are missing, the
-        unfinished cache is deleted.
+        Missing files; empty if the state can be restored. If files of an unfinished
+        cache are missing, the cache is deleted.
     """
     if not paths:
         return []
@@ -106,7 +107,8 @@ def prepare_cache_files(state: Any, paths: Sequence[str]) -> list[str]:
             for number in range(shard)
             if not is_complete(f"{path}_{number}")
         ]
-        if shard:  # else nothing was written: the files may belong elsewhere
+        # With shard 0 the state's run had not written any file: keep the files.
+        if shard:
             delete_shards(path, since=0 if missing else shard)
             keep(path)
     elif len(modes) - modes.count(_WRITES) > len(paths) - len(incomplete):
@@ -124,14 +126,14 @@ def pack(state: Any) -> list[bytes]:
         state: a variant tensor of shape (elements,), from `serialize_iterator`.
 
     Returns:
-        One part per element, as tf.data itself saves a state: a proto is limited to 2
-        GB.
+        The bytes of every element. Elements are stored separately, as tf.data does,
+        because a proto is limited to 2 GB.
     """
     return [bytes(tf.io.serialize_tensor(e).numpy()) for e in tf.unstack(state)]
 
 
 def unpack(parts: Sequence[bytes]) -> Any:
-    """Returns the state that `pack` was given."""
+    """Returns the iterator state from the bytes returned by `pack`."""
     return tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
 
 
@@ -142,7 +144,7 @@ def shared_iterators(objects: Objects) -> list[Any]:
     Args:
         objects: path and object, from `walk`.
     """
-    # TensorFlow's own distributed iterators are not trackable: these are tfpreempt's.
+    # All are tfpreempt's: TensorFlow's own distributed iterators are not trackable.
     return [
         obj
         for _, obj in objects
@@ -151,13 +153,13 @@ def shared_iterators(objects: Objects) -> list[Any]:
 
 
 def other_places(objects: Objects, graph: Any, nodes: Mapping[int, int]) -> list[str]:
-    """Returns the paths of iterators whose saved position is of another kind than
-    theirs.
+    """Returns the paths of iterators whose saved position is of another kind, for
+    example shared by all workers instead of separate.
 
     Args:
         objects: path and object, from `walk`.
         graph: the saved TrackableObjectGraph.
-        nodes: the node from which an object is restored, by the object's id().
+        nodes: the saved node from which an object is restored, by the object's id().
     """
     found = []
     for path, obj in objects:
@@ -173,12 +175,13 @@ def other_places(objects: Objects, graph: Any, nodes: Mapping[int, int]) -> list
 
 
 def keep_seeds(iterator: Any, *datasets: Any) -> None:
-    """Adds the seeds of its shuffles to the state of an iterator, from now on.
+    """Adds the seeds drawn by its shuffles to the state of an iterator, in every later
+    save.
 
-    The files of its caches are checked before a state is restored. Reads nothing and
-    changes no seed. A second call does nothing, nor does a call for an iterator that
-    adds the seeds itself. Must not run while another thread makes iterators of the same
-    datasets.
+    A later restore also checks the iterator's cache files first. This function reads no
+    element and changes no seed. A second call does nothing, nor does a call for an
+    iterator that adds the seeds itself. No other thread may create iterators of the
+    same datasets during the call.
 
     Args:
         iterator: a tf.data iterator (`OwnedIterator`).
@@ -192,8 +195,8 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
     setattr(iterator, SEEDS, seeds)
     if not seeds.probes and not caches:
         return
-    # The iterator must not refer to itself: its threads would live until the next
-    # garbage collection.
+    # Use a weak reference: an iterator that refers to itself would keep its threads
+    # until the next garbage collection.
     own, kind = weakref.ref(iterator), type(iterator)
 
     def serialize() -> dict[str, Any]:
@@ -212,16 +215,19 @@ def keep_seeds(iterator: Any, *datasets: Any) -> None:
 
 
 def _with_values(state: Any, call: Callable[[Any], None]) -> None:
-    """Calls a function with a state; TensorFlow restores remote tasks in a graph."""
+    """Calls a function with the values of a state. Also works in a graph, in which
+    TensorFlow restores the iterators of remote tasks."""
     if tf.executing_eagerly():
         call(state)
         return
-    text = tf.io.serialize_tensor(state)  # a py_function takes no variants
+    # A py_function accepts strings, but no variants.
+    text = tf.io.serialize_tensor(state)
     tf.py_function(lambda text: call(tf.io.parse_tensor(text, tf.variant)), [text], [])
 
 
 def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
-    """Returns the state of an iterator, with seeds after a call of `keep_seeds`.
+    """Returns the state of an iterator, with the drawn seeds if `keep_seeds` was called
+    for the iterator.
 
     Args:
         iterator: a tf.data iterator.
@@ -238,9 +244,10 @@ def add_seeds(iterator: Any, serialize: Callable[[], Any]) -> Any:
 
 
 def check_position(iterator: Any, where: str) -> None:
-    """Raises an error for a dataset iterator whose position cannot be saved.
+    """Checks that the position of a dataset iterator can be saved.
 
-    The iterator is not read. From now on, its state holds the seeds of its shuffles.
+    Reads no element. If the position can be saved, later states include the seeds drawn
+    by the iterator's shuffles.
 
     Args:
         iterator: `iter(dataset)`.
@@ -307,10 +314,10 @@ def reads_data_service(*datasets: Any) -> bool:
 
 
 def reads_generator(*datasets: Any) -> bool:
-    """Returns whether a Python generator feeds a pipeline; a generator cannot be put
-    back.
+    """Returns whether a Python generator feeds a pipeline; the position of a generator
+    cannot be restored.
 
-    TensorFlow reports a generator only once the pipeline was read.
+    TensorFlow itself reports the generator only after the pipeline was read.
     """
     return any(
         op.type == "GeneratorDataset"
@@ -320,13 +327,13 @@ def reads_generator(*datasets: Any) -> bool:
 
 
 def hidden_state(*datasets: Any) -> str | None:
-    """Returns the name of an operation with state outside of the iterators' state; or
-    None.
+    """Returns the name of an operation whose state is not part of the iterator's state;
+    None if there is no such operation.
 
     Python functions, random ops and variables have such state, unless an option of the
-    pipeline declares it unimportant. An iterator before its first read knows nothing of
-    the operations behind a shuffle. So every function is checked by itself, in a
-    pipeline that is never read.
+    pipeline declares it unimportant. Before its first read, an iterator does not know
+    the operations behind a shuffle. So every function of the pipeline is checked in a
+    separate pipeline that is never read.
     """
     for options in (dataset.options() for dataset in datasets):
         policy = options.experimental_external_state_policy
@@ -336,7 +343,7 @@ def hidden_state(*datasets: Any) -> str | None:
     nothing = tf.data.Dataset.range(0)
     for wrapper in _functions(*datasets):
         function = wrapper.function
-        held = [  # as light as possible: the values do not matter
+        held = [  # the values do not matter: use small tensors
             each
             if each.dtype in (tf.resource, tf.variant)
             else tf.zeros([], each.dtype)
@@ -366,7 +373,7 @@ def _functions(*datasets: Any) -> Iterator[Any]:
 
 
 class IteratorState(State):
-    """The positions of a non-chief worker's dataset iterators.
+    """The positions of a worker's dataset iterators, for workers other than the chief.
 
     TensorFlow's own files have the chief's positions. Without this State, the other
     workers would resume at the chief's position in their own data.
@@ -403,16 +410,17 @@ class IteratorState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Restores no position: with another number of workers, a worker reads another
-        part of the data. A position shared by all workers was restored from the chief's
-        files; other iterators begin at the start."""
+        """Restores no position: with a different number of workers, a worker reads a
+        different part of the data. Positions shared by all workers were restored from
+        the chief's files; other iterators start at the beginning."""
 
 
 @contextlib.contextmanager
 def positions_kept(objects: Objects) -> Iterator[None]:
-    """Keeps the positions of dataset iterators during the restore of a checkpoint.
+    """Returns a context in which the restore of a checkpoint does not change the
+    positions of dataset iterators.
 
-    Iterators with the same position on every worker are restored.
+    Iterators with the same position on every worker are restored nevertheless.
 
     Args:
         objects: path and object, from `walk`.

@@ -1,5 +1,4 @@
-"""Variables with different values on the replicas; a worker saves its replicas'
-values."""
+"""Variables whose values differ between replicas; every worker saves its own values."""
 
 from __future__ import annotations
 
@@ -23,23 +22,23 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Arrays:
-    """Returns the values for this worker's replicas, from the values of all former
-    replicas.
+    """Computes the values for this worker's replicas from the values of the saved run.
 
-    With the same number of replicas as before, the replicas get the same values in the
-    same order, even on other workers. With another number, the variable reads the same
-    as before:
+    If the number of replicas is unchanged, every replica gets its value again, in
+    order, even on another worker. Else the values are chosen so that the variable reads
+    the same as before:
 
-    - read as a sum: equal shares of the sum, as TensorFlow distributes a sum. Of a sum
-      of whole numbers, the first replicas get one more.
-    - read as a mean: the mean, on every replica.
-    - otherwise: the value of the first former replica, on every replica.
+    - aggregated as a sum: every replica gets an equal part of the sum, as TensorFlow
+      distributes a sum. A remainder of an integer sum is distributed over the first
+      replicas.
+    - aggregated as a mean: every replica gets the mean.
+    - otherwise: every replica gets the value of the first saved replica.
 
     Args:
         variable: variable whose local replicas get values.
-        values: values of all former replicas, in order.
+        values: values of all replicas of the saved run, in order.
         worker: index of this worker.
-        num_workers: number of workers; the workers have equally many replicas.
+        num_workers: number of workers; all have equally many replicas.
     """
     parts = local_parts(variable)
     first, last = worker * len(parts), (worker + 1) * len(parts)
@@ -61,12 +60,14 @@ def dealt(variable: Any, values: Arrays, worker: int, num_workers: int) -> Array
 class PerReplicaState(State):
     """A worker's own values of the variables behind a Checkpoint.
 
-    TensorFlow saves the reduced value of an ON_READ variable and restores equal shares;
-    totals continued from equal shares differ in the last bits. So the values of the
-    replicas are saved, and assigned after the ordinary restore. The same holds for the
-    batch statistics of Keras 3: every replica assigns a value of its own, but
-    TensorFlow treats the statistics as mirrored and saves the first replica's. Metrics
-    and seed generators are saved here too, because TensorFlow does not save them.
+    Of an ON_READ variable, TensorFlow saves the reduced value, and restores equal
+    parts. Totals continued from equal parts differ in the last bits. So the value of
+    every replica is saved here, and assigned after TensorFlow's restore.
+
+    The same applies to the batch statistics of Keras 3: every replica assigns its own
+    value, but TensorFlow treats the statistics as mirrored, and saves only the first
+    replica's. Metrics and seed generators are saved here too, because TensorFlow does
+    not save them.
     """
 
     _is_reserved = True
@@ -98,7 +99,8 @@ class PerReplicaState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Distributes the values of the former replicas among the present replicas."""
+        """Distributes the values of the saved run's replicas among the present
+        replicas."""
         saved: dict[str, Arrays] = {}
         for file in (each for each in files if each is not None):
             header, parts = read_parts(file)

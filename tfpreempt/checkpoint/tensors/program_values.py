@@ -1,8 +1,9 @@
 """Adapters of TensorFlow: random generators, and the values that a step changes.
 
-The random generators of TensorFlow and Keras are saved, restored and seeded for
-`state/random_state.py`. Their records are JSON and raw bytes only, no pickles, and are
-restored bit for bit. The values of objects are for `state/unsaved_state_check.py`.
+`state/random_state.py` saves, restores and seeds the random generators of TensorFlow
+and Keras with the functions here. The records are JSON and raw bytes, never pickles,
+and are restored bit for bit. `state/unsaved_state_check.py` uses the functions for the
+values of objects.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ from tfpreempt.checkpoint.tensors.variables import (
 from tfpreempt.core import private_api
 
 _log = logging.getLogger(__name__)
-_KERAS_GENERATOR = "global_seed_generator"  # a constant of its own since Keras 3.13
+# Keras has a constant for the name only since version 3.13.
+_KERAS_GENERATOR = "global_seed_generator"
 
 
 def record() -> dict[str, Any]:
-    """Returns the states of TensorFlow's and Keras' generators, JSON-able.
+    """Returns the states of TensorFlow's and Keras' random generators, JSON-able.
 
     Returns:
-        The values by the keys of TensorFlow in `random_state.py`; None for a generator
-        that the program has not made.
+        The states, by TensorFlow's keys in `random_state.py`; None for a generator that
+        the program has not created.
     """
     eager = private_api.eager_context.context()
     rng = getattr(eager, "_rng", None)
     seed = eager._seed
     of_keras, keras = None, sys.modules.get(private_api.MODULES["keras_seeds"])
-    # The generator of ops without a seed; Keras makes the generator at the first draw.
+    # Keras creates its global generator at the first draw without a seed.
     if keras is not None:
         of_keras = keras.global_state.get_global_attribute(_KERAS_GENERATOR)
     states = () if of_keras is None else local_parts(of_keras.state)
@@ -61,23 +63,25 @@ def record() -> dict[str, Any]:
 
 
 def load(saved: Any) -> None:
-    """Sets TensorFlow's and Keras' generators to the states returned by `record`."""
+    """Sets TensorFlow's and Keras' random generators to the states returned by
+    `record`."""
     if saved["tf_seed"] is not None and saved["tf_rng"] is not None:
         eager = private_api.eager_context.context()
         eager._set_global_seed(saved["tf_seed"])
         eager._rng.setstate(decode(saved["tf_rng"]))
     if saved["tf_generator"] is not None:
         _load_generator(saved["tf_generator"])
-    if saved.get("keras_seed") is not None:  # older commits have none
+    if saved.get("keras_seed") is not None:  # missing in older commits
         _load_keras_record(saved["keras_seed"])
 
 
 def reseed(seed: int) -> None:
-    """Makes eager ops, and the global `tf.random.Generator`, draw other numbers than
-    before.
+    """Changes the random numbers drawn by eager ops and by the global
+    `tf.random.Generator`.
 
-    The global seed stays the same, because all workers have the same seed. The seed of
-    Keras stays too, because layers draw the same numbers on every replica.
+    The global seed is unchanged, because all workers must have the same seed. The seed
+    of Keras is unchanged too, because layers must draw the same numbers on every
+    replica.
     """
     eager = private_api.eager_context.context()
     if getattr(eager, "_rng", None) is not None:
@@ -92,13 +96,14 @@ def is_seeded() -> bool:
 
 
 def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
-    """Logs a warning with the layers of tf_keras whose random state cannot be read.
+    """Logs a warning if layers of tf_keras have a random state that cannot be saved.
 
     Args:
         checkpoint: checkpoint whose objects are searched.
     """
-    # A variable reads its value when asked for a missing attribute. For an ON_READ
-    # variable the read is a collective, and the other workers do not take part.
+    # Do not use getattr: a variable reads its value when asked for a missing attribute.
+    # For an ON_READ variable the read is a collective, which would hang without the
+    # other workers.
     lost = [
         path
         for path, obj in walk(checkpoint)
@@ -120,18 +125,18 @@ def warn_of_kernels(checkpoint: tf.train.Checkpoint) -> None:
 
 def _load_keras_record(seeds: Any) -> None:
     if (keras := sys.modules.get(private_api.MODULES["keras_seeds"])) is None:
-        return  # this program has not imported Keras
+        return  # the program has not imported Keras, so it has no generator
     state = keras.global_state
     if state.get_global_attribute(_KERAS_GENERATOR) is None:
-        # The saved program had a generator. Made with a seed, the new generator draws
-        # no seed from Python's random numbers.
+        # The saved program had a generator, so create one. With a given seed, the new
+        # generator does not draw a seed from Python's random numbers.
         make = functools.partial(keras.SeedGenerator, 0)
         state.set_global_attribute(_KERAS_GENERATOR, out_of_scope(make))
     _assign(state.get_global_attribute(_KERAS_GENERATOR), seeds)
 
 
 def generator_record(generator: Any) -> Any:
-    """Returns the state of a `tf.random.Generator`, JSON-able; None if there is no
+    """Returns the state of a `tf.random.Generator`, JSON-able. None without a
     generator.
 
     Args:
@@ -150,7 +155,7 @@ def _load_generator(record: Any) -> None:
     if (generator := private_api.stateful_random_ops.global_generator) is not None:
         load_generator_record(generator, record)
         return
-    # The saved program had a generator, so the resumed program will use a generator.
+    # The saved program had a generator, so the resumed program needs a generator too.
     state, algorithm = _checked(decode(record["states"][0])), record["algorithm"]
     make = functools.partial(tf.random.Generator.from_state, state, alg=algorithm)
     tf.random.set_global_generator(out_of_scope(make))
@@ -162,9 +167,9 @@ def load_generator_record(generator: Any, record: Any) -> None:
 
 
 def _assign(generator: Any, states: list[Any]) -> None:
-    """Assigns the states of a generator's replicas.
+    """Assigns saved states to a generator, replica by replica.
 
-    With another number of replicas than saved, every replica gets the first state.
+    If the number of replicas has changed, every replica gets the first state.
     """
     parts = local_parts(generator.state)
     if len(parts) != len(states):
@@ -174,9 +179,9 @@ def _assign(generator: Any, states: list[Any]) -> None:
 
 
 def _checked(state: Any) -> Any:
-    """Returns a saved state of a generator if the state is a vector.
+    """Returns a generator's saved state if the state is a vector.
 
-    TensorFlow aborts the process for a list with more than 254 dimensions.
+    TensorFlow would abort the process for a list with more than 254 dimensions.
 
     Raises:
         ValueError: the state is not a vector.
@@ -202,8 +207,8 @@ _MAKE_OURS = (
 
 
 def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the objects and variables written by a save of a Checkpoint, and the
-    objects among them whose attributes the save writes.
+    """Returns the objects and variables written by a save of a Checkpoint; and,
+    separately, the PythonState objects, of which a save writes the Python attributes.
 
     Args:
         checkpoint: the Checkpoint; None for no objects.
@@ -219,8 +224,8 @@ def saved(checkpoint: Any) -> tuple[list[Any], list[Any]]:
 
 
 def variables(value: Any) -> Sequence[Any]:
-    """Returns the local tf.Variables of a variable, model, optimizer, metric or
-    generator."""
+    """Returns the local tf.Variables of an object: a variable, model, optimizer, metric
+    or random generator. Empty for other objects."""
     if found := local_parts(value):
         return found
     if isinstance(value, type):
@@ -229,7 +234,7 @@ def variables(value: Any) -> Sequence[Any]:
         try:
             all_of_it = value.variables
             many = all_of_it() if callable(all_of_it) else all_of_it
-        except ValueError:  # a layer before its build
+        except ValueError:  # a layer that is not built yet
             return []
         return [part for each in many for part in local_parts(each)]
     if isinstance(value, tf.random.Generator):
@@ -238,7 +243,8 @@ def variables(value: Any) -> Sequence[Any]:
 
 
 def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
-    """Returns about `size` elements of a variable or tensor; None for other objects."""
+    """Returns about `size` evenly spaced elements of a variable or tensor; None for
+    other objects."""
     if not isinstance(thing, tf.Variable | tf.Tensor):
         return None
     flat = tf.reshape(thing, [-1])
@@ -247,8 +253,8 @@ def sample(thing: Any, size: int) -> np.ndarray[Any, Any] | None:
 
 
 def restarts(iterator: Any) -> bool:
-    """Returns whether a restarted run reads an object from the beginning: a dataset
-    iterator without a position in a commit."""
+    """Returns whether an object is a dataset iterator that a restarted run would read
+    from the beginning. False if its dataset skips the elements of earlier steps."""
     found = _datasets(iterator)
     if not found or None in found:
         return False
@@ -256,8 +262,8 @@ def restarts(iterator: Any) -> bool:
 
 
 def advice_on_iterators(unread: Mapping[str, Any]) -> str:
-    """Returns the consequences and the remedy for iterators without a position in a
-    commit.
+    """Returns text for people: the consequences and the remedy for iterators whose
+    position is not saved.
 
     Args:
         unread: iterators for which `restarts` is true, by name.
@@ -276,7 +282,7 @@ def advice_on_iterators(unread: Mapping[str, Any]) -> str:
 
 
 def _datasets(iterator: Any) -> list[Any]:
-    """Returns the datasets below a dataset iterator; empty for other objects."""
+    """Returns the datasets that a dataset iterator reads; empty for other objects."""
     if isinstance(iterator, tf.distribute.DistributedIterator):
         return [
             getattr(each, "iterator", each)._dataset for each in iterator._iterators
@@ -287,15 +293,15 @@ def _datasets(iterator: Any) -> list[Any]:
 
 
 def _begins_late(dataset: Any) -> bool:
-    """Returns whether a dataset skips elements at the beginning: those of earlier
-    steps."""
+    """Returns whether a dataset skips elements at its beginning. The program then skips
+    the elements of earlier steps itself."""
     kind = type(dataset).__name__
     return kind == "_SkipDataset" or (kind == "_RangeDataset" and dataset._start != 0)
 
 
 def _is_of_tensorflow(iterator: Any) -> bool:
-    """Returns whether TensorFlow made an iterator for a strategy: such an iterator
-    cannot be saved."""
+    """Returns whether an iterator is TensorFlow's own distributed iterator, whose
+    position cannot be saved."""
     is_distributed = isinstance(iterator, tf.distribute.DistributedIterator)
     return is_distributed and not isinstance(
         iterator, private_api.trackable_base.Trackable

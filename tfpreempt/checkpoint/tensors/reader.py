@@ -1,6 +1,6 @@
-"""Restores a tf.train.Checkpoint: differences are found before a value is assigned.
+"""Restores a tf.train.Checkpoint; reports a mismatch before any value is assigned.
 
-The structure of the checkpoint is compared with the objects first, without I/O.
+The structure of the saved checkpoint is compared with the program's objects first.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from tfpreempt.checkpoint.tensors.variables import (
 from tfpreempt.core import private_api
 
 _log = logging.getLogger(__name__)
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # absent in files of TensorFlow 1
+# Key of the object graph; files of TensorFlow 1 have no such key.
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _OPTIONAL = {"checkpointed_runs", "save_counter"}
 
 _SHOWN = 20
-VALUE = "VARIABLE_VALUE"  # name of the attribute with a variable's value
+VALUE = "VARIABLE_VALUE"  # name of the attribute that has a variable's value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class VariableSpec:
     """Shape and type of a variable, in this program or in a checkpoint.
 
     Attributes:
-        shape: lengths of the axes; None for an axis without a fixed length.
+        shape: sizes of the dimensions; None for a dimension without a fixed size.
         dtype: name of the type.
     """
 
@@ -61,7 +62,13 @@ class VariableSpec:
 
 
 def problem(here: VariableSpec, saved: VariableSpec | None) -> str | None:
-    """Returns why a saved variable does not fit, for people; None if it fits."""
+    """Compares a variable with its saved value. Returns the difference as text for
+    people; None if the value fits.
+
+    Args:
+        here: the variable in this program.
+        saved: the variable in the checkpoint; None if it is missing there.
+    """
     if saved is None:
         return (
             f"the model has it with shape {here.shape} and type "
@@ -78,14 +85,13 @@ def problem(here: VariableSpec, saved: VariableSpec | None) -> str | None:
 
 
 def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exception:
-    """Returns the error that refuses a checkpoint of another model, with the
-    differences.
+    """Returns an error for a checkpoint of another model, with the differences.
 
     Args:
         prefix: prefix of the checkpoint, for the message.
-        problems: differences of existing variables.
-        unused: names in the checkpoint without an existing object. The names may belong
-            to layers built later, so these names alone are no mismatch.
+        problems: differences of the program's variables.
+        unused: names in the checkpoint for which the program has no object. Listed only
+            as a hint: the names may belong to layers built later.
     """
     more = f"\nIn the checkpoint but not in the model: {listed(unused)}"
     return errors.CheckpointMismatchError(
@@ -99,17 +105,18 @@ def mismatch(prefix: str, problems: Sequence[str], unused: Sequence[str]) -> Exc
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first of some names, and the number of further names, for people."""
+    """Returns text for people: the first names, and how many more there are."""
     shown = ", ".join(names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def match(objects: Sequence[Any], edges: Edges, graph: Any) -> dict[int, int]:
-    """Returns the saved node from which TensorFlow would restore each living object.
+    """Finds, for each object of the program, the saved node from which TensorFlow would
+    restore the object.
 
     Args:
-        objects: the living objects, from `reached`; the first is the checkpoint.
-        edges: names and numbers of the children, by object.
+        objects: the program's objects, from `reached`; the first is the checkpoint.
+        edges: for each object, its children as (name, number in `objects`).
         graph: the saved TrackableObjectGraph.
 
     Returns:
@@ -133,10 +140,11 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
 
     Args:
         graph: the saved TrackableObjectGraph.
-        nodes: nodes from which living objects are restored.
+        nodes: nodes from which the program's objects are restored.
     """
     matched = set(nodes)
-    for index in nodes:  # optimizers make slots at the first use
+    # Not unused: optimizers create their slots later, at the first use.
+    for index in nodes:
         matched.update(
             s.slot_variable_node_id for s in graph.nodes[index].slot_variables
         )
@@ -149,15 +157,16 @@ def unused(graph: Any, nodes: Collection[int]) -> list[str]:
 
 
 def called(variable: Any) -> str:
-    """Returns the name given to a variable by Keras: layer and weight; else an empty
-    string."""
+    """Returns the name that Keras gave to a variable, with its layer, such as
+    `dense/kernel`; empty without a name by Keras."""
     is_of_keras = hasattr(type(variable), "path")
     name = variable.path if is_of_keras else getattr(variable, "name", "")
     return str(name).partition(":")[0] if "/" in str(name) else ""
 
 
 def saved_key(graph: Any, node_id: int | None) -> str | None:
-    """Returns the key of a node's value in the checkpoint; None without a value.
+    """Returns the key under which a node's value is stored in the checkpoint. None if
+    the node has no value.
 
     Args:
         graph: the saved TrackableObjectGraph.
@@ -172,7 +181,8 @@ def saved_key(graph: Any, node_id: int | None) -> str | None:
 
 
 def check(prefix: str) -> None:
-    """Reads the parts of a checkpoint that `restore` reads first; assigns nothing.
+    """Checks that TensorFlow can read a checkpoint's index and object graph, which
+    `restore` reads first. Assigns nothing.
 
     Args:
         prefix: prefix of TensorFlow's files.
@@ -197,24 +207,26 @@ def restore(
     with_data: bool,
     ahead: ReadAhead | None = None,
 ) -> Callable[[], Sequence[str]]:
-    """Compares the structure of a checkpoint with the objects, then restores the
-    objects.
+    """Compares the structure of a checkpoint with the program's objects, then restores
+    the objects.
 
     Args:
-        checkpoint: checkpoint with the objects to restore; an object made later is
-            restored later.
+        checkpoint: checkpoint with the objects to restore. Objects that the program
+            creates later are restored when created.
         prefix: prefix of TensorFlow's files.
         options: tf.train.CheckpointOptions, or None.
-        with_data: whether the dataset iterators in the files are this worker's.
-            Iterators with the same position on every worker are restored in any case.
+        with_data: whether to restore the positions of dataset iterators; False if the
+            files have the positions of another worker. Iterators with the same position
+            on every worker are restored in any case.
         ahead: tensors of these files, if read before.
 
     Returns:
-        Function that returns the names of saved variables without an object so far,
-        such as variables made by an optimizer in the first step.
+        Function that returns the names of saved variables for which the program has no
+        object yet, for example an optimizer's variables before the first step.
 
     Raises:
-        CheckpointMismatchError: another model's checkpoint; nothing was assigned.
+        CheckpointMismatchError: the checkpoint belongs to another model; nothing was
+            assigned.
         CheckpointCorruptedError: TensorFlow cannot read the files.
     """
     attached = attach(checkpoint)
@@ -249,8 +261,9 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
     try:
         graph = private_api.checkpoint.object_metadata(prefix)
     except ValueError:
-        return  # name-based, from TensorFlow 1: without a structure
-    reader = tf.compat.v1.train.NewCheckpointReader(prefix)  # valid: it was just read
+        return  # a name-based checkpoint of TensorFlow 1 has no structure
+    # Cannot fail: the index was just read.
+    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
     nodes = match([obj for _, obj in objects], edges, graph)
@@ -291,12 +304,14 @@ def _check_structure(objects: Objects, edges: Edges, prefix: str) -> None:
 
 
 class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
-    """The objects of a restored checkpoint by node, as matched by TensorFlow.
+    """TensorFlow's map from nodes of a restored checkpoint to objects, for layers built
+    later.
 
-    Keras traces a Keras 3 model without its own `build` to make the model's variables.
-    The variables have no value yet when TensorFlow matches them. A restore of such a
-    variable fails, and Keras attributes the failure to the tracing and continues with a
-    fresh value. So such a variable gets the saved value as its initial value.
+    Keras traces a Keras 3 model that has no `build` method, to create the model's
+    variables. When TensorFlow matches such a variable with its node, the variable has
+    no value yet. A restore of the variable would fail; Keras would attribute the
+    failure to the tracing, and continue with a fresh value. So this map gives the saved
+    value to the variable as its initial value.
 
     Args:
         coordinator: coordinator of the restore.
@@ -314,7 +329,8 @@ class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
         is_of_keras = hasattr(type(matched), "_deferred_initialize")
         if key is not None and is_of_keras and matched._value is None:
             matched._initializer = functools.partial(self._read, key)
-            matched._update_uid = self._uid  # nothing is left to restore
+            # Tells TensorFlow that the variable is restored.
+            matched._update_uid = self._uid
         super().__setitem__(node, matched)
 
     def _read(self, key: str, shape: Any, dtype: Any) -> Any:
@@ -330,20 +346,22 @@ class _RestoredObjectMap(weakref.WeakValueDictionary[int, Any]):
 
 
 def follow_later_restores(status: Any, prefix: str) -> Callable[[], Sequence[str]]:
-    """Restores layers built later; a mismatch raises CheckpointMismatchError.
+    """Makes layers that are built after the restore restore correctly too.
 
-    Variables made by Keras during the tracing of a model are restored as well.
+    A mismatch then raises CheckpointMismatchError. Variables created by Keras during
+    the tracing of a model are restored as well.
 
     Args:
         status: status of the restore.
         prefix: prefix of the checkpoint.
 
     Returns:
-        Function that returns the names of saved variables without an object so far.
+        Function that returns the names of saved variables for which the program has no
+        object yet.
     """
     coordinator = status._checkpoint
     if not hasattr(coordinator, "object_graph_proto"):
-        return tuple  # name-based, from TensorFlow 1: completely restored
+        return tuple  # a name-based checkpoint of TensorFlow 1 is completely restored
     inner = coordinator.restore_saveables
 
     def restore_saveables(saveables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -376,13 +394,14 @@ _CLASSES = ("tensorflow.", "keras.", "tf_keras.")
 
 @contextlib.contextmanager
 def assigning_directly(prefix: str) -> Iterator[None]:
-    """Restores plain variables from given files with one operation each; main thread.
+    """Returns a context in which a plain variable is restored by a single assignment.
+    Use on the main thread.
 
     Every value is read before the first value is assigned. Plain variables are assigned
-    before TensorFlow restores other objects, which may use the variables.
+    before TensorFlow restores other objects, because these may use the variables.
 
     Args:
-        prefix: prefix of TensorFlow's files.
+        prefix: prefix of TensorFlow's files; restores from other files are unchanged.
     """
     positions = private_api.checkpoint_restore.CheckpointPosition
     coordinators = private_api.checkpoint._CheckpointRestoreCoordinator
@@ -394,8 +413,8 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
     @functools.cache
     def has_slots(coordinator: Any) -> bool:
-        """Returns whether an old optimizer restores slots within TensorFlow's
-        search."""
+        """Returns whether the checkpoint has slot variables of an old optimizer.
+        TensorFlow restores slot variables during the search for objects."""
         return any(node.slot_variables for node in coordinator.object_graph_proto.nodes)
 
     def is_ours(coordinator: Any) -> bool:
@@ -431,7 +450,7 @@ def assigning_directly(prefix: str) -> Iterator[None]:
                 assign()
             return others
 
-        if not saveables:  # nothing else is read from these files
+        if not saveables:  # TensorFlow will read nothing more from these files
             assign()
         private_api.io_ops.restore_v2 = read_others
         try:
@@ -451,8 +470,8 @@ def assigning_directly(prefix: str) -> Iterator[None]:
 
 
 def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
-    """Returns the plain variable to which a node of the checkpoint is restored; or
-    None."""
+    """Returns the key and the plain variables of a node; None if the node needs
+    TensorFlow's own restore."""
     node, obj = position.object_proto, position.trackable
     reshards = getattr(position, "has_non_trivial_reshard_callback", lambda: False)
     if len(node.attributes) != 1 or reshards():
@@ -485,15 +504,15 @@ def _target(position: Any, here: tuple[str, ...]) -> _Target | None:
 
 @functools.cache
 def _assigns(kind: type) -> bool:
-    """Returns whether objects of a class are restored by an assignment, and nothing
-    else."""
+    """Returns whether a restore does nothing but assign the value, for objects of a
+    class."""
     return kind.__module__.startswith(_CLASSES)
 
 
 @functools.cache
 def _is_plain(kind: Any) -> bool:
-    """Returns whether a class of variables restores as TensorFlow's resource variables
-    do."""
+    """Returns whether a class of variables uses the restore of TensorFlow's resource
+    variables."""
     base = private_api.resource_variable_ops.BaseResourceVariable
     return (
         issubclass(kind, base)
@@ -504,7 +523,8 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _read(coordinator: Any, targets: Sequence[_Target]) -> Any:
-    """Reads the values of all targets, in order, into host memory."""
+    """Reads the values of some targets into host memory; returns the values in
+    order."""
     device = coordinator.options.experimental_io_device or "cpu:0"
     with tf.init_scope(), tf.device(device):
         return private_api.io_ops.restore_v2(

@@ -1,16 +1,17 @@
-"""Large tensors held by all workers: each worker writes a share of the tensors.
+"""Large tensors that all workers hold: each worker writes a share of the tensors.
 
-Every worker partitions the same tensors among the workers in the same way. A worker
-writes a share into data files (`<attempt>.parts/<worker>/`), with a description beside
-the files: the rows of the tensors in every file, with their sums. The chief merges the
-files into one checkpoint. The chief has the same tensors, and writes a share itself if
-the share is missing or does not fit.
+A share is a list of tensor slices. Every worker divides the same tensors into the same
+shares; a share belongs to one worker. A worker writes its share into data files
+(`<attempt>.parts/<worker>/`). A description beside the files lists the rows of the
+tensors in every file, with checksums. The chief (worker 0) merges the files into one
+checkpoint. The chief holds the same tensors, so it writes a share itself if the share
+is missing or does not fit.
 
 Different values of two workers must not be mixed in one checkpoint: replicas may drift
 apart, and a program may set a variable on each worker separately. So the chief computes
-the sums of the other workers' rows again, from the chief's own memory. Rows with a
-different sum are written by the chief, then and in later saves: a commit is equal to
-the chief's values, bit for bit.
+the checksums of the other workers' rows from its own memory. If a checksum differs, the
+chief writes the rows itself, and writes the whole tensor in later saves. A commit is
+therefore equal to the chief's values, bit for bit.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ from tfpreempt.storage.files import Files
 _log = logging.getLogger(__name__)
 
 _DESCRIPTION = "part.json"
-_MAX_BYTES = 64 << 20  # of a description file
+_MAX_BYTES = 64 << 20  # largest size of a description file
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ReplicaParallelWriter:
-    """The part of one worker in the writing of shares.
+    """Writes this worker's share of the replicated tensors, and on the chief merges all
+    shares.
 
     Args:
         worker: index of the worker; 0 is the chief.
@@ -62,29 +64,33 @@ class ReplicaParallelWriter:
 
     @property
     def worth_bytes(self) -> int:
-        """The least sum of replicated tensors, in bytes, to partition; less is the
-        chief's alone."""
+        """The minimum total size of the replicated tensors in bytes. Below it, the
+        chief writes every tensor."""
         return bundle_writer.WORTH_BYTES * self.num_workers
 
     def is_worth_it(self, tensors: Sequence[DenseTensor]) -> bool:
-        """Returns whether every worker has enough of these tensors to write."""
+        """Returns whether the replicated tensors are large enough to be divided between
+        the workers."""
         total = sum(each.data.nbytes for each in tensors if each.is_replicated)
         return total >= self.worth_bytes
 
     def names_of_own(self, tensors: Sequence[DenseTensor]) -> set[str]:
-        """Returns the names of the tensors with rows in this worker's share.
-
-        The bytes of the tensors are not read.
+        """Returns the names of the tensors with rows in this worker's share. Reads no
+        bytes of a tensor.
 
         Args:
-            tensors: the tensors of a save; partitioned if their sum is large enough.
+            tensors: the tensors of a save; divided only if large enough
+                (`is_worth_it`).
         """
         if not self.is_worth_it(tensors):
             return set()
         return {each.tensor.name for each in self._deal(_shared(tensors))[self.worker]}
 
     def write_own(self, save: StagedSave) -> list[Part]:
-        """Writes this worker's share and its description; any thread.
+        """Writes this worker's share and its description. Called on any thread.
+
+        The chief also writes the tensors that are not replicated, and the tensors known
+        to differ on another worker; its share has no description.
 
         Args:
             save: the save, with the tensors.
@@ -117,8 +123,8 @@ class ReplicaParallelWriter:
         return parts
 
     def others(self, save: StagedSave, workers: Collection[int]) -> list[Part]:
-        """Returns the other workers' shares; writes unusable shares again. On the
-        chief.
+        """Collects the other workers' shares, on the chief; writes the rows of unusable
+        shares again.
 
         Called after `write_own`, once for each save.
 
@@ -127,7 +133,7 @@ class ReplicaParallelWriter:
             workers: workers that reported a written share.
 
         Returns:
-            The data files, including the files written by this call.
+            The data files of the other workers, and the files written by this call.
 
         Raises:
             OSError: error of the file system.
@@ -157,16 +163,19 @@ class ReplicaParallelWriter:
         return taken + self._write(folder, [*missing, *unlike], len(save.parts))
 
     def _wants(self, stretch: TensorSlice) -> bool:
-        """Returns whether a stretch is missing in the chief's own share."""
+        """Returns whether the chief needs a tensor slice from another worker. False if
+        `write_own` has written the slice already, because the tensor differs between
+        workers."""
         return stretch.tensor.name not in self._unlike
 
     def _compare(
         self, step: int, found: Sequence[tuple[int, Part]]
     ) -> tuple[list[Part], list[TensorSlice]]:
-        """Compares the files of other workers with the memory of the chief.
+        """Compares the files of other workers with the memory of the chief, by
+        checksums.
 
         Returns:
-            The data files with the equal stretches; and the differing stretches.
+            The data files, with only the equal slices; and the differing slices.
         """
         wanted = [
             (worker, part.only([self._wants(each) for each in part.stretches]))
@@ -195,7 +204,8 @@ class ReplicaParallelWriter:
         return taken, [stretch for _, stretch in unlike]
 
     def _remember(self, step: int, unlike: Sequence[tuple[int, TensorSlice]]) -> None:
-        """Makes the chief write differing tensors from now on; logs a warning."""
+        """Notes the differing tensors, for the chief to write completely in later
+        saves; logs a warning."""
         if not unlike:
             return
         names = sorted({stretch.tensor.name for _, stretch in unlike})
@@ -218,9 +228,10 @@ class ReplicaParallelWriter:
     def _write(
         self, folder: str, share: Sequence[TensorSlice], first: int
     ) -> list[Part]:
-        """Writes data files with several threads.
+        """Writes tensor slices into data files, with several threads.
 
-        A small share gets fewer files, because the chief has to move every file.
+        A small share is written to fewer files, because the chief has to move every
+        file.
         """
         self.files.make_dirs(folder)
         size = sum(each.data.nbytes for each in share)
@@ -233,7 +244,7 @@ class ReplicaParallelWriter:
 
 
 def _shared(tensors: Iterable[DenseTensor]) -> list[DenseTensor]:
-    """Returns the tensors to partition, in the same order on every worker."""
+    """Returns the replicated tensors, in the same order on every worker."""
     return sorted(
         (each for each in tensors if each.is_replicated), key=lambda each: each.name
     )
@@ -247,13 +258,13 @@ def _whole(tensors: Iterable[DenseTensor]) -> list[TensorSlice]:
 
 
 class _InvalidShareError(Exception):
-    """Says why a share cannot be used."""
+    """The share of another worker cannot be used; the message gives the reason."""
 
 
 def _description(
     step: int, num_workers: int, shared: Sequence[DenseTensor], parts: Iterable[Part]
 ) -> dict[str, Any]:
-    """Returns the description of a worker's share, JSON-able."""
+    """Returns the JSON-able description of a worker's share."""
     kinds = [(each.name, each.dtype, each.shape) for each in shared]
     return {
         "step": step,
@@ -283,12 +294,12 @@ def _fitting(
 
     Args:
         folder: directory of the files.
-        share: the expected stretches.
-        expected: the description that the chief would write, without files.
-        shared: the partitioned tensors.
+        share: the tensor slices that the worker should have written.
+        expected: the chief's own description, without files.
+        shared: the replicated tensors.
 
     Raises:
-        _InvalidShareError: the files are missing, or belong to something else.
+        _InvalidShareError: the files are missing, or belong to another save.
     """
     try:
         path = os.path.join(folder, _DESCRIPTION)
@@ -312,7 +323,7 @@ def _fitting(
 
 
 def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) -> Part:
-    """Returns a data file by its description.
+    """Returns a data file as given by its description.
 
     Raises:
         _InvalidShareError: the file does not have the described size.
@@ -336,8 +347,8 @@ def _part(folder: str, told: dict[str, Any], by_name: dict[str, DenseTensor]) ->
 
 
 def _covered(stretches: Iterable[TensorSlice]) -> dict[str, list[tuple[int, int]]]:
-    """Returns the ranges of rows in stretches, by tensor name; adjacent ranges are
-    joined."""
+    """Returns the ranges of rows in some tensor slices, by tensor name; adjacent ranges
+    are joined."""
     found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for each in sorted(stretches, key=lambda each: each.start):
         name, start, shape = each.tensor.name, each.start, each.tensor.shape

@@ -1,16 +1,17 @@
-"""Adds the number of seeds drawn by its shuffles to a dataset iterator's state.
+"""Adds to a dataset iterator's state how many seeds its shuffles have drawn.
 
 A shuffle draws a seed for each pass over its input, from a generator shared by all
-iterators of a dataset. TensorFlow saves the generator's count with the shuffle's own
-state. A shuffle has no state before its first read, nor after its last element was
-taken, even if the element still waits in a batch or a prefetch above the shuffle. A
-restored iterator then draws seeds of earlier passes again, and later epochs have
-another order.
+iterators of a dataset. TensorFlow saves the number of drawn seeds with the shuffle's
+own state. But a shuffle has no state before its first read, nor after its last element
+was taken, even if the element still waits in a later batch or prefetch. A restored
+iterator then draws the seeds of earlier passes again, and later epochs have a different
+order.
 
-So every shuffle gets a *probe*: an iterator over the shuffle alone, never read. The
-state of the probe holds the count at any time, and restoring a state with another count
-sets the generator. The counts are appended to the iterator's state under names unknown
-to TensorFlow, so TensorFlow restores such a state too.
+So every shuffle gets a *probe*: a second iterator over the shuffle alone, never read.
+The state of the probe contains the number of drawn seeds at any time. To set the number
+in the generator, the probe is restored from a state with another number. The numbers
+("counts") are appended to the iterator's state under names unknown to TensorFlow, so
+TensorFlow can restore such a state too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tensorflow as tf
 from tfpreempt.core import private_api
 
 _COUNT = b"epoch_num_random_samples"
-_SEPARATOR = b"@@"  # in the metadata of an element: a prefix, then names of values
+_SEPARATOR = b"@@"  # separates prefix and value names in the metadata of an element
 _PREFIX = b"tfpreempt::Shuffle"
 SEEDS = "_tfpreempt_shuffle_seeds"
 """Attribute with the counts of drawn seeds, on an iterator and its first dataset."""
@@ -40,8 +41,7 @@ def parts(*datasets: Any) -> Iterator[Any]:
 
 
 def reshuffles(node: Any) -> bool:
-    """Returns whether a dataset draws a new seed for every iterator over the
-    dataset."""
+    """Returns whether every new iterator over a dataset draws a new seed."""
     if hasattr(node, DRAWS_SEEDS):
         return True
     if isinstance(node, private_api.random_op._RandomDataset):
@@ -51,7 +51,8 @@ def reshuffles(node: Any) -> bool:
 
 
 def seeds_of(*datasets: Any) -> ShuffleSeeds:
-    """Returns the counts of the shuffles in datasets, stored on the first dataset."""
+    """Returns the `ShuffleSeeds` of some datasets: created by the first call, and
+    stored on the first dataset."""
     first = datasets[0]
     if not hasattr(first, SEEDS):
         setattr(first, SEEDS, ShuffleSeeds(datasets))
@@ -60,13 +61,13 @@ def seeds_of(*datasets: Any) -> ShuffleSeeds:
 
 
 class ShuffleSeeds:
-    """The counts of the seeds drawn by the shuffles of datasets.
+    """Reads and sets the numbers of seeds drawn by the shuffles of datasets ("counts").
 
     Args:
         datasets: datasets with the shuffles.
 
     Attributes:
-        probes: a probe for every shuffle with a new seed for each pass.
+        probes: probes, for the shuffles with a new seed for each pass.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -78,10 +79,10 @@ class ShuffleSeeds:
         )
 
     def add_to(self, serialize: Callable[[], Any]) -> Any:
-        """Returns a state with the counts of the same moment appended.
+        """Returns an iterator's state, with the counts of the same moment appended.
 
-        A thread of tf.data may begin the next pass between two reads; then state and
-        counts are read again.
+        A thread of tf.data may begin the next pass while the state is read. State and
+        counts are then read again.
 
         Args:
             serialize: function that returns an iterator's state.
@@ -97,25 +98,33 @@ class ShuffleSeeds:
             before = after
 
     def hold(self) -> None:
-        """Makes states hold the present counts until `release`, despite later draws."""
+        """Freezes the counts: until `release`, saved states contain the present counts,
+        despite later draws."""
         if self._held is None:
             self._held = self._read()
 
     def release(self) -> None:
-        """Makes states hold the counts at the moment of the save again."""
+        """Ends `hold`: states contain the counts at the moment of the save again."""
         self._held = None
 
     @property
     def resources(self) -> Sequence[Any]:
-        """The probes' iterator resources, to be serialized inside a tf.function."""
+        """The resources of the probes' iterators, for a serialization inside a
+        tf.function."""
         return [probe.resource for probe in self.probes]
 
     def join(self, state: Any, probe_states: Sequence[Any]) -> Any:
-        """Appends the counts in serialized probes to a state of the same moment."""
+        """Appends the counts to a state.
+
+        Args:
+            state: state of an iterator.
+            probe_states: serialized probes, from the same moment as `state`.
+        """
         return self._with_counts(state, [_find(each)[1] for each in probe_states])
 
     def restore(self, state: Any) -> None:
-        """Sets the counts from a state; does nothing for a state without counts."""
+        """Sets the counts from a saved state; a state without counts changes
+        nothing."""
         if not self.probes:
             return
         found = [Element(each) for each in state[-len(self.probes) :]]
@@ -127,10 +136,11 @@ class ShuffleSeeds:
         return [probe.read()[1] for probe in self.probes]
 
     def _with_counts(self, state: Any, elements: Sequence[Element]) -> Any:
-        """Appends counts, except to a symbolic state with counts of its own.
+        """Appends counts to a state, unless a symbolic state
+        (`experimental_symbolic_checkpoint`) has counts already.
 
-        A symbolic state has the counts at the last taken element. A probe also counts
-        the seeds of elements read ahead.
+        The counts of a symbolic state are those at the last taken element. A probe
+        would also count the seeds of elements that were read ahead.
         """
         if self._is_symbolic and any(Element(each).has_count for each in state):
             return state
@@ -138,14 +148,15 @@ class ShuffleSeeds:
 
 
 class _Probe:
-    """A never-read iterator over one shuffle. Making a probe changes no count."""
+    """An iterator over one shuffle that is never read. Creating a probe leaves the
+    count unchanged."""
 
     def __init__(self, node: Any) -> None:
         self._iterator = iter(node)
         _, before = self.read()
         self._iterator = iter(node)
         _, after = self.read()
-        # both iterators draw equally many
+        # Undo the draws of both iterators, which drew the same number of seeds.
         self.set(max(0, 2 * before.count - after.count))
 
     @property
@@ -153,12 +164,13 @@ class _Probe:
         return self._iterator._iterator_resource
 
     def read(self) -> tuple[int, Element]:
-        """Returns the index of the element with the count in the probe's state, and the
-        element."""
+        """Returns the element of the probe's state that contains the count: its index,
+        and the element."""
         return _find(self._state())
 
     def set(self, count: int) -> None:
-        """Sets the count of the generator shared by the iterators of the shuffle."""
+        """Sets the number of drawn seeds in the generator, which all iterators of the
+        shuffle share."""
         state = self._state()
         index, element = _find(state)
         changed = _replaced(state, index, [element.with_count(count)])
@@ -169,11 +181,11 @@ class _Probe:
 
 
 class Element:
-    """An element of an iterator's state: some values by name.
+    """One element of an iterator's state: a prefix, and some named values.
 
     The format is defined in tensorflow/core/data/serialization_utils.cc: a
-    VariantTensorDataProto whose metadata are a prefix and the names, and whose tensor
-    is a CompressedElement.
+    VariantTensorDataProto. The metadata are the prefix and the names; the tensor is a
+    CompressedElement with the values.
 
     Args:
         variant: a scalar of a state.
@@ -183,7 +195,7 @@ class Element:
         raw = tf.io.serialize_tensor(variant).numpy()
         self._outer = private_api.tensor_pb2.TensorProto.FromString(raw)
         content, start = self._outer.tensor_content, 1
-        while content[start - 1] & 0x80:  # the length of the rest, a varint
+        while content[start - 1] & 0x80:  # skip the length of the proto, a varint
             start += 1
         self._data = private_api.tensor_pb2.VariantTensorDataProto.FromString(
             content[start:]
@@ -194,8 +206,13 @@ class Element:
         self._index = counts[0] if counts else -1
 
     def numbers(self, name: bytes, kind: bytes) -> list[int]:
-        """Returns the value of a name, in a list; empty for an element of other
-        iterators."""
+        """Returns the value of a name in a list; an empty list if the element has no
+        such value.
+
+        Args:
+            name: name of the value.
+            kind: end of the prefix of the iterators to look at.
+        """
         if not self.prefix.endswith(kind) or name not in self.names:
             return []
         return [int(self._values()[self.names.index(name)])]
@@ -209,7 +226,7 @@ class Element:
         return int(self._values()[self._index])
 
     def with_count(self, count: int) -> Any:
-        """Returns the variant with another count."""
+        """Returns the element as a variant, with a changed count."""
         values = list(self._values())
         values[self._index] = tf.constant(count, tf.int64)
         compressed = tf.raw_ops.CompressElement(components=values)
@@ -219,7 +236,7 @@ class Element:
         return self._variant()
 
     def named(self, prefix: bytes) -> Any:
-        """Returns the variant under another prefix."""
+        """Returns the element as a variant, under a new prefix."""
         self._data.metadata = _SEPARATOR.join([prefix, *self.names])
         return self._variant()
 
@@ -245,9 +262,9 @@ class Element:
 
 
 def _find(state: Any) -> tuple[int, Element]:
-    """Returns the index of the element with the count in a probe's state, and the
-    element."""
-    # Among the first elements; the slots of the shuffle's buffer follow.
+    """Finds the element that contains the count in a probe's state. Returns its index,
+    and the element."""
+    # Quick: the count is in an early element, before the slots of the shuffle's buffer.
     for index in range(len(state)):
         element = Element(state[index])
         if element.has_count:
@@ -256,7 +273,7 @@ def _find(state: Any) -> tuple[int, Element]:
 
 
 def _appended(state: Any, elements: Sequence[Element]) -> Any:
-    """Returns a state with the counts of shuffles behind its elements."""
+    """Returns a state with the counts of shuffles appended."""
     if not elements:
         return state
     counts = [
@@ -267,8 +284,8 @@ def _appended(state: Any, elements: Sequence[Element]) -> Any:
 
 
 def _replaced(state: Any, start: int, elements: Sequence[Any]) -> Any:
-    """Returns a state with other elements from an index on; the index may be the
-    end."""
-    # Among the ops for joining tensors, dynamic_stitch accepts variants.
+    """Returns a state in which the elements from index `start` on are replaced, or
+    appended if `start` is the end."""
+    # Use dynamic_stitch: unlike other ops that join tensors, it accepts variants.
     indices = [tf.range(len(state)), tf.range(start, start + len(elements))]
     return tf.dynamic_stitch(indices, [state, tf.stack(elements)])

@@ -1,10 +1,10 @@
-"""TensorFlow's part in a save.
+"""Saves and restores a tf.train.Checkpoint: TensorFlow's part in a commit.
 
-On every worker, a save reads the values that need all workers (`gather.py`). Then the
-chief writes in one of three forms: a directory of tfpreempt's own, the user's
-CheckpointManager, or the files of a save_fn. Into a directory of tfpreempt's own, the
-other workers write shares of the large tensors held by all workers
-(`replica_parallel.py`).
+In a save, every worker reads the values whose read needs all workers (`gather.py`).
+Then the chief (worker 0) writes the files, in one of three forms: a directory of
+tfpreempt's own, the user's CheckpointManager, or the files of a save_fn. For a
+directory of tfpreempt's own, every worker may write a share of the replicated large
+tensors (`replica_parallel.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DirectoryRequiredError(
     errors.ConfigurationError,
     tf.errors.InvalidArgumentError,  # type: ignore[misc]  # TensorFlow is untyped
 ):
-    """Error: a checkpoint was passed without a directory."""
+    """Raised for a tf.train.Checkpoint that was passed without a directory."""
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
@@ -100,7 +100,8 @@ def check_directory(given: Any, checkpoint_dir: str | os.PathLike[str] | None) -
 
 
 def attach_counter(given: Any) -> Any:
-    """Attaches the counters of a save to the user's checkpoint.
+    """Adds tfpreempt's counter of runs, and TensorFlow's `save_counter`, to the user's
+    checkpoint.
 
     Args:
         given: a tf.train.Checkpoint or a tf.train.CheckpointManager.
@@ -111,7 +112,8 @@ def attach_counter(given: Any) -> Any:
     checkpoint = getattr(given, "checkpoint", given)
 
     def make() -> Any:
-        _ = checkpoint.save_counter  # made by this access
+        # TensorFlow creates the counter at the first access.
+        _ = checkpoint.save_counter
         if hasattr(checkpoint, COUNTER):
             return None
         return tf.Variable(0, dtype=tf.int64, trainable=False, name=COUNTER)
@@ -122,12 +124,14 @@ def attach_counter(given: Any) -> Any:
 
 
 def own_place(given: Any) -> tuple[str | None, str]:
-    """Returns the directory of a CheckpointManager, and the beginning of the names of
-    TensorFlow's files there. The directory is None for a Checkpoint.
+    """Returns where TensorFlow's files are written: the directory of a
+    CheckpointManager, and the prefix of the file names.
+
+    The directory is None for a tf.train.Checkpoint.
 
     Raises:
-        UnsupportedVersionError: this TensorFlow lacks a private name needed for
-            managers.
+        UnsupportedVersionError: this version of TensorFlow lacks a private name needed
+            for managers.
     """
     if not isinstance(given, tf.train.CheckpointManager):
         return None, layout.PAYLOAD
@@ -145,16 +149,16 @@ def make_contents(
     is_shared: bool,
     is_second: bool,
 ) -> Contents:
-    """Returns the form of contents of a Checkpoint or CheckpointManager.
+    """Returns the `Contents` for a Checkpoint, in the form given by the arguments.
 
     Args:
         given: the Checkpoint or CheckpointManager.
-        save_fn: function of the user that saves; see `open_directory`.
+        save_fn: the user's save function; see `open_directory`.
         cluster: the workers; see `open_directory`.
         io_device: device for TensorFlow's files; see `open_directory`.
-        files: the file operations, under the lease if there is one.
+        files: the file operations, fenced by the lease if there is a lease.
         is_shared: whether every worker sees the directory.
-        is_second: whether the Checkpoint is saved in a first directory too; see
+        is_second: whether the Checkpoint is also saved in a first directory; see
             `open_directory`.
 
     Raises:
@@ -197,7 +201,7 @@ def make_contents(
 
 
 def saving() -> contextlib.AbstractContextManager[None]:
-    """Returns TensorFlow's context for a save by its preemption handler."""
+    """Returns the context in which TensorFlow's own preemption handler saves."""
     context: contextlib.AbstractContextManager[None]
     context = private_api.checkpoint_context.preemption_save_context()
     return context
@@ -205,7 +209,8 @@ def saving() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(eq=False)
 class _Tracked(Contents):
-    """The common part of every form of contents: one tf.train.Checkpoint.
+    """Base class of the three forms: a tf.train.Checkpoint, read and restored in the
+    same way.
 
     Args:
         checkpoint: the user's checkpoint.
@@ -218,12 +223,12 @@ class _Tracked(Contents):
     cluster: Cluster
     options: Any
     states: Sequence[State] = dataclasses.field()
-    # The restored prefix, and a function for the names of variables without an object
-    # so far; None after a call of `warn_of_unrestored`.
+    # The restored prefix, and the function returned by `reader.restore`, for the names
+    # of variables not restored yet. None after `warn_of_unrestored`.
     _restored: tuple[str, Callable[[], Sequence[str]]] | None = dataclasses.field(
         default=None, init=False
     )
-    # The numeric tensors of the commit last passed to `read_ahead`.
+    # The tensors of the last `read_ahead`, until a restore or save.
     _ahead: bundle_reader.ReadAhead | None = dataclasses.field(default=None, init=False)
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
@@ -257,7 +262,7 @@ class _Tracked(Contents):
         try:
             with _without_collection(), saving():
                 gather.prepare(self.checkpoint, attach(self.checkpoint))
-        except Exception as error:  # noqa: BLE001 - of the program's objects
+        except Exception as error:  # noqa: BLE001 - any error of its objects
             _log.warning(
                 "TensorFlow cannot list the objects of the Checkpoint: %s: %s. Until "
                 "this is fixed, every save fails, at a preemption too. Correct the "
@@ -277,7 +282,8 @@ class _Tracked(Contents):
         return held_bytes(self.checkpoint)
 
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
-        self._ahead = None  # before new memory is allocated
+        # Free the old tensors before memory for new tensors is allocated.
+        self._ahead = None
         if self.options is None:
             with _without_collection():
                 self._ahead = bundle_reader.read_ahead(prefix)
@@ -326,11 +332,11 @@ class _Tracked(Contents):
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Stops Python's garbage collection in the body, which makes objects for every
-    tensor.
+    """Returns a context without Python's garbage collection.
 
-    The many new objects would trigger a collection over all objects of the program: 0.2
-    seconds in a program with TensorFlow imported, during a pause of the training.
+    A save or restore creates objects for every tensor. So many new objects would
+    trigger a collection over all objects of the program, while training waits: 0.2
+    seconds in a program that has imported TensorFlow.
     """
     is_enabled = gc.isenabled()
     gc.disable()
@@ -343,13 +349,16 @@ def _without_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Saves in the body as TensorFlow's own handler does; TensorFlow's errors become
-    SaveError.
+    """Returns a context for a save like that of TensorFlow's own handler; turns
+    TensorFlow's errors into SaveError.
 
-    TensorFlow's save calls `logging.info()`, which sets up a program's logging: a root
-    logger without handlers gets a handler there, and later lines look different from
-    earlier lines. So in the body a root logger without handlers has a handler that acts
-    like Python's own default handler.
+    TensorFlow's save calls `logging.info()`. That call adds a handler to a root logger
+    without handlers, so later log lines of the program would look different from
+    earlier lines. To prevent this, the context adds a temporary handler that acts like
+    Python's default handler.
+
+    Args:
+        what: name of the saved thing, for the error.
     """
     fallback = None if logging.root.handlers else FallbackHandler()
     if fallback is not None:
@@ -371,7 +380,7 @@ def _writing(what: str) -> Iterator[None]:
 
 
 def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the given arguments of `tf.train.CheckpointManager.save` by name.
+    """Returns the user's arguments for `tf.train.CheckpointManager.save`, by name.
 
     Raises:
         ConfigurationError: `save` has no such arguments.
@@ -388,21 +397,22 @@ def _save_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 
 def _whole_number(value: Any) -> int:
-    """Returns a number, or the value of a variable or tensor, as an int."""
+    """Returns a number as an int; accepts variables and tensors too."""
     return int(value.numpy() if hasattr(value, "numpy") else value)
 
 
 @dataclasses.dataclass(eq=False)
 class _OwnContents(_Tracked):
-    """A tf.train.Checkpoint, with a directory of tfpreempt's own for every commit.
+    """A tf.train.Checkpoint, saved in a directory of tfpreempt's own for every commit.
 
     Args:
         files: the file operations for the files not written by TensorFlow.
-        worker_parts: the writing of a share by each worker; None if the chief writes
-            everything.
-        counts_saves: whether the checkpoint's `save_counter` counts its saves.
-        keeps_copies: whether the memory of an asynchronous save is kept for the next
-            asynchronous save, which begins only after the end of the first.
+        worker_parts: lets every worker write a share of the tensors; None if the chief
+            writes every tensor.
+        counts_saves: whether saves increment the checkpoint's `save_counter`.
+        keeps_copies: whether to keep the memory of an asynchronous save for the next
+            asynchronous save. The caller begins the next save only after the end of the
+            first.
     """
 
     files: Files
@@ -415,7 +425,8 @@ class _OwnContents(_Tracked):
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
         if self.counts_saves:
-            _ = self.checkpoint.save_counter  # made here, for `attach` to find
+            # Create the counter before `attach` searches for variables.
+            _ = self.checkpoint.save_counter
         super().capture(save, *args, **kwargs)
 
     def _capture(self, save: StagedSave, arguments: dict[str, Any], read: Read) -> None:
@@ -446,9 +457,10 @@ class _OwnContents(_Tracked):
             save.number = _whole_number(arguments["checkpoint_number"])
 
     def _capture_large(self, save: StagedSave, prefix: str, read: Read) -> None:
-        """Lets TensorFlow write the small tensors, and captures the large tensors for
+        """Lets TensorFlow write the small tensors, and keeps the large tensors for
         `write`."""
-        # While training continues, only the chief has a copy of the tensors.
+        # In an asynchronous save, only the chief copies the tensors, so only the chief
+        # can write.
         parts = None if save.is_async else self.worker_parts
         large = LargeTensors(
             small_bytes=bundle_writer.SMALL_BYTES,
@@ -469,8 +481,8 @@ class _OwnContents(_Tracked):
         )
 
     def _replication(self) -> gather.IsReplicated:
-        """Returns a predicate of a variable: whether all workers hold, and expect, the
-        same value."""
+        """Returns a predicate of a variable: whether all workers must have the same
+        value."""
         num_workers = (
             self.worker_parts.num_workers if self.worker_parts is not None else 1
         )
@@ -499,7 +511,7 @@ class _OwnContents(_Tracked):
             save.tensors = ()
         elif save.tensors:
             threads = bundle_writer.THREADS
-            if save.is_async:  # the other threads are for training
+            if save.is_async:  # leave CPUs to the training, which continues
                 threads = max(1, threads // 2)
             save.sums = bundle_writer.add(
                 self.files,
@@ -521,10 +533,11 @@ class _OwnContents(_Tracked):
 
 @contextlib.contextmanager
 def _left_to_the_chief(step: int) -> Iterator[None]:
-    """Logs instead of raising if this worker's share of the tensors cannot be written.
+    """Returns a context in which an error is logged, not raised: this worker's share of
+    the tensors cannot be written.
 
-    The rest of the worker's part is saved. The chief finds no description of the share,
-    and writes the share itself.
+    The worker still saves its States. The chief finds no description of the share, and
+    writes the share itself.
 
     Raises:
         LeaseLostError: the lease is lost.
@@ -533,7 +546,7 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
         yield
     except errors.LeaseLostError:
         raise
-    except Exception as error:  # noqa: BLE001 - of TensorFlow, or no thread, say
+    except Exception as error:  # noqa: BLE001 - any error
         _log.warning(
             "cannot write this worker's share of step %d, so worker 0 writes the "
             "share; nothing is lost: %s: %s",
@@ -544,12 +557,13 @@ def _left_to_the_chief(step: int) -> Iterator[None]:
 
 
 def _not_yet() -> None:
-    """Does nothing, in place of a method of a CheckpointManager during a save."""
+    """Does nothing. Replaces the manager's `_record_state` during a save."""
 
 
 @dataclasses.dataclass(eq=False)
 class _ManagerContents(_Tracked):
-    """The user's own CheckpointManager: files stay flat, under the manager's names.
+    """The user's own CheckpointManager. The files are written under the manager's
+    names.
 
     Args:
         manager: the CheckpointManager.
@@ -559,7 +573,7 @@ class _ManagerContents(_Tracked):
     manager: Any
     files: Files
 
-    can_be_async = False  # the user's manager deletes on the main thread
+    can_be_async = False  # the manager deletes old checkpoints on the main thread
     needs_prefix = True
 
     def _capture(self, save: StagedSave, arguments: dict[str, Any], read: Read) -> None:
@@ -572,16 +586,16 @@ class _ManagerContents(_Tracked):
         if self.options is not None:
             arguments.setdefault("options", self.options)
         if "check_interval" not in arguments:
-            # The save at a preemption must not be skipped: neither because of the
-            # manager's interval, nor because of the user's own unsynced save at this
-            # step.
+            # The manager must not skip the save at a preemption: neither because of its
+            # interval, nor because the user saved at this step already, without a sync
+            # to the disk.
             arguments["check_interval"] = False
             if manager.checkpoint_interval is not None:
                 manager._last_checkpoint_step = None
         is_saved = True
         if self.cluster.is_chief:
-            # The manager deletes nothing yet: until the marker is written, the old
-            # checkpoint is needed.
+            # The manager must not delete checkpoints yet: the old checkpoint is needed
+            # until the new checkpoint has a marker.
             kept, manager._max_to_keep = manager._max_to_keep, None
             manager._record_state = _not_yet
             try:
@@ -590,7 +604,7 @@ class _ManagerContents(_Tracked):
             finally:
                 manager._max_to_keep = kept
                 del manager._record_state
-        else:  # as `manager.save` does on the chief
+        else:  # count like `manager.save` on the chief
             self._count_step()
             checkpoint.save_counter.assign_add(1)
         save.prefix, save.is_empty = prefix, not is_saved
@@ -605,11 +619,11 @@ class _ManagerContents(_Tracked):
                 self._record_state()
 
     def _forget_others(self) -> None:
-        """Removes checkpoints of other directories from the manager's list for
-        deletion.
+        """Removes checkpoints in other directories from the list from which the manager
+        deletes.
 
-        The manager trusts TensorFlow's `checkpoint` file. Other users may be able to
-        write the file, and the file can name checkpoints of any directory.
+        The manager reads the list from TensorFlow's `checkpoint` file. Other users may
+        be able to write the file, and the file can name checkpoints in any directory.
         """
         own = os.path.dirname(os.path.abspath(self.manager._prefix))
         for prefix in list(self.manager._maybe_delete):
@@ -626,11 +640,10 @@ class _ManagerContents(_Tracked):
                 )
 
     def _record_state(self) -> None:
-        """Writes the manager's `checkpoint` file durably; the manager itself syncs
-        nothing.
+        """Writes the manager's `checkpoint` file, synced to the disk.
 
-        Without a sync the file may be empty after a power loss, and then no manager can
-        be made in this directory any more.
+        The manager itself does not sync. After a power loss the file may then be empty,
+        and no manager can be created in the directory any more.
         """
         manager = self.manager
 
@@ -652,8 +665,8 @@ class _ManagerContents(_Tracked):
             manager._last_checkpoint_step = _whole_number(manager._step_counter)
 
     def restored(self, candidate: Entry) -> None:
-        """Updates the manager as `manager.restore_or_initialize` does, also for an
-        older checkpoint."""
+        """Updates the manager after a restore, as `manager.restore_or_initialize` does;
+        works for older checkpoints too."""
         self._count_step()
         manager = self.manager
         if not self.cluster.is_chief or candidate.prefix is None:
@@ -661,7 +674,8 @@ class _ManagerContents(_Tracked):
         folder, name = os.path.split(candidate.prefix)
         if folder != os.path.abspath(manager.directory):
             return
-        prefix = os.path.join(manager.directory, name)  # as the manager writes it
+        # In the form in which the manager writes prefixes.
+        prefix = os.path.join(manager.directory, name)
         manager._latest_checkpoint = prefix
         if prefix not in manager._maybe_delete:
             manager._maybe_delete[prefix] = os.path.getmtime(prefix + ".index")
@@ -669,11 +683,11 @@ class _ManagerContents(_Tracked):
 
 @dataclasses.dataclass(eq=False)
 class _SaveFnContents(_Tracked):
-    """A save_fn, called on every worker; the path returned by the save_fn gets a
-    manifest.
+    """A save_fn of the user, called on every worker. The path that save_fn returns gets
+    a manifest.
 
     Args:
-        save_fn: function of the user for a save.
+        save_fn: the user's save function.
     """
 
     save_fn: Callable[..., Any]
@@ -686,11 +700,12 @@ class _SaveFnContents(_Tracked):
         with saving():
             path = self.save_fn(*args, **kwargs)
             self.checkpoint.sync()
-        save.create_staging()  # last: save_fn may need all workers
+        # Last, because save_fn may need all workers: no error may prevent the call.
+        save.create_staging()
         save.take_path(path)
 
     def prepare(self) -> None:
-        """Does nothing: the save_fn may save other objects."""
+        """Does nothing, because save_fn may save any objects."""
 
     def needs_peers(self) -> bool:
         return self.cluster.num_workers > 1  # save_fn may do anything

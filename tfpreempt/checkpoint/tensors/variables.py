@@ -1,12 +1,13 @@
-"""The variables behind a tf.train.Checkpoint, found without a read of any value.
+"""Finds the variables of a tf.train.Checkpoint, without reading any value.
 
-The read of a variable that is reduced across workers needs all workers at once.
+Values must not be read here: reading a variable that is reduced across workers needs
+all workers at once.
 
-A tf.train.Checkpoint does not track every variable of a Keras 3 model: neither layers
-and optimizers in lists and dicts, nor metrics and seed generators. Such objects are
-found in Python's attributes. Layers and optimizers become part of the Checkpoint, under
-a path such as `m.blocks[0]`. Metrics and seed generators differ between workers, and
-each worker saves its own.
+A tf.train.Checkpoint does not track every variable of a Keras 3 model: it misses layers
+and optimizers in lists and dicts, metrics, and seed generators. `attach` finds such
+objects in Python's attributes. Layers and optimizers become part of the Checkpoint,
+under a path such as `m.blocks[0]`. Metrics and seed generators differ between workers,
+so every worker saves its own.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _Trackable: Any = _base.Trackable
 
 
 def walk(checkpoint: tf.train.Checkpoint) -> list[tuple[str, Any]]:
-    """Returns every object reachable from a checkpoint, with its path, in a fixed
+    """Returns the objects reachable from a checkpoint, with their paths, in a fixed
     order.
 
-    The order and the paths are those of TensorFlow's own save, so they are the same on
-    all workers and after a restart.
+    TensorFlow's own save has the same order and paths. Both are equal on all workers,
+    and after a restart.
     """
     objects, edges = _walk(checkpoint)
     return list(zip(paths(edges), objects, strict=True))
@@ -48,7 +49,8 @@ Edges = list[list[tuple[str, int]]]
 
 
 def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
-    """Returns the objects in TensorFlow's order, and their children."""
+    """Traverses the object graph of a checkpoint. Returns the objects in TensorFlow's
+    order, and the children of every object."""
     view = checkpoint._saver._graph_view
     objects = [view.root]
     numbers = {id(view.root): 0}
@@ -68,8 +70,9 @@ def _walk(checkpoint: tf.train.Checkpoint) -> tuple[list[Any], Edges]:
 def _children(view: Any, obj: Any) -> Iterable[Any]:
     """Returns references to the children of an object, as `view.list_children` does.
 
-    Variables, and layers and optimizers of Keras 3, have TensorFlow's own list of
-    children. The list is read directly, as the call takes ten times as long.
+    Variables, and layers and optimizers of Keras 3, have the list of children in an
+    attribute of TensorFlow's. The attribute is read directly, because `list_children`
+    takes ten times as long.
     """
     kind: Any = type(obj)
     own = getattr(obj, "__dict__", {})
@@ -84,19 +87,21 @@ def _children(view: Any, obj: Any) -> Iterable[Any]:
     return found
 
 
-_LIST = "_self_unconditional_checkpoint_dependencies"  # an attribute of the objects
+# Attribute in which TensorFlow lists the children.
+_LIST = "_self_unconditional_checkpoint_dependencies"
 _LISTING = frozenset({"Trackable", "AutoTrackable", "TFLayer"})
 """Classes of TensorFlow and Keras that save the children in TensorFlow's own list."""
 
 
 @functools.cache
 def _has_list_of_children(kind: type, method: Any) -> bool:
-    """Returns whether every class that defines the children of a class is in
-    `_LISTING`.
+    """Returns whether objects of a class have their children in the attribute `_LIST`:
+    only classes in `_LISTING` define the methods for children.
 
     Args:
         kind: the class.
-        method: the class's `_trackable_children`, which a program may replace later.
+        method: the class's `_trackable_children`; part of the cache key, because a
+            program may replace the method later.
     """
     methods = (
         *("_trackable_children", "_maybe_initialize_trackable"),
@@ -111,13 +116,15 @@ def _has_list_of_children(kind: type, method: Any) -> bool:
 
 
 def paths(edges: Edges) -> list[str]:
-    """Returns the path of every object, by the first of its parents.
+    """Returns the path of every object: the path of its first parent, and the object's
+    name there.
 
     Args:
-        edges: names and numbers of the children, by object.
+        edges: for each object, its children as (name, number); see `Edges`.
     """
     found = [""]
-    for path, children in zip(found, edges, strict=False):  # both end together
+    # `found` grows in the loop, to the length of `edges`.
+    for path, children in zip(found, edges, strict=False):
         for name, number in children:
             if number == len(found):
                 name = private_api.trackable_utils.escape_local_name(name)
@@ -127,11 +134,11 @@ def paths(edges: Edges) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlainVariable:
-    """A plain variable in the result of a search.
+    """A variable that a later save can read directly, without TensorFlow's search.
 
     Attributes:
-        number: number of the object whose value is the variable's value.
-        key: key of the value.
+        number: number of the object that has the variable, in `Graph.objects`.
+        key: key of the value in the checkpoint.
         variable: the local variable.
         is_large: whether a read must not copy the value.
     """
@@ -144,13 +151,14 @@ class PlainVariable:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The result of TensorFlow's search for the keys of all objects.
+    """The result of TensorFlow's search for the keys of all objects, to be used again
+    in later saves.
 
     Attributes:
         variables: the plain variables, by device and type.
         others: number and keys of every other object with values.
-        described: the value with the description of the graph, by key.
-        rest: the saver's result without the values.
+        described: the saved description of the object graph, by key.
+        rest: the result of the saver without the values.
     """
 
     variables: dict[tuple[str, tf.DType], list[PlainVariable]]
@@ -161,17 +169,19 @@ class Search:
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Graph:
-    """The objects found by a walk; a dropped object is not kept alive.
+    """The objects found by a traversal of the object graph. A dropped object is not
+    kept alive.
 
     Attributes:
-        objects: the objects, in the order of the walk.
-        kinds: their classes, as a program may assign another class to an object.
-        values: variable in the attribute `_value`, by object, as Keras objects have;
-            None for other objects.
-        edges: names and numbers of the children, by object.
+        objects: the objects, in the order of the traversal.
+        kinds: classes of the objects, because a program may assign another class to an
+            object.
+        values: for each object, the variable in the attribute `_value` of Keras
+            objects; else None.
+        edges: for each object, its children as (name, number in `objects`).
         holders: path and number of every object that may hold untracked objects.
-        search: result of TensorFlow's search for these objects; None before a search,
-            or if a later save may have another result.
+        search: result of TensorFlow's search for these objects. None before a search,
+            or if a later save may have a different result.
     """
 
     objects: list[weakref.ref[Any]]
@@ -182,11 +192,13 @@ class Graph:
     search: Search | None = None
 
     def is_same(self, objects: list[Any], edges: Edges) -> bool:
-        """Returns whether a later walk has found the same objects under the same names.
+        """Returns whether a later traversal found the same objects under the same
+        names.
 
         Args:
-            objects: objects of the later walk.
-            edges: names and numbers of the children in the later walk, by object.
+            objects: objects of the later traversal.
+            edges: for each object of the later traversal, its children as (name, number
+                in `objects`).
         """
         if edges != self.edges or list(map(type, objects)) != self.kinds:
             return False
@@ -199,7 +211,7 @@ class Graph:
 
 
 def inner_variable(obj: Any) -> Any:
-    """Returns the variable in an object of Keras; None for other objects.
+    """Returns the variable of a Keras object; None for other objects.
 
     The attribute is looked up in `__dict__`, because a distributed variable reads its
     value when asked for a missing attribute.
@@ -210,7 +222,8 @@ def inner_variable(obj: Any) -> Any:
 
 
 def distributed(obj: Any) -> Any | None:
-    """Returns the distributed variable that an object is or wraps; or None."""
+    """Returns an object's distributed variable: the object itself, or a variable
+    wrapped by the object; else None."""
     for attribute in (None, "_value", "_variable"):
         candidate = obj if attribute is None else getattr(obj, attribute, None)
         if isinstance(candidate, private_api.distribute_values.DistributedVariable):
@@ -219,7 +232,8 @@ def distributed(obj: Any) -> Any | None:
 
 
 def is_on_read(obj: Any) -> bool:
-    """Returns whether an object is, or wraps, a variable that is reduced when read."""
+    """Returns whether an object is, or wraps, a variable that is reduced across
+    replicas when read."""
     variable = distributed(obj)
     return (
         variable is not None
@@ -231,8 +245,8 @@ def is_replicated(obj: Any, workers: int) -> bool:
     """Returns whether an object is, or wraps, a variable with the same value on all
     workers.
 
-    True only where MultiWorkerMirroredStrategy keeps the replicas equal, with replicas
-    on so many workers. Variables assigned only by the first replica are not included.
+    True only if a MultiWorkerMirroredStrategy with this number of workers keeps the
+    replicas equal. False for a variable that only the first replica assigns.
 
     Args:
         obj: any object.
@@ -251,8 +265,8 @@ def is_replicated(obj: Any, workers: int) -> bool:
 
 
 def local_parts(variable: Any) -> tuple[Any, ...]:
-    """Returns the local tf.Variables of a variable of TensorFlow or Keras; else an
-    empty tuple."""
+    """Returns the tf.Variables on this machine of a variable of TensorFlow or Keras; an
+    empty tuple for other objects."""
     found = distributed(variable)
     if found is not None:
         return tuple(found.values)
@@ -261,7 +275,7 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
 
 
 def device_prefixes() -> tuple[str, ...]:
-    """Returns the name prefixes of this process's devices."""
+    """Returns the prefixes of the names of this process's CPUs and GPUs."""
     host = private_api.eager_context.context().host_address_space()
     return f"{host}/device:CPU:", f"{host}/device:GPU:"
 
@@ -277,18 +291,17 @@ def variable_shape(obj: Any) -> tuple[int | None, ...] | None:
 
 
 def held_bytes(checkpoint: tf.train.Checkpoint) -> int:
-    """Returns the bytes of the variables reachable from a checkpoint, without reading
-    any.
+    """Returns the total size in bytes of a checkpoint's variables, without reading any.
 
-    Variables of unknown shape are left out.
+    Variables of unknown shape are not counted.
     """
     sizes: dict[int, int] = {}
     for _, obj in walk(checkpoint):
         shape = variable_shape(obj)
         if shape is None or None in shape:
             continue
-        # A variable of Keras holds TensorFlow's. A distributed variable looks for a
-        # missing attribute in its value, and the value may be a reduction across
+        # A variable of Keras holds TensorFlow's variable. Do not ask a distributed
+        # variable for `_value`: it would read its value, possibly by a reduction across
         # workers.
         inner = distributed(obj)
         if inner is None:
@@ -305,15 +318,15 @@ def plain_message(error: tf.errors.OpError) -> str:
 
 
 def out_of_scope(make: Callable[[], T]) -> T:
-    """Makes a variable outside of the strategy's scope in which the caller may be.
+    """Creates a variable outside of any strategy scope of the caller.
 
-    In the scope of MultiWorkerMirroredStrategy a variable is made by a broadcast from
-    worker 0. Every worker would have to make the variable at the same moment, without a
-    wait for another worker in between. A scope belongs to the thread that entered it,
-    so another thread makes the variable.
+    In the scope of a MultiWorkerMirroredStrategy a variable is created by a broadcast
+    from worker 0. Every worker would have to create the variable at the same moment,
+    without waiting for another worker in between. A scope applies only to the thread
+    that entered it, so another thread creates the variable.
 
     Args:
-        make: function that makes the variable.
+        make: function that creates the variable.
 
     Returns:
         The result of `make`.
@@ -326,26 +339,29 @@ NAME = "tfpreempt_untracked"
 _HOLDING = ("variables", "reset_state", "make_seed_for_stateless_op")
 """Attributes of layers, optimizers and modules; of tf_keras' list of metrics; and of
 tf_keras' random generators."""
-_SETTINGS = ("._steps_per_execution",)  # variables with settings of the user
+_SETTINGS = ("._steps_per_execution",)  # not saved: variables with settings of the user
 
 
 class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
-    """The objects found by `attach`; a child of the Checkpoint, made once for each
-    Checkpoint.
+    """The objects of a Checkpoint, as found by `attach`.
 
-    Main thread. Objects that the Checkpoint does not track are saved as children.
+    Created once for each Checkpoint, as a child of the Checkpoint. Objects that the
+    Checkpoint does not track are saved as children of this object. Use on the main
+    thread only.
 
     Attributes:
         found: layers, optimizers and variables that the Checkpoint does not track, by
             path.
-        own: path and variable of the metrics and generators, in a fixed order.
-        differing: path and variable of the tracked variables with a value assigned by
-            each replica itself.
-        iterators: the dataset iterators tracked by the Checkpoint, by path; held
-            weakly, because an iterator that the program replaced has threads.
-        graph: the objects found by the last `attach`; kept by the next call if it finds
-            the same objects. None if an object does not support weak references.
-        reached: the holders entered by the last search for untracked objects; None if
+        own: path and variable of the metrics and random generators, in a fixed order.
+        differing: path and variable of the tracked variables to which every replica
+            assigns its own value.
+        iterators: the dataset iterators tracked by the Checkpoint, by path. Weak
+            references, because an iterator has threads, which must end when the program
+            replaces the iterator.
+        graph: the objects found by the last `attach`. The next call keeps the graph if
+            it finds the same objects. None if an object does not support weak
+            references.
+        reached: the objects entered by the last search for untracked objects. None if
             the search found a new object.
     """
 
@@ -364,10 +380,14 @@ class Attached(_Trackable):  # type: ignore[misc]  # TensorFlow is untyped
 
 
 def attach(checkpoint: tf.train.Checkpoint) -> Attached:
-    """Makes untracked objects part of a Checkpoint, and sorts the tracked objects.
+    """Finds untracked objects and makes them part of a Checkpoint; sorts the tracked
+    objects.
 
-    Called before a save or a restore, on all workers. An object found by an earlier
-    call keeps the path of the earlier call.
+    Call before a save or a restore, on all workers. An object found by an earlier call
+    keeps its path.
+
+    Returns:
+        The found objects, stored on the Checkpoint.
     """
     if not hasattr(checkpoint, NAME):
         setattr(checkpoint, NAME, Attached())
@@ -387,7 +407,8 @@ def attach(checkpoint: tf.train.Checkpoint) -> Attached:
     if graph is None:
         _sort(found, list(zip(paths(edges), objects, strict=True)))
         values = map(inner_variable, objects)
-        with contextlib.suppress(TypeError):  # an object without weak references
+        # An object does not support weak references.
+        with contextlib.suppress(TypeError):
             found.graph = Graph(
                 objects=[weakref.ref(each) for each in objects],
                 kinds=list(map(type, objects)),
@@ -407,11 +428,12 @@ def attached(checkpoint: tf.train.Checkpoint) -> Attached:
 def reached(
     checkpoint: tf.train.Checkpoint, found: Attached
 ) -> tuple[list[Any], Edges]:
-    """Returns the objects of a checkpoint in TensorFlow's order, and their children.
+    """Returns the objects of a checkpoint in TensorFlow's order, and the children of
+    every object.
 
     Args:
         checkpoint: the checkpoint.
-        found: the result of the `attach` just before, whose walk is used.
+        found: the result of `attach`, which was just called; its traversal is used.
     """
     if (graph := found.graph) is None:
         return _walk(checkpoint)
@@ -419,7 +441,8 @@ def reached(
 
 
 def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
-    """Returns path and number of every object that may hold untracked objects."""
+    """Returns path and number of every object whose attributes or items may be
+    untracked objects."""
 
     def may_hold(obj: Any) -> bool:
         kind: type = type(obj)
@@ -435,8 +458,8 @@ def _holders(objects: list[Any], edges: Edges) -> list[tuple[str, int]]:
 def _attach_untracked(
     attached: Attached, objects: list[Any], holders: list[tuple[str, int]]
 ) -> bool:
-    """Finds the objects that the Checkpoint does not track; returns whether one is
-    new."""
+    """Finds the objects that the Checkpoint does not track. Returns whether an object
+    is new."""
     roots = {path: objects[number] for path, number in holders}
     before = set(map(id, objects))
     tracked = set(before)
@@ -444,8 +467,8 @@ def _attach_untracked(
     new: list[tuple[str, Any]] = []
 
     def leads_nowhere(value: Any) -> bool:
-        """Returns whether a value is tracked (holders are roots already) or of no
-        interest."""
+        """Returns whether the search can skip a value: the value is tracked (the search
+        starts at tracked holders anyway), or of no interest."""
         kind: type = type(value)
         return id(value) in before or not _is_of_interest(kind)
 
@@ -454,7 +477,7 @@ def _attach_untracked(
             return True
         if not object_graph.is_container(value):
             return False
-        # A copy: another thread of the program may change the container.
+        # Copy first: another thread of the program may change the container.
         items = list(value.values() if isinstance(value, dict) else value)
         return all(map(leads_nowhere, items))
 
@@ -484,12 +507,13 @@ def _attach_untracked(
 
 
 def _variables_of_own(own: Any) -> list[Any]:
-    """The variables of a metric or a generator, which may make more of them later."""
+    """Returns the variables of a metric or a generator. The list may grow later."""
     return list(own.variables) if hasattr(type(own), "variables") else [own.state]
 
 
 def _parts_of_own(values: list[Any]) -> list[list[Any]]:
-    """The variables of metrics and generators, and those that the variables wrap."""
+    """Returns, for each metric or generator, the variables and the variables inside
+    them."""
     return [
         [part for each in _variables_of_own(own) for part in (each, *local_parts(each))]
         for own in values
@@ -499,7 +523,8 @@ def _parts_of_own(values: list[Any]) -> list[list[Any]]:
 def _name(
     found: dict[str, Any], new: list[tuple[str, Any]], roots: dict[str, Any]
 ) -> None:
-    """Adds objects under names that no existing object has."""
+    """Adds the new objects to `found`, by path. If another living object has the path
+    already, a number is appended."""
     locations = object_graph.walk(roots, _may_hold, skips=lambda value: value is None)
     held = {id(location.value) for location in locations if location.owner is not None}
     for path, value in new:
@@ -508,7 +533,7 @@ def _name(
 
 
 def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
-    """Finds the iterators, and the variables that differ between replicas."""
+    """Stores the dataset iterators, and the variables that differ between replicas."""
     statistics = {
         id(variable)
         for _, layer in objects
@@ -530,10 +555,11 @@ def _sort(attached: Attached, objects: list[tuple[str, Any]]) -> None:
 
 @functools.cache
 def _is_own(kind: type) -> bool:
-    """Returns whether objects of a class are a worker's own: metrics and random
-    generators.
+    """Returns whether a class is a metric or random generator, saved by each worker
+    itself.
 
-    Metrics count the worker's rows, and generators may differ between workers.
+    A metric counts the worker's own rows of data, and generators may differ between
+    workers.
     """
     is_metric = hasattr(kind, "reset_state") and hasattr(kind, "variables")
     is_seed = kind.__name__ == "SeedGenerator" and kind.__module__.startswith("keras.")
@@ -544,7 +570,8 @@ def _is_own(kind: type) -> bool:
 def _may_be_tracked(kind: type) -> bool:
     """Returns whether a class is a layer, optimizer, module or variable.
 
-    Trackable lists and dicts are not included: their items are searched instead.
+    Trackable lists and dicts are not included: the search enters lists and dicts, and
+    finds the items.
     """
     if not issubclass(kind, private_api.trackable_base.Trackable) or issubclass(
         kind, private_api.data_structures.TrackableDataStructure
@@ -556,16 +583,16 @@ def _may_be_tracked(kind: type) -> bool:
 
 @functools.cache
 def _is_of_interest(kind: type) -> bool:
-    """Returns whether an object of a class may be untracked, or hold untracked
-    objects."""
+    """Returns whether an object of a class may be an untracked object, or hold
+    untracked objects."""
     holds = object_graph.may_be_container(kind) or _may_hold(kind)
     return holds or _is_own(kind) or _may_be_tracked(kind)
 
 
 @functools.cache
 def _may_hold(kind: type) -> bool:
-    """Returns whether attributes may hold variables: in models, and in users'
-    objects."""
+    """Returns whether the search for variables enters objects of a class: models, and
+    objects of the program's own classes."""
     if _is_own(kind) or hasattr(kind, "_create_or_restore_slot_variable"):
-        return False  # an old optimizer: TensorFlow finds its slots
+        return False  # old optimizers need no search: TensorFlow finds their slots
     return any(hasattr(kind, n) for n in _HOLDING) or object_graph.is_user_code(kind)
