@@ -1,8 +1,8 @@
-"""A checkpoint directory: its commits, their retention, and the right to commit.
+"""`Directory` finds, verifies, restores and deletes the commits of a directory.
 
-Every worker has a `Directory`. The chief holds the lease of the directory and
-publishes; the other workers find the commit chosen by the chief. The module also
-restores a commit, on each worker.
+Every worker has a `Directory` for the run's checkpoint directory. The chief holds the
+lease of the directory, chooses the commit to restore, and writes new commits. The other
+workers find the commit chosen by the chief. Every worker restores that commit.
 """
 
 from __future__ import annotations
@@ -58,38 +58,40 @@ from tfpreempt.storage.object_store import ObjectStore
 _log = logging.getLogger(__name__)
 
 LEFT_BEHIND = "could not delete %s, which only takes up disk space: %s"
-_UNFINISHED = 8  # finished saves whose late shares are deleted
+_UNFINISHED = 8  # number of saves; files written late for such a save are deleted
 _heads: dict[tuple[str, str], Head] = {}  # by process name and directory
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Directory:
-    """A worker's view of a checkpoint directory.
+    """A checkpoint directory, as used by one worker.
 
     Args:
-        path: the checkpoint directory, the chief's for all workers.
+        path: the chief's checkpoint directory, on every worker.
         cluster: the workers, and the index of this worker.
-        files: the file operations; under the lease, if there is a lease.
-        contents: the part of a checkpoint written by TensorFlow or a save_fn.
+        files: the file operations, guarded by the lease if there is a lease.
+        contents: reads and writes the part of a checkpoint that TensorFlow or a save_fn
+            writes.
         random_state: this worker's random generators; None if not saved.
         registry: the named States to save.
-        max_to_keep: number of own commits to keep; None keeps all.
-        mirror: on the chief, the copy of the directory in an object store.
+        max_to_keep: number of tfpreempt's commits to keep; None keeps all.
+        mirror: on the chief, the mirror of the directory; None without a mirror.
         lease: the lease of the directory; None without a lease.
         clock: time source for measured durations.
-        exchange: transfers the parts of workers that do not see the chief's directory;
-            None if every worker sees the directory.
+        exchange: transfers the files of workers without access to the chief's
+            directory; None if every worker has access.
 
     Attributes:
-        corrupt: tokens of the commits skipped by `newest` as corrupt; not counted as
-            kept.
-        highest_sequence: highest sequence of the commits checked by `newest` or made by
-            a save; known even if the disk temporarily does not return the commit.
-        unfinished: staging directories of the newest finished saves; other workers may
-            still write shares.
-        identity: tells whether the path leads to the same storage as at the start.
-        restart: number of restarts before this process; read at the start, because a
-            save must not fail on the read.
+        corrupt: tokens of the commits that `newest` skipped as corrupt. Retention does
+            not count them among the commits to keep.
+        highest_sequence: highest sequence number of the commits checked by `newest` or
+            made by a save. New commits exceed the number even while a faulty disk does
+            not list the commit.
+        unfinished: staging directories of the newest finished saves. A slow worker may
+            still write files for these saves.
+        identity: compares the storage at the path with the storage at the start.
+        restart: number of restarts before this process. Read at the start, because an
+            error of the read must not fail a save.
     """
 
     path: str
@@ -122,12 +124,13 @@ class Directory:
     # --- the start -------------------------------------------------------------------
 
     def start(self, *, is_sole: bool = True) -> None:
-        """Removes uncommitted saves; called before the first save of the process.
+        """Deletes the files of uncommitted saves; called before the first save.
 
-        A failure is logged: the leftovers cost space, never correctness.
+        A failure is logged: the remaining files only take up disk space.
 
         Args:
-            is_sole: whether no other process can commit here, see `retention.clean`.
+            is_sole: whether no other process can commit in the directory, see
+                `retention.clean`.
         """
         try:
             for path in retention.clean(
@@ -154,7 +157,7 @@ class Directory:
             )
 
     def check_others(self, commits: Iterable[Entry]) -> None:
-        """Raises an error if another run has committed since the release of the lease.
+        """Raises an error if another run has committed while the lease was released.
 
         Args:
             commits: the commits in the directory now.
@@ -167,19 +170,25 @@ class Directory:
             self.lease.head.follow(commits, self.lease)
 
     def remember_head(self) -> None:
-        """Records a commit of this process here, for later handlers of the process."""
+        """Records this process's last commit, for later handlers of the process.
+
+        `check_nothing_came` compares the directory with the record.
+        """
         if self.lease is not None:
             _heads[this_process(), os.path.realpath(self.path)] = self.lease.head
 
     # --- saving ----------------------------------------------------------------------
 
     def try_states(self) -> None:
-        """Logs a warning for named States that cannot be saved here; main thread."""
+        """Logs a warning for named States that cannot be saved; main thread only."""
         states, is_chief = self.registry.in_order(), self.cluster.is_chief
         try_states(each for each in states if each.per_worker or is_chief)
 
     def delete_parts(self, staging: str) -> None:
-        """Deletes the shares written by workers for a finished save."""
+        """Deletes the tensors of a finished save that workers wrote beside its staging.
+
+        With several workers, every worker writes a share of the tensors.
+        """
         try:
             retention.delete_staging(self.files, staging + layout.PARTS_SUFFIX)
             remove_if_empty(self.files, os.path.join(self.path, layout.STAGING))
@@ -189,7 +198,7 @@ class Directory:
     # --- finding and restoring -------------------------------------------------------
 
     def newest(self, *on_skip: Callable[[str], None]) -> Entry | None:
-        """Returns the newest intact commit, see `newest_verified`; on the chief."""
+        """Returns the newest intact commit, see `newest_verified`; chief only."""
         return restoring.newest_verified(
             self.path,
             *on_skip,
@@ -204,7 +213,7 @@ class Directory:
         on_lost: Callable[[str], None],
         copies: Iterable[Entry],
     ) -> bool:
-        """Fetches a newer commit from a store; see `import_commit.newest_first`."""
+        """Imports a newer commit from the mirror; see `import_commit.newest_first`."""
         return import_commit.newest_first(
             self.files,
             copies,
@@ -217,15 +226,16 @@ class Directory:
         )
 
     def fetch(self, store: ObjectStore, token: str) -> Entry | None:
-        """Returns the commit chosen by the chief, on a disk of this worker's own.
+        """Returns the commit chosen by the chief, on a worker with its own disk.
+
+        If the commit is missing or corrupt on this disk, the commit is downloaded.
 
         Args:
-            store: store with the commit, used if the local commit is missing or
-                corrupt.
+            store: object store of the mirror.
             token: token of the commit.
 
         Returns:
-            The commit; None if the store does not have the commit either.
+            The commit; None if neither the disk nor the store has the commit.
         """
         found = self.find(token)
         try:
@@ -245,7 +255,11 @@ class Directory:
         """Returns the local entry of the checkpoint that the chief chose.
 
         Args:
-            token: token of the checkpoint; the chief has verified the checkpoint.
+            token: token of the checkpoint.
+
+        Returns:
+            The entry, not verified, because the chief has verified the checkpoint; None
+            if there is no checkpoint with the token.
         """
         found = restoring.find_candidates(self.path, lambda problem: None)
         return next((each for each in found if each.token == token), None)
@@ -253,24 +267,27 @@ class Directory:
     def restore(
         self, candidate: Entry, *, named_states: bool = True
     ) -> events.Restored:
-        """Restores a checkpoint, but no random generators; every worker, main thread.
+        """Restores a checkpoint, except for the random generators.
+
+        Called on every worker, on the main thread.
 
         Args:
-            candidate: the checkpoint, the same on all workers, verified by the chief.
-            named_states: False if `load_named_states` was called before.
+            candidate: the checkpoint chosen by the chief, which has verified its files.
+            named_states: whether to load the named States too; False if
+                `load_named_states` was called before.
 
         Returns:
-            The description of the restored checkpoint; step 0 if a foreign writer saved
-            no step.
+            The description of the restored checkpoint. The step is 0 if a program other
+            than tfpreempt wrote the checkpoint, without a step.
 
         Raises:
-            CheckpointCorruptedError: a checkpoint without a manifest is corrupt; some
-                damage shows only during the restore.
-            CheckpointMismatchError: the checkpoint of another model; nothing was
-                assigned. Or another number of workers wrote the checkpoint, and a State
-                has no rule for resharding.
-            ConfigurationError: the current number of workers cannot share the data
-                equally.
+            CheckpointCorruptedError: TensorFlow cannot read the checkpoint. Without a
+                manifest, `check` cannot detect every corruption.
+            CheckpointMismatchError: the checkpoint belongs to another model; nothing
+                was assigned. Or another number of workers wrote the checkpoint, and a
+                State has no rule for resharding.
+            ConfigurationError: the data cannot be divided equally among the current
+                workers.
         """
         cluster, manifest = self.cluster, candidate.manifest
         resized = is_resized(candidate, cluster)
@@ -278,7 +295,7 @@ class Directory:
             check_rules(candidate, self.registry.in_order(), cluster)
             self.contents.check_shares()
         if candidate.prefix is not None:
-            # TensorFlow's own files have the positions of the chief's iterators.
+            # Positions of data iterators in TensorFlow's files are the chief's.
             is_mine = manifest is None or (cluster.is_chief and not resized)
             try:
                 self.contents.restore(candidate.prefix, with_data=is_mine)
@@ -303,19 +320,19 @@ class Directory:
         )
 
     def random_bytes(self) -> bytes:
-        """Returns this worker's random generators in the format of a save."""
+        """Returns the state of this worker's random generators, as in a commit."""
         buffer = io.BytesIO()
         if self.random_state is not None:
             self.random_state.save(buffer)
         return buffer.getvalue()
 
     def load_named_states(self, candidate: Entry) -> None:
-        """Loads the registered States; on every worker, main thread."""
+        """Loads the registered States; called on every worker, on the main thread."""
         shared = os.path.join(candidate.shards, layout.STATES)
         for state in self.registry.in_order():
             if not state.per_worker:
                 is_there = read_state(shared, state)
-            else:  # `warn_about_workers` has named a worker without any part
+            else:  # without any file of this worker, `warn_about_workers` has warned
                 is_there = load_worker_state(
                     candidate, state, self.cluster
                 ) or not has_part_of(candidate, self.cluster)
@@ -328,13 +345,13 @@ class Directory:
                 )
 
     def check(self, candidate: Entry) -> None:
-        """Verifies a checkpoint, and tests, for all workers, the reads of `restore`.
+        """Verifies the files of a checkpoint, and that every worker can restore them.
 
-        Nothing is assigned; corrupt checkpoints are recorded in `corrupt`. Large
-        tensors are kept for `restore`, to avoid a second read.
+        Assigns nothing. A corrupt commit is added to `corrupt`. The tensors read from a
+        small commit are kept for `restore`, to avoid a second read.
 
         Raises:
-            CheckpointCorruptedError: a part of the checkpoint cannot be read.
+            CheckpointCorruptedError: a file of the checkpoint cannot be read.
         """
         self.highest_sequence = max(self.highest_sequence, candidate.sequence or 0)
         sums: Mapping[str, tuple[int, int]] = {}
@@ -363,10 +380,11 @@ class Directory:
     # --- deleting and mirroring ------------------------------------------------------
 
     def delete(self, checkpoint: Checkpoint) -> None:
-        """Deletes a commit, in the directory and in the mirror; on the chief.
+        """Deletes a commit in the directory and in the mirror; chief only.
 
         Raises:
-            ConfigurationError: the commit is not tfpreempt's to delete.
+            ConfigurationError: the checkpoint belongs to a CheckpointManager or a
+                save_fn; or is neither in this directory nor in its mirror.
             CheckpointCorruptedError: the commit cannot be read.
             CheckpointError: the disk or the store failed.
         """
@@ -397,7 +415,14 @@ class Directory:
             retention.delete(self.files, entry)
 
     def _commit_at(self, path: str) -> Entry | None:
-        """Returns the local commit for a path, or for the URI of a mirror's folder."""
+        """Returns the local commit at a path.
+
+        Args:
+            path: path of the commit, or the URI of its folder in the mirror.
+
+        Raises:
+            CheckpointCorruptedError: the commit cannot be read.
+        """
         name = path.rstrip("/").rpartition("/")[2]
         with os_errors.translated("look at the checkpoints", self.path):
             found = catalog.scan(self.path)
@@ -415,7 +440,7 @@ class Directory:
         return None
 
     def read_back(self, path: str) -> Entry | None:
-        """Returns a just published commit; None, logged, if the disk fails."""
+        """Returns the entry of a commit just made; None, logged, if the disk fails."""
         try:
             return catalog.read_at(path)
         except (OSError, errors.CheckpointError) as error:
@@ -429,15 +454,22 @@ class Directory:
 
     @property
     def mirror_status(self) -> MirrorStatus | None:
-        """Progress of the mirror, if there is a mirror. Any thread."""
+        """Progress of the mirror; None without a mirror. Read on any thread."""
         return None if self.mirror is None else self.mirror.status
 
     def wait_for_mirror(self, timeout: float | None) -> bool:
-        """Waits for the mirror; returns whether the newest commit is mirrored."""
+        """Waits until the newest commit is in the mirror; see `Mirror.wait`.
+
+        Returns:
+            Whether the newest commit is in the mirror, or there is no mirror.
+        """
         return self.mirror is None or self.mirror.wait(timeout)
 
     def release(self) -> None:
-        """Lets other programs use the directory; a save acquires the lease again."""
+        """Releases the leases of the directory and the mirror for other programs.
+
+        A save acquires the leases again.
+        """
         if self.lease is not None:
             self.lease.release()
         if self.mirror is not None:
@@ -447,9 +479,9 @@ class Directory:
 def check_nothing_came(path: str) -> None:
     """Raises an error if another run has committed since this process last did.
 
-    Between two handlers of one program no process holds the lease of the directory. The
-    values kept by the program outside of its checkpoints would not match the step of
-    the other run. Main thread of the chief.
+    Between two handlers of a program no process holds the lease of the directory, so
+    another run can commit. The Python values of this program would then belong to an
+    older step than the commit. Called on the main thread of the chief.
 
     Args:
         path: the checkpoint directory.

@@ -1,10 +1,10 @@
-"""Checkpoints of other programs, among tfpreempt's commits in a directory.
+"""Finds foreign checkpoints in a directory: those written without tfpreempt.
 
-Foreign checkpoints have no marker: the time of the index is compared with the times of
-the markers. A save of tfpreempt that is running or incomplete is not a foreign
-checkpoint. Neither is a commit of tfpreempt, even a corrupt commit: TensorFlow might
-read incomplete files. A flat commit that was later overwritten without tfpreempt is a
-foreign checkpoint.
+A foreign checkpoint has no marker, so the time of its index file is compared with the
+times of the commits' markers. Files of a running or incomplete save of tfpreempt are no
+foreign checkpoint. Nor are the files of a corrupt commit, of which TensorFlow might
+read incomplete files. A flat commit (files of a CheckpointManager) that was overwritten
+without tfpreempt is a foreign checkpoint.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _OVERWRITTEN = "saved again without tfpreempt after our commit of this name"
 
 
 def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
-    """Returns tfpreempt's and foreign checkpoints, newest first.
+    """Returns tfpreempt's commits and the foreign checkpoints, newest first.
 
     Args:
         directory: the checkpoint directory; it need not exist.
         ours: the result of `catalog.scan` for the directory.
 
     Raises:
-        OSError: the directory cannot be read; or a state file that may name the only
-            checkpoints.
+        OSError: the directory cannot be read; or TensorFlow's state file cannot be
+            read, and there is no commit.
     """
     flat = [entry for entry in ours if entry.kind is Kind.FLAT]
     overwritten = {entry.name for entry in flat if is_overwritten(entry)}
@@ -67,10 +67,10 @@ def among(directory: str, ours: Sequence[Entry]) -> list[Entry]:
 
 
 def is_overwritten(entry: Entry) -> bool:
-    """Returns whether the user's manager overwrote a flat checkpoint after our commit.
+    """Returns whether a flat commit was saved again without tfpreempt.
 
-    The time alone does not show an overwrite: copying a directory gives every file a
-    new time.
+    The index must be newer than the marker and have another checksum. The time alone is
+    not enough: copying a directory gives every file a new time.
     """
     if entry.condition is CommitStatus.NOT_COMMITTED or entry.prefix is None:
         return False
@@ -88,15 +88,17 @@ def is_overwritten(entry: Entry) -> bool:
 
 
 def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> set[str]:
-    """Returns the prefixes of flat checkpoints, and the prefixes in the state file.
+    """Returns TensorFlow's prefixes of the checkpoints in a directory.
 
-    Prefixes outside of the directory, or inside a commit of tfpreempt, are left out.
+    The prefixes come from the index files, and from TensorFlow's state file. A prefix
+    in the state file that leads outside of the directory, or into a commit of
+    tfpreempt, is skipped.
 
     Args:
         directory: the checkpoint directory.
         names: the names in the directory.
-        needs_pointer: whether the state file may name the only checkpoints; otherwise
-            an unreadable state file is only logged.
+        needs_pointer: whether an unreadable state file is an error, because only that
+            file may name a checkpoint; otherwise a warning is logged.
 
     Raises:
         OSError: the state file cannot be read.
@@ -128,7 +130,10 @@ def _prefixes(directory: str, names: Sequence[str], *, needs_pointer: bool) -> s
 
 
 def _may_be(prefix: str) -> bool:
-    """Returns whether an index may exist; an unreadable index is reported later."""
+    """Returns False if the index is neither a file nor missing, such as a directory.
+
+    After an error the result is True: the caller's read reports the error.
+    """
     try:
         there = file_reading.is_there(prefix + INDEX)
         return file_reading.is_file(prefix + INDEX) or not there
@@ -137,7 +142,10 @@ def _may_be(prefix: str) -> bool:
 
 
 def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
-    """Returns a foreign checkpoint or an incomplete save; None if just deleted."""
+    """Returns the entry of a foreign checkpoint, or of an incomplete flat save.
+
+    Returns None if the files were deleted in the meantime.
+    """
     name = os.path.relpath(prefix, directory)
     entry = Entry(
         store=reader(directory),
@@ -165,11 +173,12 @@ def _entry(directory: str, prefix: str, overwritten: set[str]) -> Entry | None:
 
 
 def _is_missed(directory: str, name: str) -> bool:
-    """Returns whether a checkpoint in the state file has data, but has lost its index.
+    """Returns whether a checkpoint has lost its index, but is no interrupted deletion.
 
-    A manager deletes the oldest checkpoint first, index before data, and may have been
-    interrupted. A checkpoint that is neither the newest nor preceded by an older
-    checkpoint is therefore not counted.
+    The checkpoint is named in TensorFlow's state file and has data files. A manager
+    deletes the oldest checkpoint first, and the index before the data. So a missing
+    index of the oldest checkpoint left, unless also the newest, may be the result of an
+    interrupted deletion: the result is then False.
     """
     try:
         listed = checkpoint_state.named(directory)

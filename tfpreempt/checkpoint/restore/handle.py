@@ -1,4 +1,4 @@
-"""A reference to a checkpoint, on this machine or in object storage."""
+"""`Checkpoint`: a reference to a checkpoint on this machine or in object storage."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ if TYPE_CHECKING:
 
     from tfpreempt.storage.object_store import ObjectStore
 
-_PATIENCE = 24 * 3600.0  # long: a stalled copy already fails by itself
-_NOTE_SECONDS = 30.0
+_PATIENCE = 24 * 3600.0  # wait for a copying process; a stalled copy fails earlier
+_NOTE_SECONDS = 30.0  # wait for a process that writes metadata
 
 
 class Checkpoint:
     """A reference to a saved checkpoint; not a `tf.train.Checkpoint`.
 
-    No file is read until a method is called.
+    The constructor reads no file.
 
     Args:
-        path: a commit's directory, the prefix of a flat checkpoint, or any directory
-            with files; or the same as file://, gs:// or s3://; with a `filesystem`, a
-            path inside it. A local path may begin with ~ for the home directory.
+        path: directory of a commit, TensorFlow's prefix of a checkpoint (`.../ckpt-5`),
+            or a directory with a checkpoint's files. A local path (~ is the home
+            directory), or a URI with file://, gs:// or s3://. With a `filesystem`, a
+            path in the file system.
         filesystem: an object store of tfpreempt, or a file system of pyarrow or fsspec.
         prefix: argument for `tf.train.Checkpoint.restore`, if already known.
         step: step of the checkpoint, if already known.
 
     Raises:
-        ConfigurationError: a URI together with a `filesystem`, a `filesystem` of
-            another type, or an invalid path.
+        ConfigurationError: the path is invalid, or is a URI and there is a
+            `filesystem`; or the `filesystem` has an unsupported type.
     """
 
     __slots__ = ("_filesystem", "_local", "_path", "_prefix", "_step")
@@ -100,7 +101,9 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Returns a handle of a local directory, written by any program.
+        """Returns a reference to the checkpoint in a local directory.
+
+        The directory may be written by any program.
 
         Raises:
             ConfigurationError: the path is not local.
@@ -117,8 +120,8 @@ class Checkpoint:
     def path(self) -> str:
         """The path of the checkpoint.
 
-        The commit's directory in the own form, the prefix in the flat form; a URI, or a
-        path in the `filesystem`, for a remote checkpoint.
+        The directory of a commit, or TensorFlow's prefix of a CheckpointManager's
+        checkpoint. For a remote checkpoint a URI, or a path in the `filesystem`.
         """
         return self._path
 
@@ -131,10 +134,10 @@ class Checkpoint:
 
     @property
     def prefix(self) -> str | None:
-        """The argument for `tf.train.Checkpoint.restore`.
+        """The argument for `tf.train.Checkpoint.restore`; may read the manifest.
 
-        None if the commit holds named States only, or is remote: use `restore()` there.
-        May read the manifest.
+        None if the commit has no TensorFlow checkpoint, only named States; and for a
+        remote checkpoint, which `restore()` restores.
         """
         if self._prefix is None and self._local is not None:
             self._prefix = resolve.tensorflow_prefix(resolve.at_path(self._local))
@@ -142,7 +145,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int | None:
-        """The step of the checkpoint; None if unknown. May read the manifest, once."""
+        """The step of the checkpoint; None if unknown. May read the manifest."""
         if self._step is None:
             found = self._find()
             self._step = found.step if found.is_committed else None
@@ -154,28 +157,27 @@ class Checkpoint:
         *,
         timeout: float | None = None,
     ) -> str:
-        """Copies the files into a directory, and verifies the copies.
+        """Copies the checkpoint's files into a directory, and verifies the copies.
 
-        If several processes of this node name the same directory, a single process
-        copies and the others wait. Files left by a killed call are used. Foreign files
-        in the directory stay; a foreign file with the name of a checkpoint's file is an
-        error.
+        If several processes of this machine name the same directory, one process copies
+        and the other processes wait. Files that a killed call has copied are used.
+        Unrelated files in the directory stay.
 
         Args:
-            path: the directory, created if necessary; ~ is the home directory. By
-                default a temporary directory, the same for every process of this user.
-                The caller deletes the temporary directory when the last process has
-                read it.
-            timeout: seconds for the whole call; None: as long as bytes keep arriving.
+            path: the directory, created if missing; ~ is the home directory. By default
+                a temporary directory, the same in every process of this user. The
+                caller deletes the temporary directory after the last use.
+            timeout: seconds for the whole call; None: no timeout while bytes keep
+                arriving.
 
         Returns:
             The directory.
 
         Raises:
             CheckpointCorruptedError: a file is missing or has another checksum.
-            CheckpointError: there is no checkpoint, no room, or no answer in time; or a
-                foreign file has the name of a checkpoint's file. No file was
-                overwritten.
+            CheckpointError: there is no checkpoint, the disk is full, or the timeout
+                has passed. Or a file of another program has the name of a file of the
+                checkpoint; such a file is never overwritten.
         """
         check_timeout(timeout)
         began = time.monotonic()
@@ -206,20 +208,21 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self, *, timeout: float | None = None) -> Iterator[str]:
-        """Returns a context with the files in a local directory, for reading only.
+        """Returns a context whose value is a local directory with the files.
 
-        For a local checkpoint the value is its own directory, never a copy (for a flat
-        checkpoint the directory around it). A remote checkpoint is downloaded once for
-        the processes of this node; the copy is deleted when the last process exits the
-        context.
+        The files are for reading only. A local checkpoint is not copied: the value is
+        the directory of the commit, or the directory that contains the files of a flat
+        checkpoint. A remote checkpoint is downloaded once for all processes of this
+        machine, and deleted when the last process exits the context.
 
         Args:
             timeout: seconds for a download, or for the wait for another process's
-                download; None: as long as bytes keep arriving.
+                download; None: no timeout while bytes keep arriving.
 
         Raises:
             CheckpointCorruptedError: a file is missing or has another checksum.
-            CheckpointError: there is no checkpoint, no room, or no answer in time.
+            CheckpointError: there is no checkpoint, the disk is full, or the timeout
+                has passed.
         """
         check_timeout(timeout)
         found = self._find(with_sums=self._local is None)
@@ -233,10 +236,10 @@ class Checkpoint:
             yield path
 
     def restore(self, tf_checkpoint: tf.train.Checkpoint) -> Any:
-        """Restores a `tf.train.Checkpoint`, after the files of a commit were verified.
+        """Restores a `tf.train.Checkpoint` from this checkpoint.
 
-        A remote checkpoint is downloaded first. The download is kept as long as
-        variables created later may be read from it.
+        The files of a commit are verified first. A remote checkpoint is downloaded; the
+        download is deleted once no variable can be restored from it any more.
 
         Args:
             tf_checkpoint: the object to restore; its `restore` is called.
@@ -260,8 +263,8 @@ class Checkpoint:
             directory = copy.enter_context(self.as_directory())
             prefix = _checked_prefix(resolve.at_path(directory))
             status = tf_checkpoint.restore(prefix)
-            # The status, and every deferred restoration of a variable, hold the object
-            # that reads the variables created later.
+            # The status and TensorFlow's deferred restorations refer to this object,
+            # which therefore lives until the last variable is created.
             close_with(getattr(status, "_checkpoint", None), copy.pop_all().close)
         return status
 
@@ -285,7 +288,9 @@ class Checkpoint:
             user_metadata.write(found, values)
 
     def update_metadata(self, values: Mapping[str, Any]) -> None:
-        """Adds values to the metadata; processes of one machine lose no update.
+        """Adds values to the metadata.
+
+        Simultaneous updates by processes of one machine are all kept.
 
         Raises:
             ConfigurationError: JSON cannot hold the values.
@@ -334,7 +339,10 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[Entry]:
-        """Returns a context with the checkpoint, its metadata locked if local."""
+        """Returns a context whose value is the entry of the checkpoint.
+
+        Inside, no other process writes the metadata, if the checkpoint is local.
+        """
         found = self._find()
         if found.kind is Kind.EXTERNAL:
             raise errors.CheckpointError(
@@ -369,8 +377,8 @@ def latest_prefix(directory: str) -> str | None:
         directory: path of the checkpoint directory; need not exist.
 
     Returns:
-        The prefix; None without a checkpoint, and if the newest checkpoint holds named
-        States only.
+        The prefix; None if there is no checkpoint, or if the newest checkpoint has no
+        TensorFlow checkpoint, only named States.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -379,8 +387,8 @@ def latest_prefix(directory: str) -> str | None:
 
 
 def _check_restorable(given: Any) -> None:
-    """Raises an error for an object without a checkpoint's `restore`; reads no file."""
-    # A CheckpointManager has no `restore`; a class has `restore`, but no instance.
+    """Raises ConfigurationError unless the object can be restored; reads no file."""
+    # A CheckpointManager has no `restore`. Refuse the class tf.train.Checkpoint too.
     if callable(getattr(given, "restore", None)) and not isinstance(given, type):
         return
     advice = (
@@ -399,7 +407,8 @@ def _checked_prefix(found: Entry) -> str:
 
     Raises:
         CheckpointError: the checkpoint holds no tf.train.Checkpoint, or more than one.
-        ConfigurationError: TensorFlow cannot restore from a path with such characters.
+        ConfigurationError: the path has a character of glob patterns, and TensorFlow
+            would find no file there.
     """
     prefix = resolve.tensorflow_prefix(found)
     if prefix is None:
@@ -413,7 +422,7 @@ def _checked_prefix(found: Entry) -> str:
 
 
 def _fill(found: Entry, target: str, timeout: float | None) -> None:
-    """Copies a checkpoint into a directory; the marker of a commit is written last."""
+    """Copies a checkpoint into a directory; writes the marker of a commit last."""
     download(found, target, timeout=timeout, progress=True)
     if found.is_committed:
         path = os.path.join(target, layout.MARKER)
@@ -434,7 +443,12 @@ def _check_path(path: object) -> str:
 
 
 def _check_target(path: object) -> str:
-    """Returns the directory to copy into, with the links of its path resolved."""
+    """Returns the real path of the directory to copy into.
+
+    Raises:
+        ConfigurationError: the path is not a local path.
+        CheckpointError: the path exists and is not a directory.
+    """
     local = local_path(os.path.expanduser(_check_path(path)))
     if local is None:
         raise errors.ConfigurationError(

@@ -1,8 +1,7 @@
-"""The tables of `tfpreempt inspect` and `tfpreempt verify`.
+"""Collects the checkpoints that `tfpreempt inspect` and `tfpreempt verify` show.
 
-The tables also show the checkpoints skipped by a restart: corrupt commits, saves that
-are running or were interrupted, links that lead elsewhere. No file is changed, and no
-content is trusted.
+Includes what a restart skips: corrupt commits, running and interrupted saves, links to
+other directories. No file is changed, and no content is trusted.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _LINK = "is a symbolic link; links are not followed"
 
 
 def at(location: str) -> list[Entry]:
-    """Returns the checkpoints at a path: those of a run, or the named checkpoint.
+    """Returns the checkpoints of a run, or the single checkpoint at a path.
 
     Args:
-        location: a run's directory, a commit's directory, a flat prefix, or the URI of
-            a mirror or of one folder of a mirror.
+        location: directory of a run or of a commit, TensorFlow's prefix of a
+            checkpoint, or the URI of a mirror or of one commit in a mirror.
 
     Raises:
         ConfigurationError: there is no checkpoint.
@@ -67,12 +66,13 @@ def check(
     threads: int = THREADS,
     watch: Callable[[int], None] = lambda done: None,
 ) -> Entry:
-    """Returns the entry with its files checked.
+    """Checks the files of an entry; returns the entry with the result.
 
     Args:
-        entry: the entry to check. For a checkpoint of another program index and lengths
-            are checked; an uncommitted entry is returned unchanged.
-        every_byte: whether to read all bytes; otherwise only the sizes.
+        entry: the entry to check. For a checkpoint of another program the index and the
+            lengths of the files are checked. An uncommitted entry is returned
+            unchanged.
+        every_byte: whether to read all bytes; otherwise only sizes are compared.
         threads: number of reading threads, see `verification.faults`.
         watch: function called with the bytes read so far, see `verification.faults`.
 
@@ -126,7 +126,7 @@ def _at_path(path: str, location: str) -> list[Entry]:
 
 
 def _in_directory(directory: str) -> list[Entry]:
-    """Returns the checkpoints, and the directories meant to become checkpoints.
+    """Returns the checkpoints in a directory, and the running or interrupted saves.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -150,7 +150,7 @@ def _in_directory(directory: str) -> list[Entry]:
 
 
 def _told(entry: Entry) -> Entry:
-    """Adds a remark to an entry without a marker."""
+    """Returns the entry, with a remark if the marker is missing."""
     if entry.condition is not CommitStatus.NOT_COMMITTED or entry.remarks == (
         _DELETED,
     ):
@@ -160,7 +160,10 @@ def _told(entry: Entry) -> Entry:
 
 
 def _unless_deleted(entry: Entry) -> Entry:
-    """Marks a flat commit as not committed if the user's manager deleted its files."""
+    """Returns the entry, as not committed if the user's manager deleted its files.
+
+    Only a flat commit can change: its files belong to a CheckpointManager.
+    """
     there = (entry.path, entry.path + external_checkpoints.INDEX)
     is_flat = entry.kind is Kind.FLAT and entry.is_committed
     if not is_flat or any(map(os.path.lexists, there)):
@@ -171,14 +174,17 @@ def _unless_deleted(entry: Entry) -> Entry:
 
 
 def _described(entry: Entry) -> Entry:
-    """Adds size and remarks to an entry written by a different program."""
+    """Returns the entry of a checkpoint of another program, with size and remarks."""
     remarks = ("; ".join((*entry.remarks, _EXTERNAL)),)
     size = _size_of(flat_commit.payload_files(entry.path))
     return dataclasses.replace(entry, size=size, remarks=remarks)
 
 
 def _odd(directory: str) -> Iterator[Entry]:
-    """Returns entries for links and unsafe names that look like a commit's name."""
+    """Yields entries for links and directories that are named like a commit.
+
+    Of the directories, only those with an unsafe name.
+    """
     store = catalog.reader(directory)
     for name in sorted(os.listdir(directory)):
         if catalog.kind_of(name) is None:
@@ -192,7 +198,7 @@ def _odd(directory: str) -> Iterator[Entry]:
 
 
 def _staged(directory: str) -> Iterator[Entry]:
-    """Returns entries for running and interrupted saves."""
+    """Yields entries for running and interrupted saves."""
     root = os.path.join(directory, layout.STAGING)
     if os.path.islink(root):
         return
@@ -244,7 +250,7 @@ def _has_control(path: str) -> bool:
 
 
 def _extra_files(entry: Entry) -> tuple[str, ...]:
-    """Returns a remark about files not named in the manifest."""
+    """Returns a remark about files missing in the manifest; empty if there are none."""
     assert entry.manifest is not None
     known = {entry.object(file.name) for file in entry.manifest.files}
     control = (layout.MANIFEST, layout.MARKER, layout.METADATA, layout.WITNESS)

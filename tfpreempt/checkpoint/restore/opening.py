@@ -1,4 +1,7 @@
-"""Opens the checkpoint directory for a checkpoint or manager of any framework."""
+"""Opens the checkpoint directory of a user's checkpoint or manager.
+
+The adapter of a framework (such as TensorFlow) knows the framework's checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from tfpreempt.storage.files import Files, LocalFiles
 
 
 class Checkpoints(Protocol):
-    """The interface of a framework's adapter; the adapter is a module."""
+    """What the adapter of a framework, a module, does with the user's checkpoint."""
 
     def is_checkpoint(self, given: Any) -> bool:
         """Returns whether an object is a checkpoint, or manager, of the framework."""
@@ -45,9 +48,9 @@ class Checkpoints(Protocol):
         ...
 
     def own_place(self, given: Any) -> tuple[str | None, str]:
-        """Returns a manager's directory and the prefix of the file names there.
+        """Returns the directory of a manager, and the beginning of its file names.
 
-        The directory of a checkpoint, not a manager, is None.
+        For a checkpoint the directory is None.
         """
         ...
 
@@ -62,19 +65,22 @@ class Checkpoints(Protocol):
         is_shared: bool,
         is_second: bool,
     ) -> Contents:
-        """Returns a checkpoint's contents; see `open_directory` for the arguments."""
+        """Returns the object that reads and writes the checkpoint's part of a commit.
+
+        The arguments are described in `open_directory`.
+        """
         ...
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which a save_fn saves, as TensorFlow's handler does."""
+        """Returns the context in which TensorFlow's own handler calls a save_fn."""
         ...
 
 
 def adapter_of(given: Any) -> Checkpoints:
-    """Returns the adapter of the framework of a checkpoint or manager.
+    """Returns the adapter for a checkpoint or manager.
 
     Raises:
-        ConfigurationError: no framework of the program knows the object.
+        ConfigurationError: the object belongs to no known framework.
     """
     known: list[Checkpoints] = frameworks.adapters("checkpoints")
     for adapter in known:
@@ -88,7 +94,10 @@ def adapter_of(given: Any) -> Checkpoints:
 
 
 class _FunctionContents(Contents):
-    """A save_fn of a program without a checkpoint, called on every worker."""
+    """Contents of a program without a checkpoint: calls the user's save_fn.
+
+    The save_fn is called on every worker.
+    """
 
     can_be_async = False  # save_fn may do anything
 
@@ -102,11 +111,12 @@ class _FunctionContents(Contents):
             for adapter in known:
                 saving.enter_context(adapter.saving())
             path = self._save_fn(*args, **kwargs)
-        save.create_staging()  # last: save_fn may need all workers
+        # After save_fn, because the call may fail while workers wait in save_fn.
+        save.create_staging()
         save.take_path(path)
 
     def needs_peers(self) -> bool:
-        return self._cluster.num_workers > 1  # save_fn may do anything
+        return self._cluster.num_workers > 1  # save_fn may wait for every worker
 
 
 def open_directory(
@@ -131,28 +141,29 @@ def open_directory(
     Args:
         checkpoint_or_manager: a tf.train.Checkpoint, a tf.train.CheckpointManager, or
             None for named States alone.
-        checkpoint_dir: directory in which a Checkpoint is saved; a manager has its own.
-        cluster: the workers; the chief writes the contents, except the shares of other
-            workers, and commits.
-        max_to_keep: number of own commits to keep, None for all; a manager keeps its
-            own number.
-        save_fn: function called on every worker in place of the save.
-        chief_directory: the chief's directory, if a non-chief manager has a different
+        checkpoint_dir: directory in which a Checkpoint is saved; a manager has a
             directory.
+        cluster: the workers, and the index of this worker.
+        max_to_keep: number of tfpreempt's commits to keep, None for all. A manager
+            decides by itself how many of its checkpoints to keep.
+        save_fn: function called on every worker in place of the save.
+        chief_directory: the chief's directory, if the manager of this worker has a
+            different directory.
         io_device: device on which TensorFlow writes and reads files; None: the device
             of the variables, perhaps on a remote machine.
-        mirror: on the chief, the copy of the directory in an object store. exchange:
-            transfers the parts of workers without access to the directory. With None
-            every worker sees the directory, and can write a share of the replicated
-            tensors.
+        mirror: on the chief, the mirror of the directory; None without a mirror.
+        exchange: transfers the files of workers without access to the chief's
+            directory. None if every worker has access; the replicated tensors of a save
+            are then divided among the workers.
         registry: the named States to save.
-        files: the file operations.
-        lease: lease of the directory, under which the chief commits; None without a
+        files: the file operations; None for plain file operations.
+        lease: lease of the directory, held by the chief to commit; None without a
             lease.
         clock: time source for measured durations.
         is_second: whether the Checkpoint is saved in a first directory too. Then only
-            the saves there are counted by `save_counter`, and the checks are not
-            repeated. The second directory keeps the memory of its asynchronous saves.
+            saves in the first directory are counted by `save_counter`, and the checks
+            are not repeated. The second directory does not free the memory of its
+            asynchronous saves.
 
     Raises:
         ConfigurationError: an argument cannot work; the message has advice.

@@ -1,11 +1,11 @@
-"""Restores a commit of another number of workers for the current workers.
+"""Restores a commit after the number of workers has changed.
 
-Shared values (weights, the step, the position in global batches) are restored as saved.
-A value saved by each worker for itself is restored by the rule of its State
-(`State.reshard`). For random generators, a worker that existed before resumes its own
-generator. A new worker's generator is derived from the chief's generator and the
-worker's number: no two workers draw the same numbers, and each restart draws the same
-numbers again.
+Values that all workers share (weights, the step, the position in global batches) are
+restored as saved. A value that each worker saved by itself is restored by the method
+`reshard` of its State, the rule for resharding. For example, a worker that existed
+before resumes its random generators. Those of a new worker are derived from the chief's
+generators and the worker's index: no two workers draw the same numbers, and each
+restart draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
         cluster: the current workers.
 
     Returns:
-        Whether there was a value to load.
+        Whether the commit has a value to load.
 
     Raises:
         CheckpointMismatchError: another number of workers wrote the commit, and the
@@ -46,14 +46,18 @@ def load_worker_state(entry: Entry, state: State, cluster: Cluster) -> bool:
 
 
 def has_part_of(entry: Entry, cluster: Cluster) -> bool:
-    """Returns whether a commit has per-worker values to load for this worker."""
+    """Returns whether a commit has files with values of this worker.
+
+    Also True after a change of the number of workers: `reshard` then computes the
+    values from the files of all workers.
+    """
     manifest = entry.manifest
     is_in_part = manifest is not None and cluster.worker in manifest.workers
     return is_in_part or is_resized(entry, cluster)
 
 
 def is_resized(entry: Entry, cluster: Cluster) -> bool:
-    """Returns whether a commit is by a different number of workers."""
+    """Returns whether a commit was written by a different number of workers."""
     return (
         entry.manifest is not None and entry.manifest.world_size != cluster.num_workers
     )
@@ -68,7 +72,8 @@ def check_rules(entry: Entry, states: Iterable[State], cluster: Cluster) -> None
         cluster: the current workers.
 
     Raises:
-        CheckpointMismatchError: the commit has a per-worker State without a rule.
+        CheckpointMismatchError: the commit has values of a per-worker State whose class
+            does not override `reshard`.
     """
     for state in states:
         if state.per_worker and type(state).reshard is State.reshard:
@@ -93,7 +98,7 @@ def _fold(entry: Entry, state: State, cluster: Cluster) -> bool:
 
 
 def _paths(entry: Entry, state: State) -> list[str]:
-    """Returns the path of each worker's part of a State, existing or not."""
+    """Returns the paths of a State's files, for every worker; a file may be missing."""
     assert entry.manifest is not None
     folders = map(layout.worker_name, range(entry.manifest.world_size))
     name = state.name + layout.STATE_SUFFIX

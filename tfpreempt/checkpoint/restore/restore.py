@@ -1,4 +1,7 @@
-"""Chooses the checkpoint to restore: the newest that is committed and verified."""
+"""Chooses the checkpoint to restore: the newest commit with intact files.
+
+A checkpoint written without tfpreempt counts too.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tfpreempt.storage.os_errors import ADVICE
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
-MUCH = 2 << 30  # size from which the check is logged, with a progress bar
+MUCH = 2 << 30  # bytes; verifying a larger commit is logged, with a progress bar
 
 
 def _warn(problem: str) -> None:
@@ -34,8 +37,10 @@ def find_candidates(
 
     Args:
         directory: the checkpoint directory; it need not exist.
-        on_skip: function called with a description of each skipped checkpoint.
-        on_lost: the same for a corrupt commit of tfpreempt; by default `on_skip`.
+        on_skip: function called with a text about each skipped checkpoint; by default
+            the text is logged.
+        on_lost: function called in place of `on_skip` for a corrupt commit of
+            tfpreempt; None uses `on_skip`.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -50,7 +55,7 @@ def find_candidates(
     found = []
     for entry in listed:
         if entry.kind is Kind.MIRROR:
-            continue  # a folder copied from a mirror; commits of mirrors are fetched
+            continue  # a copied folder of a mirror; only `import_commit` restores these
         if entry.is_committed or entry.condition is CommitStatus.EXTERNAL:
             found.append(entry)
         elif entry.condition is CommitStatus.CORRUPT:
@@ -63,11 +68,14 @@ def find_candidates(
 def verify(
     entry: Entry, sums: Mapping[str, tuple[int, int]] = MappingProxyType({})
 ) -> None:
-    """Checks that every file exists with its size and checksum.
+    """Checks that every file of a commit exists with the right size and checksum.
+
+    For a checkpoint without a manifest, the index and the lengths are checked.
 
     Args:
         entry: the commit.
-        sums: size and crc32c of files that were just read, by path.
+        sums: size and crc32c, by path, of files that were just read; these files are
+            not read again.
 
     Raises:
         CheckpointCorruptedError: a file differs; the message names the file and the
@@ -109,14 +117,16 @@ def newest_verified(
 
     Args:
         directory: path of the checkpoint directory, which need not exist.
-        on_skip: function called with a description of each skipped checkpoint and its
-            corrupt file; the default logs a warning.
-        on_lost: the same for a corrupt commit of tfpreempt, or a checkpoint in
-            TensorFlow's state file; by default `on_skip`.
+        on_skip: function called with a text about each skipped checkpoint; by default
+            the text is logged.
+        on_lost: function called in place of `on_skip` for a corrupt commit of
+            tfpreempt, and a corrupt checkpoint named in TensorFlow's state file; None
+            uses `on_skip`.
         wants: function that selects the checkpoints to consider.
-        needs_prefix: whether to skip commits that hold named States only.
-        check: function that raises CheckpointCorruptedError for a corrupt or useless
-            checkpoint.
+        needs_prefix: whether to skip commits without a TensorFlow checkpoint, which
+            hold named States only.
+        check: function that verifies a checkpoint; a checkpoint is skipped if the
+            function raises CheckpointCorruptedError.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -132,7 +142,8 @@ def newest_verified(
         try:
             check(entry)
         except errors.CheckpointCorruptedError as error:
-            # Files without a manifest are a checkpoint only if the state file says so.
+            # Corrupt files without a manifest may never have been a checkpoint, unless
+            # TensorFlow's state file names them.
             is_one = entry.manifest is not None or checkpoint_state.is_listed(
                 directory, entry.name
             )
@@ -143,7 +154,7 @@ def newest_verified(
 
 
 def warn_about_workers(entry: Entry, cluster: Cluster) -> None:
-    """Logs the values of a commit that cannot be restored as saved on this worker."""
+    """Logs a warning if some values of a commit cannot be restored on this worker."""
     manifest = entry.manifest
     assert manifest is not None
     if manifest.world_size != cluster.num_workers:

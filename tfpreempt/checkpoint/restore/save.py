@@ -1,12 +1,13 @@
-"""A worker's part of a save, in four phases.
+"""`Save` writes a commit, on each worker, in four phases; `AsyncSave` in a thread.
 
-    capture   every worker, main thread   TensorFlow's own files; the States
-    write     every worker, any thread    the large tensors; then the sync of all files
+    capture   every worker, main thread   writes TensorFlow's own files and the States
+    write     every worker, any thread    writes the large tensors; syncs all files
     publish   the chief, any thread       manifest, rename, marker, retention
-    discard   the chief, any thread       removes the staged files; never raises
+    discard   the chief, any thread       deletes the staged files; never raises
 
-The chief publishes once every worker has written its part. The marker is the commit: a
-save that fails before the marker commits nothing, and removes its staged files.
+Files are written to a staging directory. The chief publishes once every worker has
+written its files. A save becomes a commit with its marker: a save that fails before the
+marker is written commits nothing, and its staged files are deleted.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ _log = logging.getLogger(__name__)
 
 
 class Save(StagedSave):
-    """A worker's part of a save: captured, written, published or discarded.
+    """One save, on one worker: captured, written, then published or discarded.
 
     Args:
         directory: the checkpoint directory to save in.
         step: the saved step; equal on all workers.
-        attempt: the name of the save: equal on all workers, and never used again.
-        permit: permission to commit, for an asynchronous save. With None nothing is
-            copied, and no tensor may change before `write` was called.
+        attempt: name of the save; equal on all workers, and never used again.
+        permit: token that can cancel the commit of an asynchronous save. With None the
+            save is synchronous: tensors are not copied, and must not change before the
+            end of `write`.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class Save(StagedSave):
     # --- the phases ------------------------------------------------------------------
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
-        """Captures this worker's part as of now; on every worker, main thread.
+        """Captures the current state of this worker.
 
-        Small values and the States are written at once, but not synced.
+        Called on every worker, on the main thread. Small values and the States are
+        written at once, but not synced.
 
         Args:
             *args: arguments for CheckpointManager.save, or the save_fn.
@@ -102,7 +105,7 @@ class Save(StagedSave):
         self.capture_seconds = directory.clock.monotonic() - self.started_at
 
     def write(self) -> None:
-        """Writes the captured values durably. Any thread.
+        """Writes the captured tensors, and syncs the files; called on any thread.
 
         Raises:
             SaveError: the disk failed; the message has advice.
@@ -133,17 +136,18 @@ class Save(StagedSave):
         parent: Parent | None = None,
         left: Callable[[], float] = lambda: math.inf,
     ) -> events.Commit | None:
-        """Makes the save the newest commit; on the chief, any thread.
+        """Makes the save the newest commit; called on the chief, on any thread.
 
         Args:
             because: reason of the save, see `Manifest`.
-            workers: indices of the workers with a written part; parts of other workers
-                are left out.
+            workers: indices of the workers that have written their files; files of
+                further workers are excluded from the commit.
             parent: for a snapshot, the newest commit of the checkpoint directory.
-            left: function that returns the seconds until the deadline of a notice.
+            left: function that returns the seconds until the deadline of a preemption
+                notice.
 
         Returns:
-            The commit; None if a save_fn left nothing to commit.
+            The commit; None if save_fn or the manager wrote no checkpoint.
 
         Raises:
             SaveError: the commit failed; older commits are unchanged.
@@ -190,7 +194,10 @@ class Save(StagedSave):
         )
 
     def discard(self) -> None:
-        """Removes a save that will not be committed; on the chief. Never raises."""
+        """Deletes the files of a save that will not be committed.
+
+        Called on the chief. An error is only logged.
+        """
         directory = self.directory
         try:
             retention.delete_staging(directory.files, self.staging)
@@ -221,7 +228,11 @@ class Save(StagedSave):
     def _discarded_on_failure(self, doing: str) -> Iterator[None]:
         """Returns a context that discards the save if the body fails.
 
-        A failed save must not fill the disk, nor be taken for another save.
+        Otherwise the files of a failed save would fill the disk. An OSError of the body
+        becomes a SaveError.
+
+        Args:
+            doing: verb for the error message, such as "commit".
         """
         directory = self.directory
         try:
@@ -231,14 +242,16 @@ class Save(StagedSave):
             if directory.cluster.is_chief:
                 self.discard()
             with contextlib.suppress(OSError):
-                directory.identity.check()  # a replaced directory is the better reason
+                # A replaced directory is the cause of the error, so raise its error.
+                directory.identity.check()
             raise
 
     def _clear_up(self, *, is_over: bool) -> None:
-        """Removes the remaining files of the save, committed or not.
+        """Deletes the files that workers wrote beside the staging directory.
 
         Args:
-            is_over: whether no worker writes a share of the save any more.
+            is_over: whether every worker has finished the save. Otherwise a slow worker
+                may still write files, and the next save deletes the files.
         """
         directory = self.directory
         directory.delete_parts(self.staging)
@@ -252,13 +265,14 @@ class Save(StagedSave):
             directory.mirror.enqueue(clear)
 
     def _keep_parts_of(self, workers: Collection[int]) -> list[int]:
-        """Removes the parts of workers that are not in the given list.
+        """Deletes the files of workers that are not in the list.
 
         Args:
-            workers: indices of the workers with a written part.
+            workers: indices of the workers that have written their files.
 
         Returns:
-            The workers with a part in the staging directory.
+            The workers of the list without the workers whose files the chief cannot
+            see; a warning names these workers.
         """
         directory = self.directory
         complete = {layout.worker_name(worker): worker for worker in workers}
@@ -269,7 +283,7 @@ class Save(StagedSave):
                     directory.files, os.path.join(self.staging, name)
                 )
         if directory.random_state is None:
-            return list(workers)  # a worker may have had nothing to save
+            return list(workers)  # a worker without a folder had nothing to save
         missing = sorted(complete[name] for name in complete.keys() - set(names))
         if missing:
             _log.warning(
@@ -284,12 +298,16 @@ class Save(StagedSave):
     def _commit(
         self, because: str, workers: Sequence[int], parent: Parent | None
     ) -> tuple[str, Manifest]:
-        """Commits the staged files, in the own or flat form; then applies retention."""
+        """Commits the staged files, then deletes old commits.
+
+        Returns:
+            The path and the manifest of the commit.
+        """
         directory = self.directory
         found = catalog.scan(directory.path)
         commits = [each for each in found if each.is_committed]
         directory.check_others(commits)
-        # Skip a number per unreadable commit: its sequence may be the highest.
+        # Any unreadable commit may have the highest number: skip as many numbers.
         unread = sum(each.sequence is None for each in found)
         taken = catalog.highest_sequence(found) + unread
         taken = max(taken, directory.highest_sequence)
@@ -320,13 +338,15 @@ class Save(StagedSave):
         with committing.tidying(directory.path):
             if is_flat:
                 if directory.lease is not None:
-                    directory.lease.check()  # a manager's deletions pass no fence
+                    # The manager deletes files without checking the lease.
+                    directory.lease.check()
                 directory.contents.committed()
                 flat_commit.sweep(files, os.path.dirname(path))
-                for entry in retention.plan(found, 1)[1]:  # own form: fetched earlier
+                # Beside a manager's checkpoints, `found` has commits from a mirror.
+                for entry in retention.plan(found, 1)[1]:
                     retention.delete(files, entry)
             else:
-                new = Entry(  # equal to the result of `scan`, without reading
+                new = Entry(  # as `scan` would return it, without reading the files
                     store=catalog.reader(directory.path),
                     name=os.path.basename(path),
                     kind=Kind.OWN,
@@ -345,18 +365,18 @@ class Save(StagedSave):
 
 
 class AsyncSave:
-    """An asynchronous save, written and committed by a thread of its own.
+    """A thread that writes and commits an asynchronous save; starts at once.
 
-    The thread starts at once. The object keeps no captured value, so the memory is free
-    when the save is over.
+    The object does not refer to captured values, so that their memory is freed when the
+    save is over.
 
     Args:
         name: name of the save; equal on all workers, and never used again.
-        permit: permission to commit, which `cancel` can withdraw.
-        complete: function that writes and commits the captured values; runs on the
+        permit: token of the save; `give_up` cancels the commit with it.
+        complete: function that writes and commits the captured values; called on the
             thread.
-        on_error: function called with the error of a failed save, except after a
-            cancelation; runs on the thread.
+        on_error: function called on the thread with the error of a failed save; not
+            called after `give_up`.
     """
 
     def __init__(
@@ -373,15 +393,22 @@ class AsyncSave:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the save is over; returns whether the save is over. Any thread.
+        """Waits until the save is over; called on any thread.
 
         Args:
             seconds: timeout of the wait; None: no timeout.
+
+        Returns:
+            Whether the save is over.
         """
         return self._thread.join(seconds)
 
     def give_up(self) -> bool:
-        """Prevents the commit; returns False, after a wait, if the commit had begun."""
+        """Cancels the commit. If the commit has begun, waits for its end.
+
+        Returns:
+            Whether the commit was cancelled.
+        """
         if self._permit.cancel():
             return True
         self._thread.join()
@@ -389,7 +416,7 @@ class AsyncSave:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the save was given up for a newer save, and commits nothing."""
+        """Whether `give_up` has cancelled the commit."""
         return self._permit.is_cancelled
 
     def _run(

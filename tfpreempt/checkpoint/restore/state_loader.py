@@ -1,4 +1,7 @@
-"""Loads a single State from the newest commit, or from a separate file."""
+"""Loads a single State from the newest commit, or from the State's own file.
+
+`save_state` writes such a file (`checkpoint/state/state_file.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,21 @@ from tfpreempt.core.restarts import read_restarts
 from tfpreempt.storage import file_reading
 
 _log = logging.getLogger(__name__)
-_SECONDS = 30.0  # timeout for the chief's commit
+_SECONDS = 30.0  # timeout of the wait for the chief's commit
 
 
 @dataclasses.dataclass(eq=False)
 class StateLoader:
-    """Loads single States; verifies a commit once, not for each State again.
+    """Loads single States; verifies a commit only for the first State.
 
     Args:
         directory: path of the checkpoint directory, which need not exist.
         cluster: the workers, and the index of this worker.
-        agreed: the commit restored by all workers; None without a commit.
-        after: the highest sequence at the time of the agreement. Commits with a higher
-            sequence are newer than the agreed commit; other commits were refused.
+        agreed: the commit that all workers restored at the start; None if they restored
+            no commit.
+        after: highest sequence number of any commit at that time. A commit with a
+            higher number was made since; further commits are not loaded, because the
+            workers did not choose them.
         clock: time source for the timeout of a wait for the chief.
     """
 
@@ -43,38 +48,39 @@ class StateLoader:
     after: int = 0
     clock: Clock = dataclasses.field(default_factory=SystemClock)
     _pending: str = dataclasses.field(default="", init=False)
-    # Problem of a commit, or "", by path and token. The token alone is not enough: a
-    # commit fetched in place of a corrupt commit has the same token.
+    # (path, token) of a commit -> its problem, or "". The key has the path, because a
+    # corrupt commit and the same commit imported again have one token.
     _checked: dict[tuple[str, str], str] = dataclasses.field(
         default_factory=dict, init=False
     )
-    # Logged problems, and tokens of commits with logged restarts.
+    # Problems in logged warnings; tokens of commits after `_tell_of_lost_restarts`.
     _told: set[str] = dataclasses.field(default_factory=set, init=False)
 
     def expect(self, staged: str) -> None:
-        """Records the staging directory of a commit that the chief is about to make.
+        """Records that the chief is about to commit a staging directory.
 
-        `load` waits for the commit. Otherwise a worker that is faster than the chief
-        would load the previous commit.
+        The next `load` waits for that commit. Otherwise a worker that is faster than
+        the chief would load the previous commit.
         """
         self._pending = staged
 
     def load(self, state: State) -> bool:
         """Loads the newest saved value of a State.
 
-        The value is in the newest commit, or in the State's separate file.
+        The value comes from the newest commit, or from the State's own file if the file
+        is newer or the commit has no value.
 
         Returns:
             Whether a saved value was found.
 
         Raises:
-            CheckpointCorruptedError: saved values exist, but no intact value; or the
-                State cannot read its own bytes.
+            CheckpointCorruptedError: no commit and no file is intact; or the State
+                cannot read its own bytes.
         """
         self._await_pending()
         problems: list[str] = []
         commit = self._newest(problems)
-        own = None  # rank and bytes of the separate file
+        own = None  # sequence number and bytes in the State's own file
         try:
             path = state_file.path_of(self.directory, self.cluster.worker, state)
             own = state_file.read(path)
@@ -123,18 +129,24 @@ class StateLoader:
         self._pending = ""
 
     def newest(self) -> Entry | None:
-        """Returns the newest intact commit; `load` logs the problems of other commits.
+        """Returns the newest intact commit; None if there is no intact commit.
+
+        The problems of corrupt commits are not logged here, but by `load`.
 
         Raises:
             CheckpointError: the directory cannot be read.
         """
         found = self._newest([])
-        # A corrupt commit may be fetched again, to the same path.
+        # A corrupt commit may be imported again, to the same path.
         self._checked = {key: text for key, text in self._checked.items() if not text}
         return found
 
     def _newest(self, problems: list[str]) -> Entry | None:
-        """Returns the newest intact commit, or the commit restored by all workers."""
+        """Returns the newest intact commit made since the start, or else `agreed`.
+
+        Args:
+            problems: list that receives the problems of corrupt commits.
+        """
         if not file_reading.is_dir(self.directory):
             return None
         found = restoring.newest_verified(
@@ -178,7 +190,10 @@ class StateLoader:
         )
 
     def _tell_of_lost_restarts(self, commit: Entry) -> None:
-        """Logs a warning if the restarts after a commit lost their work."""
+        """Logs a warning if the run was restarted more than once since a commit.
+
+        The processes in between committed no step, so their work is lost.
+        """
         if commit.token in self._told or commit.manifest is None:
             return
         self._told.add(commit.token)

@@ -1,8 +1,8 @@
 """Compares the files of a commit with its manifest: sizes first, then every byte.
 
-Many threads read bytes in ranges, also for large files: the checksums of the ranges are
-combined. A thread holds one piece of a range at a time. A file of the wrong size is
-never read, so a manifest with a claim of terabytes has no cost.
+Several threads read the files. A large file is read in ranges, and the checksums of the
+ranges are combined; a thread holds one piece of a range in memory at a time. A file of
+the wrong size is not read: a hostile manifest may claim terabytes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ def faults(
     watch: Callable[[int], None] = lambda done: None,
     sums: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Returns the problems of a commit's files: one text per file, by name.
+    """Returns the problems of a commit's files: one text per faulty file, by name.
 
     Args:
-        commit: the commit; its manifest was read.
-        every_byte: whether to read all bytes; otherwise the sizes are checked, and the
-            checksums kept by the object store.
+        commit: the commit, with its manifest.
+        every_byte: whether to read all bytes. Otherwise sizes are compared, and the
+            checksums that the object store keeps.
         threads: number of threads that read at the same time.
-        watch: function called about ten times a second on the waiting thread, with the
-            number of bytes read so far; an exception from the function ends the work.
-        sums: size and crc32c of files that were just read, by path; not read again.
+        watch: function called on the caller's thread about ten times a second, with the
+            number of bytes read so far; if the function raises, the check ends.
+        sums: size and crc32c, by path, of files that were just read; these files are
+            not read again.
 
     Raises:
         CheckpointError: the store cannot be reached.
@@ -75,7 +76,7 @@ def faults(
         watch=lambda: watch(sum(each.size for each in parts)),
     )
     found = dict(zip(files, in_threads(look, files), strict=True))
-    of_size = {  # the files of the right size, with their known sums
+    of_size = {  # files of the right size, with checksums from `sums`
         file: sums.get(commit.file(file.name))
         for file in files
         if every_byte and found[file] is None
@@ -93,7 +94,7 @@ def faults(
             found[file] = found[file] or part
         else:
             size, crc = whole[file]
-            if size:  # most files are of one range
+            if size:  # not the first range; most files have one range
                 crc = checksum.joined(crc, part.crc32c, part.size)
             whole[file] = size + part.size, crc if size else part.crc32c
     watch(sum(each.size for each in parts))
