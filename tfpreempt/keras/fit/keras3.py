@@ -1,8 +1,8 @@
 """`model.fit` of Keras 3 with the TensorFlow backend.
 
-`fit` makes a `TFEpochIterator`, whose `_enumerate_iterator` yields the steps of an
-epoch and makes the data iterators. `model._initial_epoch` is the first epoch, and `fit`
-never clears the attribute.
+`fit` makes a `TFEpochIterator`. The method `_enumerate_iterator` of the latter yields
+the steps of an epoch, and makes the data iterators. A resumed fit sets
+`model._initial_epoch` to the first epoch; `fit` never clears the attribute.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Keras3Fit(Fit):
     def array_way(self) -> str | None:
         if type(self.adapter).__name__ != "ArrayDataAdapter":
             return None
-        # "batch" shuffles within a batch by an op whose state cannot be saved.
+        # shuffle="batch" uses a random op, and the state of the op cannot be saved.
         is_random = self.adapter._shuffle == "batch" and is_seeded()
         return "replay" if is_random else "iterator"
 
@@ -106,7 +106,7 @@ class Keras3Fit(Fit):
         return calls[:1] if has_data else calls
 
     def settle(self) -> None:
-        flush = getattr(self.callbacks, "_flush_futures", None)  # from Keras 3.12 on
+        flush = getattr(self.callbacks, "_flush_futures", None)  # since Keras 3.12
         (flush or self.callbacks._clear_futures)()
 
     def shuffle_state(self) -> Any:
@@ -114,7 +114,7 @@ class Keras3Fit(Fit):
         return super().shuffle_state() if epoch is None else int(epoch)
 
     def note_order(self, note: Callable[[int], None]) -> None:
-        self._note = note  # used by readers
+        self._note = note  # used by the readers of `read_one_pass`
         self.adapter.py_dataset = _NotedSequence(self.adapter.py_dataset, note)
 
     def note_batches(self, note: Callable[[Any], None]) -> None:
@@ -139,7 +139,8 @@ class Keras3Fit(Fit):
     def read_one_pass(self) -> Any:
         if (shared := self.adapter.enqueuer) is None:
             return None
-        self.adapter.enqueuer = None  # draws an order per epoch, not per pass
+        # Keras' own reader draws an order when an epoch begins, not for a pass.
+        self.adapter.enqueuer = None
         assert self.sequence is not None
         sequence, shuffles = self.sequence.data, self.sequence.shuffles
 
@@ -174,7 +175,7 @@ class Keras3Fit(Fit):
         if loop_state:
             self.loop._num_batches = loop_state["num_batches"]
             if (epochs := loop_state.get("adapter_epoch")) is not None:
-                self.adapter._epoch = epochs  # Keras counts from 0 in every fit
+                self.adapter._epoch = epochs  # otherwise Keras would count from 0 again
             if self.keeps_iterator:
                 self.loop._current_iterator = iter(self.loop._distributed_dataset)
                 self.loop._steps_seen = loop_state["steps_seen"]
@@ -189,12 +190,13 @@ class Keras3Fit(Fit):
             self.loop._enumerate_iterator = self._rest_of_epoch
 
     def _rest_of_epoch(self) -> Iterator[Any]:
-        """Yields the steps of an epoch without the steps trained before the restart."""
-        del self.loop._enumerate_iterator  # uncovers the method of the class
+        """Yields the steps of the resumed epoch that are not trained yet."""
+        # Later epochs use the method of the class again.
+        del self.loop._enumerate_iterator
         steps = self.loop._enumerate_iterator()
         skipped, self._skip = self._skip, 0
-        # Keras' own generator updates its counters, so skipping its first steps is
-        # enough.
+        # Skipping the first steps is enough: Keras' generator updates the counters of
+        # the loop.
         collections.deque(itertools.islice(steps, skipped), maxlen=0)
         yield from steps
 
@@ -212,8 +214,8 @@ class Keras3Fit(Fit):
         self.model._initial_epoch = None
 
     def traceable(self, train_function: Any, *, trains: bool) -> Any | None:
-        # Under a strategy, Keras itself has made the variables. A symbolic call of the
-        # model takes less time than an unused trace.
+        # None, if Keras has made the variables already (under a strategy), or if no
+        # step follows: then `build` takes less time than a trace that is never used.
         if self.model._distribute_strategy is not None or not trains:
             return None
         names = getattr(getattr(train_function, "__code__", None), "co_freevars", ())
@@ -225,10 +227,10 @@ class Keras3Fit(Fit):
     def build(self, iterator: Any, train_function: Any) -> None:
         del train_function
         model, strategy = self.model, self.model.distribute_strategy
-        # A symbolic call of Keras' own layers makes the same variables as training,
-        # except for frozen layers: a symbolic call makes variables that no gradient
-        # reaches even after the layers are unfrozen. Under a strategy, Keras itself
-        # builds in this way.
+        # Call the model symbolically if this makes the same variables as training. That
+        # holds for Keras' own layers, unless a layer is frozen: then gradients would
+        # not reach the new variables even after the layer is unfrozen. Under a
+        # strategy, Keras builds models by a symbolic call, too.
         is_plain = all(
             type(layer).__module__.startswith("keras.") and layer.trainable
             for layer in model._flatten_layers()
@@ -241,18 +243,18 @@ class Keras3Fit(Fit):
                     model._symbolic_build(data_batch=spec)
                 if model.run_eagerly or is_own:
                     return
-            except Exception as error:  # noqa: BLE001 - models without a call of their own
+            except Exception as error:  # noqa: BLE001 - a model may have no `call`
                 log.debug("the train step is to be traced: %s", error)
                 if model.run_eagerly:
-                    # Python in the step needs values; the restore names missing
-                    # variables.
+                    # The step cannot be traced, because its Python code needs values.
+                    # If variables are missing, the restore names them.
                     return
-        # A trace shows any further variables of a step, for example for training only.
+        # A trace of the train step also makes variables that only training uses.
         self.trace(model.train_step, iterator)
 
 
 def _noting(kind: Any, note: Callable[[int], None]) -> Any:
-    """Returns a class of Keras' readers that records indices in order of the batches.
+    """Returns a subclass of Keras' readers that records the indices of the batches.
 
     Args:
         kind: class of Keras' readers.
@@ -276,7 +278,7 @@ def _noting(kind: Any, note: Callable[[int], None]) -> Any:
 
 
 class _NotedSequence:
-    """A PyDataset that records each requested index.
+    """Wrapper of a PyDataset that records the requested indices.
 
     Args:
         sequence: the PyDataset.

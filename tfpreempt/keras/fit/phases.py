@@ -1,6 +1,6 @@
-"""The phases of a fit under the callback, as a table. No I/O.
+"""The phases of a fit with the callback, as a table of transitions. No I/O.
 
-A fit begins in one of six ways, chosen by `resume_plan.py`. docs/keras-phases.md draws
+`resume_plan.py` chooses the first phase of a fit. docs/keras-phases.md has a drawing of
 the table.
 """
 
@@ -10,7 +10,7 @@ import enum
 
 
 class FitPhase(enum.Enum):
-    """The phase of a fit. The first six phases are the ways to begin."""
+    """A phase of a fit. The first six phases are the ways in which a fit can begin."""
 
     START = "train from what is in memory"
     RESUME = "go on inside an epoch"
@@ -39,7 +39,7 @@ other callbacks were already called for the step, and are not called again."""
 
 
 class FitEvent(enum.Enum):
-    """The next action of Keras."""
+    """An action of Keras that changes the phase."""
 
     STEP = "a train step"
     NO_MORE_DATA = "the first step finds no data"
@@ -76,10 +76,11 @@ TABLE: dict[FitPhase, dict[FitEvent, FitPhase]] = {
         FitEvent.TRAIN_END: FitPhase.TRAINED,
     },
     FitPhase.VALIDATION_DUE: {
-        # Keras checks whether the data have ended.
+        # Keras requests another step, to check whether the data have ended.
         FitEvent.STEP: FitPhase.VALIDATION_DUE,
         FitEvent.VALIDATION: FitPhase.VALIDATING,
-        FitEvent.EPOCH_END: FitPhase.TRAINING,  # this start has no validation
+        # This process called `fit` without validation data.
+        FitEvent.EPOCH_END: FitPhase.TRAINING,
     },
     FitPhase.DATA_ENDED: {
         FitEvent.STEP: FitPhase.DATA_ENDED,
@@ -100,8 +101,8 @@ def after(phase: FitPhase, event: FitEvent) -> FitPhase:
         event: the event.
 
     Raises:
-        RuntimeError: the table has no row for the event: the loop of this Keras differs
-            from the tested versions.
+        RuntimeError: the table has no entry, because the loop of this Keras version
+            differs from the tested versions.
     """
     try:
         return TABLE[phase][event]

@@ -1,16 +1,19 @@
-"""Plain Python values of a model that change in training: counts, phases, settings.
+"""Saves attributes of a model with plain Python values that training changes.
 
-The values are attributes of the model, its layers, optimizers, losses and metrics, and
-of the program's own objects in them. Attributes of library classes count if they are
-settings: attributes with the name of a constructor's argument, such as `Dropout.rate`,
-`SGD.momentum`, `L2.l2` and `Layer.trainable`. Only values changed since the beginning
-of the fit are saved, so a restore does not overwrite a value that a user edits in the
-program between two starts. Values that change while a step is traced are excluded,
-because the next start traces the step again.
+Examples are counters in user classes, and `Dropout.rate` set by a callback. The module
+looks at attributes of the model, its layers, optimizers, losses and metrics, and of
+user objects inside of these. Attributes of library classes are saved only if they are
+settings: attributes named like a constructor argument, such as `SGD.momentum`, `L2.l2`
+and `Layer.trainable`.
 
-A traced train or test function uses the values from the moment of the trace, whatever a
-callback sets later. So the values of that moment are saved too. After a restart these
-values are set while the function is traced, and then replaced by the newest values.
+A commit has only values that changed since the beginning of the fit. So a restore does
+not overwrite a value that the user edits in the program before a restart. Changes made
+by the tracing of a step are excluded, because a restart traces the step again.
+
+A traced train or test function keeps using the values from the time of the trace, even
+if a callback changes the attributes later. So a commit has the values from the time of
+the trace, too. A restart sets these values, traces the function, and then sets the
+newest values.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ _FIXED = frozenset({bool, int, float, str, type(None)})
 _HOLDING = ("variables", "reset_state", "call", "get_config")
 """Methods that identify layers, metrics, losses, optimizers and regularizers."""
 _KEEP = ". Keep it in a tf.Variable or a tfpreempt.State"
-_SMALL = 1 << 12  # bytes; larger values are not kept for a trace
-_LARGE = 1 << 24  # bytes; larger values count as data
+_SMALL = 1 << 12  # bytes; larger values are not stored with a trace
+_LARGE = 1 << 24  # bytes; larger values are regarded as data, and not saved
 _KEPT = "_tfpreempt_attributes"
 """Name on a model of the `Attributes` of the model's last fit in this process."""
 _KINDS = {"train": "traced", "test": "tested"}
@@ -57,16 +60,16 @@ _UNPLACED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedAttribute:
-    """A plain Python value of a model.
+    """An attribute of a model, with the plain Python value that was read.
 
     Attributes:
-        location: location of the value.
-        name: path of the object that holds the value, and key of the value in that
-            object, as saved.
-        is_setting: whether the value is a library's setting.
-        encoded: the value, encoded; for a value that cannot be restored, the problem
-            and a description of the value, so that digests distinguish such values.
-        problem: reason why the value cannot be restored; None for other values.
+        location: where in the model the value is found.
+        name: (path of the object with the attribute, name of the attribute), as saved.
+            For an item of a container, the key or index of the item.
+        is_setting: whether the attribute is a setting of a library class.
+        encoded: the encoded value. If the value cannot be restored: the problem and a
+            description of the value, so that the digest still shows changes.
+        problem: reason why the value cannot be restored; None if possible.
     """
 
     location: object_graph.ObjectPath
@@ -84,13 +87,13 @@ class TrackedAttribute:
         return self.encoded.value() if self.problem is None else self.location.value
 
     def taken_again(self) -> TrackedAttribute:
-        """Returns the value with the current contents of the same object."""
+        """Reads the value again: the contents of a list or dict may have changed."""
         owner, key = self.name
         return _taken(self.location, owner, key if self.is_setting else None)
 
     @property
     def is_small(self) -> bool:
-        """Whether the value is small enough to be kept for a trace."""
+        """Whether the value is small enough to be stored with a trace."""
         return self.problem is None and sum(map(len, self.encoded.arrays)) <= _SMALL
 
 
@@ -103,11 +106,14 @@ _KINDS_WHY = (
 
 
 def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedValue]]:
-    """Returns the values in a result of `Attributes.capture`, by kind and name.
+    """Returns the values in a result of `Attributes.capture`, by kind, then by name.
 
-    The kinds are "newest"; "traced" and "tested", the values when the train or the test
-    function was traced; "first", the settings at the fit's first step; and "lost",
-    changes that cannot be saved, with the reason instead of a value.
+    The kinds are:
+
+    - "newest": the values at the capture;
+    - "traced", "tested": the values when the train or the test function was traced;
+    - "first": the settings at the first step of the fit;
+    - "lost": changes that cannot be saved, with the reason instead of a value.
     """
     found: dict[str, Any] = collections.defaultdict(dict)
     arrays = iter(saved.arrays)
@@ -120,17 +126,18 @@ def _read(saved: EncodedValue) -> Mapping[str, Mapping[tuple[str, Any], EncodedV
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Trace:
-    """The trace of a function of Keras.
+    """Describes how the train or the test function of a model was traced.
 
     Attributes:
         function: the function traced in this process; None before the first trace.
-        values: small values by key with which the function was traced, or is to be
-            traced after a restart; empty before the first trace.
-        is_due: whether the next call of the function traces with `values`.
-        outdated: restored values that differ from the values in the trace of this
+        values: small values, by key, at the time of the trace. After a restart, before
+            the trace: the values with which the function must be traced. Empty before
+            the first trace.
+        is_due: whether the next call of the function must set `values` and trace.
+        outdated: restored values that differ from the values used by the trace of this
             process.
-        kinds: element specs of the function's calls in this process; TensorFlow traces
-            the function for every spec.
+        kinds: element specs with which the function was called in this process;
+            TensorFlow makes a separate trace for every spec.
     """
 
     function: Any = None
@@ -145,35 +152,38 @@ _ended: weakref.WeakValueDictionary[int, Attributes] = weakref.WeakValueDictiona
 
 
 class Attributes:
-    """The Python values of a model, from the beginning of its fit. Main thread.
+    """Saves and restores the Python attributes of a model during a fit.
 
-    A later fit of the same model continues from the first fit. Values that a fit has
-    changed, and that did not change afterwards, count as changed in the next fit,
-    because a restart skips the first fit and its callbacks. This includes values of
-    layers that the model shares with the models of earlier fits. A traced function
-    stays traced.
+    Use it on the main thread only.
+
+    A second fit of a model also saves the values that the first fit has changed,
+    because a restart skips the first fit with its callbacks. This includes values of
+    layers that several models share. Functions that were traced in the first fit are
+    not traced again.
 
     Args:
         model: the model.
 
     Attributes:
-        traces: traces by Keras' function, "train" or "test".
+        traces: the trace of the "train" function and of the "test" function.
     """
 
     def __init__(self, model: Any) -> None:
         self.traces = {name: Trace() for name in _KINDS}
         self._roots = {"model": model}
-        self._traced: set[Any] = set()  # keys of values that change with every trace
-        self._lost: dict[str, str] = {}  # reasons by change
+        self._traced: set[Any] = set()  # keys of values that a trace changes
+        self._lost: dict[str, str] = {}  # change that cannot be restored -> reason
         # Whether a step was trained, in this process or before a restart.
         self._has_stepped = False
-        # Settings by key, as first seen.
+        # Settings by key, as read for the first time.
         self._settings: dict[Any, TrackedAttribute] = {}
-        self._owners: dict[int, Any] = {}  # owners by the id() in a key
-        self._reached: object_graph.Reached | None = None  # objects of the newest walk
+        # Keeps the objects alive whose id() is in a key.
+        self._owners: dict[int, Any] = {}
+        # Objects found by the newest traversal of the model.
+        self._reached: object_graph.Reached | None = None
         # Values found by the newest call of `_look`.
         self._looked: Mapping[Any, TrackedAttribute] = {}
-        self._changing: list[Any] = []  # keys of values that may change in place
+        self._changing: list[Any] = []  # keys of mutable values
         self._at_first: dict[Any, TrackedAttribute] = {}  # settings at the first step
         self._at_start: dict[Any, bytes] = {}
         now = self._look()
@@ -194,7 +204,7 @@ class Attributes:
             self.traces["test"] = Trace(function=evaluated, values=values)
 
     def _continue_from(self, before: Attributes, now: Mapping[Any, bytes]) -> None:
-        """Counts values as changed that an earlier fit has changed.
+        """Marks values as changed that an earlier fit has changed.
 
         Args:
             before: values of the earlier fit.
@@ -202,7 +212,8 @@ class Attributes:
         """
         is_same_model = before._roots["model"] is self._roots["model"]
         for key, digest in now.items():
-            # A key that is no tuple is a path.
+            # A key is (id of an object, name), or a path, which is valid in one model
+            # only.
             is_of_both = is_same_model or isinstance(key, tuple)
             is_kept = before._at_end.get(key) == digest and key in before._at_start
             if is_of_both and is_kept:
@@ -213,7 +224,7 @@ class Attributes:
                     )
 
     def _continue(self, model: Any, before: Attributes) -> None:
-        """Continues the traces of the last fit of the model in this process."""
+        """Takes over the traces of the model's last fit in this process."""
         self._traced = before._traced
         if self._optimizer is before._optimizer:
             self._has_stepped, self._at_first = before._has_stepped, before._at_first
@@ -226,7 +237,7 @@ class Attributes:
         model = self._roots["model"]
         now = self._look()
         self._at_end = {key: each.encoded.digest for key, each in now.items()}
-        # The model outlives the fit, so references to the fit's objects are dropped.
+        # Drop references to objects of the fit: this object lives as long as the model.
         self._reached, self._looked = None, {}
         self._functions = _functions(model)
         vars(model)[_KEPT] = self
@@ -259,7 +270,8 @@ class Attributes:
                 self.lose(
                     f"the settings of all traces of the {name} function", _KINDS_WHY
                 )
-        if self.traces["test"].values:  # marks the test function as traced
+        # An entry that shows that the test function was traced.
+        if self.traces["test"].values:
             rows.append(
                 ("model", "test_function", EncodedValue(header=""), _KINDS["test"])
             )
@@ -293,19 +305,20 @@ class Attributes:
             location.path: location.value
             for location in object_graph.walk(self._roots, _enters)
         }
-        for (path, name), encoded in newest.items():  # attributes that do not exist yet
+        # Attributes that do not exist yet in this process.
+        for (path, name), encoded in newest.items():
             self._set(owners.get(path), name, encoded, path)
         now = self._look()
         for name, trace in self.traces.items():
             then, built, trace.values = values[_KINDS[name]], trace.values, {}
             if name == "test" and not then:
-                # The commit is older than the first trace of the test function, so the
-                # trace of this start is too early.
+                # At the time of the commit the test function was not traced yet, so the
+                # trace of this process was made too early.
                 trace.outdated = list(built.values())
                 continue
             for key, value in now.items():
                 if key in self._traced and key in built:
-                    # The next trace changes the value again.
+                    # Do not use the saved value: tracing changes the value again.
                     trace.values[key] = built[key]
                 elif value.is_small:
                     encoded = then.get(value.name, value.encoded)
@@ -327,14 +340,14 @@ class Attributes:
         name: str = "train",
         is_kept: bool = True,
     ) -> Any:
-        """Calls a step that traces a function; changes by the trace are not saved.
+        """Calls a function that traces; changes made by the trace are not saved.
 
         Args:
             step: function to call.
             *args: arguments of the function.
-            name: name of the traced function of Keras.
-            is_kept: whether later steps use this trace; if not, changes made by the
-                trace are undone, because the next trace repeats the changes.
+            name: the traced function of Keras, "train" or "test".
+            is_kept: whether later steps use this trace. If False, the changes made by
+                the trace are undone, because the next trace makes them again.
         """
         newest: dict[Any, TrackedAttribute] = {}
         trace = self.traces[name]
@@ -351,7 +364,8 @@ class Attributes:
                 if is_kept:
                     self._traced.add(key)
                 elif was is not None and was.problem is None:
-                    # An item of a tuple cannot be set; a changed tuple is a new tuple.
+                    # Ignore items of a tuple, which cannot be set: the tuple itself is
+                    # set.
                     with contextlib.suppress(*_UNPLACED):
                         _put(
                             value.location.owner,
@@ -363,7 +377,8 @@ class Attributes:
                 if name == "train" and not self._has_stepped:
                     self._has_stepped = True
                     self._at_first = {
-                        # A restart finds the owner before the model is built.
+                        # Use the name from before the model was built: a restart looks
+                        # it up then.
                         key: dataclasses.replace(each, name=self._settings[key].name)
                         for key, each in trace.values.items()
                         if each.is_setting
@@ -375,7 +390,7 @@ class Attributes:
 
     @contextlib.contextmanager
     def as_first(self, saved: EncodedValue) -> Iterator[None]:
-        """Sets the settings of the fit's first step, which determine the variables.
+        """Context with the settings of the first step, which determine the variables.
 
         Args:
             saved: result of `capture`.
@@ -394,7 +409,7 @@ class Attributes:
             self._put(newest)
 
     def name_due_trace(self) -> None:
-        """Warns of test function settings that no trace of this fit restores."""
+        """Warns if a complete fit cannot restore the settings of the test function."""
         trace = self.traces["test"]
         newest = self._look()
         pairs = [(newest.get(key), was) for key, was in trace.values.items()]
@@ -411,17 +426,17 @@ class Attributes:
             )
 
     def forget_trace(self, name: str) -> None:
-        """Lets the next trace of a function use the values of that moment."""
+        """Discards the values of a trace: the next trace uses the current values."""
         self.traces[name] = Trace()
 
     def must_trace_again(self, name: str, *, only_for_settings: bool) -> bool:
-        """Whether a function with an outdated trace must be traced again.
+        """Whether a function must be traced again because of outdated values.
 
         Args:
-            name: name of Keras' function, which has outdated values.
-            only_for_settings: whether to ignore the program's own values. These values
-                may differ between workers, and every worker must trace equally often. A
-                warning names ignored values.
+            name: "train" or "test"; the function's trace has outdated values.
+            only_for_settings: whether to ignore attributes of user classes, with a
+                warning. They may differ between workers, but every worker must trace
+                equally often.
         """
         outdated = self.traces[name].outdated
         if not only_for_settings or any(value.is_setting for value in outdated):
@@ -454,16 +469,17 @@ class Attributes:
     def _put(
         self, wanted: Mapping[Any, TrackedAttribute]
     ) -> dict[Any, TrackedAttribute]:
-        """Sets values by key, and no other values; returns the replaced values."""
+        """Sets the given values; returns the replaced values, by key."""
         replaced = {}
-        for key, value in self._look().items() if wanted else ():  # models come first
+        # A model comes before its layers.
+        for key, value in self._look().items() if wanted else ():
             (path, name), owner = value.name, value.location.owner
             if key in wanted and wanted[key].encoded.digest != value.encoded.digest:
                 replaced[key] = value
                 self._set(owner, name, wanted[key], path)
             elif value.is_setting and (
                 getattr(owner, value.location.key) is not value.location.value
-            ):  # setting `trainable` of a model also sets its layers' attribute
+            ):  # undo a side effect: `trainable` of a model also sets its layers
                 setattr(owner, name, value.location.value)
         return replaced
 
@@ -477,7 +493,7 @@ class Attributes:
             self.lose(f"the change of {name!r} of {path}", why + _KEEP)
 
     def _look(self) -> Mapping[Any, TrackedAttribute]:
-        """Returns the current values by keys that stay equal when a model is built."""
+        """Returns the current values by key; building a model changes no key."""
         if self._reached is not None and self._reached.is_unchanged():
             changing = {key: self._looked[key].taken_again() for key in self._changing}
             self._looked = {**self._looked, **changing}
@@ -487,7 +503,8 @@ class Attributes:
             self._changing = [
                 key
                 for key, each in looked.items()
-                # A value that cannot be restored has a digest of its repr.
+                # A value with a problem counts, too: the digest includes the repr of
+                # the value.
                 if (each.problem is not None and _may_change(each.location.value))
                 or any(map(_may_change, _leaves(each.location.value)))
             ]
@@ -497,14 +514,16 @@ class Attributes:
     def _look_through(
         self, reached: object_graph.Reached
     ) -> dict[Any, TrackedAttribute]:
-        """Returns the values of every object in the model.
+        """Traverses the model, and returns all values by key.
 
         Args:
-            reached: receives the objects in the model.
+            reached: records the traversed objects, so that later changes can be
+                detected.
         """
         looked: dict[Any, TrackedAttribute] = {}
         paths: dict[int, str] = {}
-        dealt_with: set[int] = set()  # containers saved as a whole, or not of the user
+        # Containers that are saved as a whole, or do not belong to the user.
+        dealt_with: set[int] = set()
         for location in object_graph.walk(self._roots, _enters, reached=reached):
             owner, value = location.owner, location.value
             paths.setdefault(id(value), location.path)
@@ -516,7 +535,8 @@ class Attributes:
                 is_users = owner is not None and isinstance(location.key, str | int)
             is_users = is_users and id(owner) not in dealt_with
             setting = None
-            # A layer may convert a setting to a tensor when the layer is built.
+            # Skip tensors: a layer may convert a setting to a tensor when the layer is
+            # built.
             if is_attribute and not is_users and not isinstance(value, tf.Tensor):
                 setting = _setting(kind, location.key)
             is_container = object_graph.is_container(value)
@@ -541,7 +561,7 @@ class Attributes:
                 )
                 looked[key] = _taken(location, path, None)
                 continue
-            # The layer may be made after the beginning of the fit.
+            # First seen now: the layer may have been made during the fit.
             key = id(owner), location.key
             found = self._settings.get(key)
             is_seen = found is not None and found.location.value is value
@@ -578,14 +598,14 @@ def _enters(kind: type) -> bool:
 
 @functools.cache
 def _is_users(kind: type, key: str) -> bool:
-    """Whether an attribute is the user's, and not set by Keras or TensorFlow."""
+    """Whether an attribute was defined by the user, not by Keras or TensorFlow."""
     is_hidden = not object_graph.is_user_code(kind) and key.startswith("_")
     return not is_hidden and not object_graph.is_set_by_library(kind, key)
 
 
 @functools.cache
 def _setting(kind: type, key: str) -> str | None:
-    """Returns the name by which a library's setting is set; None for a non-setting."""
+    """Returns the attribute by which to set a setting; None if it is no setting."""
     if not hasattr(kind, "get_config"):
         return None
     names, public = _arguments(kind), key.removeprefix("_")
@@ -597,9 +617,9 @@ def _setting(kind: type, key: str) -> str | None:
 
 @functools.cache
 def _arguments(kind: type) -> frozenset[str]:
-    """Returns the constructor arguments of a class's library bases.
+    """Returns the names of the constructor arguments of a class.
 
-    The class itself is included if it is a library's class.
+    Includes the base classes, and excludes constructors written by the user.
     """
     kinds = (each for each in kind.__mro__ if not object_graph.is_user_code(each))
     makers = (vars(each).get("__init__") for each in kinds)
@@ -609,7 +629,7 @@ def _arguments(kind: type) -> frozenset[str]:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether the contents of a value may change in the same object."""
+    """Whether a value is mutable, or contains mutable values."""
     if isinstance(value, tuple | frozenset):
         return any(map(_may_change, value))
     is_scalar = isinstance(value, np.generic) and not isinstance(value, np.void)
@@ -661,10 +681,10 @@ def _taken(
 
 
 def _bare(value: Any) -> Any:
-    """Returns a container without the wrappers of TensorFlow or Keras.
+    """Returns a container as plain Python, without wrappers of TensorFlow or Keras.
 
     Raises:
-        SaveError: the container has a type that a restore would change, such as
+        SaveError: a restore would not give the container the same type, such as
             Counter.
     """
     if object_graph.is_container(value):

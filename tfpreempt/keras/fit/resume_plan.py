@@ -1,10 +1,10 @@
-"""Plans how a fit begins, given the checkpoint and the earlier fits.
+"""Decides how a fit begins, from the checkpoint and the fits before.
 
-A program that calls `fit` twice and is interrupted in the second fit restarts from its
-first line. The first call must then train nothing, and the second call must resume. So
-the completed fits of this process are counted, for each checkpoint directory. A program
-may also skip fits that are known to be complete: then the facts in `made_of` identify
-the fit among the fits of the checkpoint.
+A program may call `fit` twice. If the program is interrupted in the second fit, it
+restarts from its first line. The first call must then train nothing, and the second
+call must resume. So the module counts the completed fits of this process for each
+checkpoint directory. A restarted program may also skip fits that it knows to be
+complete. Then the count is too low, and the facts in `made_of` show which fit this is.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from tfpreempt.keras.fit.phases import FitPhase
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
-    """The plan of a fit.
+    """How a fit begins, and what the fits before have returned.
 
     Attributes:
-        number: number of the fit in the program, from 1.
+        number: number of the fit, from 1, among the fits with this checkpoint
+            directory.
         beginning: first phase of the fit.
         histories: histories of the fits before this fit.
-        note: message for the log; empty for no message.
+        note: warning for the log; empty if there is none.
     """
 
     number: int
@@ -41,7 +42,7 @@ class ResumePlan:
 def make_plan(
     saved: Progress, before: list[Any], epochs: int, now: Mapping[str, Any]
 ) -> ResumePlan:
-    """Returns the plan of a fit.
+    """Decides how a fit begins.
 
     Args:
         saved: progress in the checkpoint.
@@ -50,8 +51,8 @@ def make_plan(
         now: facts about the current fit, as of `made_of`.
 
     Raises:
-        CheckpointMismatchError: the checkpoint contains later fits of the program, and
-            the current fit matches no fit with a possible number.
+        CheckpointMismatchError: the checkpoint is of a later fit of the program, and
+            the facts about the current fit match none of the fits up to that fit.
     """
     number, note = len(before) + 1, ""
     if number < saved.fit:
@@ -95,11 +96,11 @@ def make_plan(
 
 
 def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
-    """Returns the number of a fit if the checkpoint contains later fits.
+    """Returns the number of the current fit, if the checkpoint is of a later fit.
 
     Args:
         saved: progress in the checkpoint.
-        number: number of the fit, if the program has skipped no fit before.
+        number: number of the current fit, if the program has not skipped a fit.
         now: facts about the current fit, as of `made_of`.
     """
     each = [*(past.get("made_of", {}) for past in saved.histories), saved.made_of]
@@ -123,11 +124,12 @@ def _find(saved: Progress, number: int, now: Mapping[str, Any]) -> int:
 
 @dataclasses.dataclass(slots=True)
 class Past:
-    """The earlier fits of this process with a checkpoint directory.
+    """The fits of this process that have used a checkpoint directory so far.
 
     Attributes:
         histories: histories of the completed fits, oldest first.
-        is_refused: whether a fit of this process was refused because of its data.
+        is_refused: whether a fit raised an error, because its data differ from those of
+            the checkpoint.
     """
 
     histories: list[Any] = dataclasses.field(default_factory=list)
@@ -139,7 +141,7 @@ PASTS: dict[str, Past] = {}
 
 
 def past_of(directory: str) -> Past:
-    """Returns the earlier fits of this process with a checkpoint directory."""
+    """Returns the fits of this process so far that have used a checkpoint directory."""
     return PASTS.setdefault(os.path.realpath(directory), Past())
 
 
@@ -161,7 +163,7 @@ def add(past: Past, history: Any, made: ResumePlan, made_of: Mapping[str, Any]) 
 def plain(value: Any) -> Any:
     """Converts a log value to a number, array, text, or a dict or list of such values.
 
-    A value of any other type becomes None: a commit is worth more than a log.
+    A value of any other type becomes None: it must not make a commit fail.
     """
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}

@@ -1,7 +1,8 @@
 """`model.fit` of tf_keras 2.x.
 
-`fit` makes a `DataHandler`, which begins an epoch at `_initial_step`. `fit` calls the
-model's `_maybe_load_initial_counters_from_ckpt` to get the first epoch and step.
+`fit` makes a `DataHandler`, which begins an epoch at `_initial_step`. To get the first
+epoch and the first step, `fit` calls `_maybe_load_initial_counters_from_ckpt` of the
+model, which a resumed fit replaces.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TfKerasFit(Fit):
         self.loop = names["data_handler"]
         self.adapter = self.loop._adapter
         self.keeps_iterator = not self.adapter.should_recreate_iterator()
-        # Otherwise tf_keras makes an iterator and discards the iterator.
+        # 2: before the first epoch tf_keras makes an iterator that it does not use.
         self.first_iterator = 1 if self.keeps_iterator else 2
         self.sequence: SequenceData | None = None
         if (sequence := getattr(self.adapter, "_keras_sequence", None)) is not None:
@@ -67,7 +68,8 @@ class TfKerasFit(Fit):
     def _read_steps_per_execution(self) -> None:
         """Reads the number of batches of a full step, before an epoch's first step.
 
-        tf_keras changes the variable to run a shorter last step of an epoch.
+        Later the variable may have a smaller value: tf_keras changes it for a shorter
+        last step.
         """
         self.steps_per_execution = int(self.loop._steps_per_execution.numpy())
 
@@ -88,31 +90,32 @@ class TfKerasFit(Fit):
     def array_way(self) -> str | None:
         if type(self.adapter).__name__ not in _ARRAYS:
             return None
-        # The same iterator serves every epoch, and draws the epoch's order by an op
-        # whose state cannot be saved. With a seed, a new iterator draws the same orders
-        # again.
+        # One iterator is used for all epochs, and draws their orders by an op; the
+        # state of the op cannot be saved. But with a seed, a new iterator draws the
+        # same orders again.
         shuffle = getattr(self.adapter, "_shuffle", False)
         if not shuffle or not is_seeded():
             return "iterator"
         return "replay" if shuffle == "batch" else "index"
 
     def _own_loader(self, given: Any) -> Loader | None:
-        """Returns the loader for an iterator with a position, which serves every epoch.
+        """Returns a Loader if the data are an iterator with a position for all epochs.
 
         Args:
             given: the training data passed to `fit`.
 
         Returns:
-            The loader; None if the position of the iterator cannot be read.
+            The Loader; None if the position of the data cannot be tracked.
         """
         is_iterator = type(self.adapter).__name__ == "GeneratorDataAdapter"
         if not is_iterator or accessor_of(given) is None:
             return None
-        # `iter` may have restarted the data, but does so only here.
+        # `given` may begin again at each `iter`; then it is not one iterator for all
+        # epochs.
         if iter(given) is not given:
             return None
         if self.arguments["workers"] > 1 or self.arguments["use_multiprocessing"]:
-            return None  # tf_keras' readers are ahead by an unknown number of batches
+            return None  # unknown position: tf_keras' readers read ahead
         return Loader(
             open=lambda: given,
             taken=self._peeked,
@@ -120,12 +123,12 @@ class TfKerasFit(Fit):
         )
 
     def _peeked(self) -> list[Any]:
-        """Returns the batch that tf_keras took to learn the structure of batches."""
+        """Returns the batch that tf_keras has read to find the structure of batches."""
         dataset = self.adapter.get_dataset()
-        while type(dataset).__name__ == "_PrefetchDataset":  # would read ahead
+        while type(dataset).__name__ == "_PrefetchDataset":  # would read more
             (dataset,) = dataset._inputs()
         options = tf.data.Options()
-        options.autotune.enabled = False  # would read ahead, too
+        options.autotune.enabled = False  # would add prefetching again
         options.experimental_optimization.inject_prefetch = False
         return [next(iter(dataset.with_options(options)))]
 
@@ -190,7 +193,8 @@ class TfKerasFit(Fit):
                 use_multiprocessing=has_processes,
                 shuffle=shuffles,
             )
-            self.adapter._enqueuer = readers  # so that the adapter stops the readers
+            # The adapter stops these readers at the end.
+            self.adapter._enqueuer = readers
             readers.start(names["workers"], names["max_queue_size"])
             yield from map(self.adapter._standardize_batch, readers.get())
 
@@ -209,8 +213,9 @@ class TfKerasFit(Fit):
     def _keep_generators(self) -> None:
         """Makes random layers draw from generators whose state can be saved.
 
-        By default dropout draws from ops that have their state in kernels. Layers with
-        an already traced step are not changed; then the handler names the layers.
+        By default dropout uses ops with a hidden state, which cannot be saved. If the
+        train function is already traced, the layers cannot be changed; a warning
+        elsewhere names them.
         """
         layers = [
             layer
@@ -269,11 +274,11 @@ class TfKerasFit(Fit):
 
 
 def _one_pass_readers(*arguments: Any, **keywords: Any) -> Any:
-    """Returns tf_keras' threads or processes that read a Sequence, for one epoch.
+    """Returns tf_keras' readers (threads or processes) of a Sequence, for one epoch.
 
-    The original readers begin another pass a tenth of a second after the last batch was
-    taken, unless stopped by then. That pass calls `on_epoch_end` again and draws
-    another order. So the order of the next epoch would depend on the duration of the
+    The original readers begin another pass if they are not stopped within 0.1 s after
+    the last batch was taken. The additional pass calls `on_epoch_end` and draws a new
+    order, so the order of the next epoch would depend on the duration of the
     validation.
     """
     from tf_keras.utils import OrderedEnqueuer

@@ -1,7 +1,7 @@
-"""The train and test functions of a model while a fit runs, and their traces.
+"""Replaces the train and test functions of a model during a fit, to control tracing.
 
-A traced function uses the Python values of the moment of its trace, so each call that
-may trace is made by `TracedFunctions.call`; see `python_attributes.py`.
+A traced function keeps using the Python values from the time of the trace. So
+`TracedFunctions.call` makes every call that may trace; see `python_attributes.py`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ _MAKERS = ("compile", "make_train_function", "make_test_function")
 
 
 class TracedFunctions:
-    """Replaces the train and test functions of a model until `close`. Main thread.
+    """Replaces the train and test functions of a model, until `close`.
+
+    Use it on the main thread only.
 
     Args:
         fit: the fit.
-        steps: the replacement of the train function.
-        attributes: the Python values of the model.
+        steps: the replacement for the train function.
+        attributes: the Python attributes of the model.
 
     Attributes:
         train: calls Keras' own train function with an iterator.
@@ -41,7 +43,7 @@ class TracedFunctions:
         self._attributes = attributes
         self.train = functools.partial(self.call, "train")
         self._ours = {"train": steps, "test": functools.partial(self.call, "test")}
-        self._inner: dict[str, Any] = dict.fromkeys(self._ours)  # Keras' own
+        self._inner: dict[str, Any] = dict.fromkeys(self._ours)  # made by Keras
         for name in self._ours:
             self.take_over(name)
         for method in _MAKERS:
@@ -57,15 +59,14 @@ class TracedFunctions:
                 setattr(model, f"{name}_function", self._inner[name])
 
     def call(self, name: str, iterator: Any) -> Any:
-        """Calls Keras' own function. The first call traces the function.
+        """Calls the function that Keras made; the first call traces it.
 
         Args:
             name: name of the function, "train" or "test".
             iterator: argument of the function.
         """
         inner, trace = self._inner[name], self._attributes.traces[name]
-        # Keras 3's test_on_batch passes a plain generator, before the spec of its batch
-        # is known.
+        # No spec: test_on_batch of Keras 3 passes a plain generator.
         spec = getattr(iterator, "element_spec", None)
         if spec is not None and spec not in trace.kinds:
             trace.kinds.append(spec)
@@ -77,9 +78,9 @@ class TracedFunctions:
             trace.function = inner
 
     def take_over(self, name: str) -> bool:
-        """Replaces a function that Keras or a callback has made.
+        """Replaces the model's current function, if Keras or a callback has made it.
 
-        To unfreeze layers in training, a callback calls make_train_function().
+        For example, a callback that unfreezes layers calls make_train_function().
 
         Args:
             name: name of the function, "train" or "test".
@@ -93,14 +94,14 @@ class TracedFunctions:
         self._inner[name] = made
         setattr(self._fit.model, f"{name}_function", self._ours[name])
         if name == "train":
-            self._steps.inner, self._steps.stop_at = made, 0  # the next step traces it
+            self._steps.inner, self._steps.stop_at = made, 0  # 0: the next step traces
         return True
 
     def trace_again(self, *, only_for_settings: bool) -> None:
-        """Rebuilds the functions that were traced with values other than restored.
+        """Makes the functions again that were traced with other values than restored.
 
         Args:
-            only_for_settings: whether to rebuild only for changed settings; see
+            only_for_settings: whether only changed settings are a reason; see
                 `Attributes.must_trace_again`.
         """
         model = self._fit.model
@@ -108,7 +109,9 @@ class TracedFunctions:
         for name in self._ours:
             maker = getattr(type(model), f"make_{name}_function")
             if is_eager or object_graph.is_user_module(maker.__module__):
-                self._attributes.forget_trace(name)  # Python may run in every step
+                # The function may run Python in every step, so values of a trace mean
+                # nothing.
+                self._attributes.forget_trace(name)
             elif self._attributes.traces[name].outdated and (
                 self._attributes.must_trace_again(
                     name, only_for_settings=only_for_settings
@@ -118,7 +121,7 @@ class TracedFunctions:
                 self.take_over(name)
 
     def _made_again(self, method: str, result: Any, *args: Any, **options: Any) -> Any:
-        """Handles a new function after a call of a method of `_MAKERS`.
+        """Called after a method of `_MAKERS`, which may have made a new function.
 
         Args:
             method: name of the method, called by Keras or a callback.
@@ -129,7 +132,7 @@ class TracedFunctions:
         Returns:
             The result for the caller of the method.
         """
-        if not is_running(self._fit):  # an error has ended the fit
+        if not is_running(self._fit):  # the fit was ended by an error
             return result
         if method == "compile":
             self._attributes.lose(
@@ -142,7 +145,7 @@ class TracedFunctions:
                 self._attributes.forget_trace(name)
             return result
         name = "test" if method == "make_test_function" else "train"
-        # Keras makes the test function in the first validation, after a restart too.
+        # The first test function is not a change: a restart makes it, too.
         is_first = name == "test" and self._inner[name] is None
         is_again = not is_first or args or any(options.values())
         if self.take_over(name) and is_again:

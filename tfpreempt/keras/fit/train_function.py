@@ -1,4 +1,4 @@
-"""The replacement of `model.train_function`: each call is a step of the run."""
+"""Replaces `model.train_function`, to count the steps of a fit."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ MEASURED = {0: 1, 1: 3}
 
 
 class TrainFunctionWrapper:
-    """Runs the steps of a fit, and counts the batches.
+    """Runs a step at each call, and computes the number of trained batches.
 
-    In the normal case a call only compares numbers and runs the step. Batches are
-    computed from the run's count of steps, so that a step needs no count of its own.
+    Usually a call only compares numbers and runs the step. The number of batches is
+    computed from the run's number of steps, so that no counter is updated in a step.
 
     Args:
         fit: the fit with the train function.
         session: the session of this process.
         run: the run that counts the steps.
-        slow: called instead of a step that needs more than a call of the train
-            function.
+        slow: function that is called instead, if a step needs more than a call of the
+            train function.
 
     Attributes:
         inner: Keras' own train function.
         iterator: iterator of the newest step.
         logs: result of the newest step.
-        stop_at: number of steps at which `slow` is called next.
+        stop_at: number of steps of the run from which on `slow` is called.
         epoch: number of the current epoch.
         size: number of batches of a step; may change between epochs.
-        before_epoch: number of batches taken from the iterator before this epoch.
+        before_epoch: number of batches that earlier epochs have taken from the
+            iterator.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class TrainFunctionWrapper:
         self._gate = session.gate
         self._run = run
         self._slow = slow
-        # Number of batches at which Keras cuts the last step.
+        # Number of batches in an epoch, if the last step may be shorter; else None.
         self._limit: int | None = None
-        # Number of steps, trained batches of the epoch at that step.
+        # (number of steps of the run, number of batches of the epoch trained at that
+        # time).
         self._mark = (0, 0)
         self.before_epoch = 0
 
@@ -62,7 +64,7 @@ class TrainFunctionWrapper:
         return self._slow(iterator)
 
     def run(self, step: Callable[[Any], Any], iterator: Any) -> Any:
-        """Runs a step, after the boundary before the step.
+        """Handles a pending notice at the boundary before the step, and runs the step.
 
         Args:
             step: function that trains, called with the iterator.
@@ -90,7 +92,7 @@ class TrainFunctionWrapper:
 
     @property
     def last(self) -> int:
-        """Returns the number of the first batch of the newest step in this epoch."""
+        """Number of the first batch of this epoch's newest step."""
         runs, batches = self._mark
         return batches + (self._run.steps_made - runs - 1) * self.size
 
@@ -102,7 +104,7 @@ class TrainFunctionWrapper:
         return batches if self._limit is None else min(batches, self._limit)
 
     def epoch_begins(self, epoch: int) -> None:
-        """Sets the counters for an epoch without a trained batch."""
+        """Sets the counters at the beginning of an epoch."""
         fit = self._fit
         self.before_epoch += self.batches
         self.epoch, self.size = epoch, fit.steps_per_execution
@@ -111,12 +113,11 @@ class TrainFunctionWrapper:
         self.stop_at = 0  # the next step checks for due actions
 
     def stands_at(self, taken: int, batches: int | None = None) -> None:
-        """Sets the number of batches taken from the iterator.
+        """Sets the counters after a restart, or for a new iterator.
 
         Args:
             taken: number of batches taken from the iterator.
-            batches: number of trained batches of the epoch; None does not change the
-                number.
+            batches: number of trained batches of the epoch; None: unchanged.
         """
         if batches is not None:
             self._mark = (self._run.steps_made, batches)

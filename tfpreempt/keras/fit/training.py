@@ -1,4 +1,4 @@
-"""A fit under the callback, from `on_train_begin` to `on_train_end`."""
+"""Controls a fit with the callback, from `on_train_begin` to `on_train_end`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ A signal's notice takes milliseconds, and longer on an overloaded machine."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions(CheckpointOptions):
-    """The checked arguments of `PreemptionCallback`; see there."""
+    """The arguments of `PreemptionCallback`, checked; documented in that class."""
 
     checkpoint_dir: str
     save_freq: Literal["epoch"] | int | datetime.timedelta | None
@@ -64,18 +64,18 @@ class FitOptions(CheckpointOptions):
 
 
 class Training:
-    """The work of the callback in a fit. Main thread.
+    """Controls one fit for the PreemptionCallback. Use it on the main thread only.
 
-    Keras' hooks are the events of `phases.TABLE`. The reaction to an event depends on
-    the phase alone.
+    Keras' hooks are the events of the state machine `phases.TABLE`; the reaction to a
+    hook depends on the phase.
 
     Args:
         options: arguments of the callback.
         model: the model that is fitted.
-        callback: our callback, moved behind the other callbacks, so that our hooks run
-            after theirs.
-        files: contents of the callbacks' files before the fit, for a fit that is
-            skipped.
+        callback: the PreemptionCallback. It is moved to the end of the list of
+            callbacks, so that its hooks run last.
+        files: text of the log files before the fit. If the fit is skipped, the text is
+            written back.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Training:
         self._data = TrainingData(self.fit)
         self._is_stop_held = False
         self._saved = Progress()  # progress in the commit
-        self._committed: int | None = None  # the epoch begun at the newest commit
+        # Epoch during which the newest commit was made.
+        self._committed: int | None = None
         self._state = FitState(
             self.fit,
             self._others.callbacks,
@@ -102,10 +103,9 @@ class Training:
         )
         with contextlib.ExitStack() as undo:
             undo.callback(self._state.close)
-            # Join the session, and load the named States. The variables are restored
-            # with the first step: until then Keras makes the variables, and callbacks
-            # begin an epoch and a batch, which may change variables again (a schedule
-            # sets the learning rate).
+            # Join the session, and load the named States. Variables are restored later,
+            # just before the first step. Some do not exist yet, and hooks that run
+            # until then may change variables (a schedule sets the learning rate).
             strategy = self.fit.model.distribute_strategy
             resolver = getattr(strategy, "cluster_resolver", None)
             self.session = find_session(resolver, options.peer_timeout)
@@ -114,11 +114,11 @@ class Training:
                 self._state.checkpoint,
                 resolve_config(options.termination_config),
                 options,
-                # The state of a fit is complete at the callback's hooks only.
+                # Between the hooks of the callback the state of the fit is incomplete.
                 amid="model.fit",
                 is_alive=functools.partial(is_running, self.fit),
             ) as self.run:
-                # With several workers, the arrays may differ between workers.
+                # With several workers, each worker may have other arrays.
                 self._state.has_own_arrays = self.session.cluster.num_workers == 1
                 if self.run.candidate and self.run.candidate.manifest is not None:
                     self.run.source.load_named_states(self.run.candidate)
@@ -127,7 +127,7 @@ class Training:
                 self.session.open(self.run, period)
             undo.callback(training_end.close_unfinished, self.session, self.run)
 
-            # Replace Keras' functions.
+            # Replace functions of Keras.
             self._steps = TrainFunctionWrapper(
                 self.fit, self.session, self.run, self._slow_step
             )
@@ -153,14 +153,15 @@ class Training:
     # --- the beginning ---------------------------------------------------------------
 
     def _begin(self, files: EncodedValue | None) -> None:
-        """Compares the commit with this fit, and lets Keras begin as planned.
+        """Decides how the fit begins, checks the commit, and sets Keras' first epoch.
 
         Args:
-            files: contents of the callbacks' files before the fit.
+            files: text of the log files before the fit.
         """
         now = self._state.made_of(is_built=False)
 
-        # The plan: the commit may be of this fit, or of another fit of the program.
+        # Make the plan: the commit may be of this fit, or of another fit of the
+        # program.
         shared, past = self._state.shared.loaded, resume_plan.past_of(self._directory)
         if self.run.candidate and shared is None:
             raise errors.ConfigurationError(
@@ -189,7 +190,8 @@ class Training:
         if self._phase is FitPhase.SKIP and files is not None:
             callback_state.restore_files(self._others.callbacks, files)
         if self._phase is FitPhase.EXTEND:
-            self._others.silence()  # until the end of the last epoch is restored
+            # Until the state at the end of the last epoch is restored.
+            self._others.silence()
         if self._phase in phases.RESTORING:
             saved = self._saved
             fit_progress.check_same(saved, now, self._directory)
@@ -199,12 +201,12 @@ class Training:
             is_trained = self._phase in (FitPhase.RESTORE, FitPhase.SKIP)
             if self._state.own.part is not None and not is_trained:
                 self._data.check_shares()
-            # None if the commit has no part of this worker.
+            # None if the commit has no values of this worker.
             own = self._state.own.loaded
             value = own["position"].value() if own is not None else None
             position = Position.parse(value)
-            # The last step of a validated epoch counts as trained, although the step is
-            # not run again.
+            # In a commit of a validation, `batch` is the first batch of the last step.
+            # This step was trained, and is not run again.
             is_validated = saved.phase == "validation"
             trained = saved.batch + (self._steps.size if is_validated else 0)
             self._data.prepare(position, trained)
@@ -216,7 +218,7 @@ class Training:
         # Keras' loop.
         if self._phase in (FitPhase.RESTORE, FitPhase.SKIP):
             self.fit.start_at(arguments["epochs"], 0, {})
-            # Keras reads the variables at the end even if no step made the variables.
+            # Make the variables: Keras reads them at the end even without a step.
             iterator = self._data.any_iterator()
             self._state.build(iterator, self._steps.inner, restores=True, trains=False)
         elif self._phase is not FitPhase.START:
@@ -234,7 +236,7 @@ class Training:
             CheckpointMismatchError: the commit is of a complete fit on other data.
         """
         saved, complete = self._saved, self._saved.made_of.get("values")
-        # Another command line, such as --fold 2, may be another fit.
+        # With other arguments, such as --fold 2, the program may train another fit.
         command = "\0".join(sys.argv).encode(errors="surrogateescape")
         arguments, refused = f"{checksum.of_bytes(command):08x}", list[str]()
         start, past = (complete, arguments), resume_plan.past_of(self._directory)
@@ -261,27 +263,28 @@ class Training:
     # --- steps -----------------------------------------------------------------------
 
     def epoch_begins(self, epoch: int) -> None:
-        """Prepares an epoch, in `on_epoch_begin` after the other callbacks."""
+        """Handles `on_epoch_begin`, after the user's callbacks."""
         self.fit.epoch_begins()
         self._functions.take_over("train")
         self._steps.epoch_begins(epoch)
         self._data.tracker.epoch_begins()
 
     def _batch_ends(self, hook: Callable[..., None], batch: int, logs: Any) -> None:
-        """Calls `on_train_batch_end` of the callbacks, and handles a stop of training.
+        """Called instead of the CallbackList's `on_train_batch_end`.
 
-        Keras reads `model.stop_training` after the hook.
+        Calls the hook. A callback may have set `model.stop_training`, which Keras reads
+        afterwards.
         """
         hook(batch, logs)
         if self.fit.model.stop_training or self._is_stop_held:
             self._hold_stop()
 
     def _hold_stop(self) -> None:
-        """Holds back `model.stop_training` while a notice is pending.
+        """Delays the effect of `model.stop_training` while a notice is pending.
 
-        The notice's signal may be the reason why the program stops, and then the next
-        start must not stop. At the next step this process saves and exits; if the
-        process continues after that step, the stop takes effect then.
+        The program may stop because of the notice's signal; then the restarted fit must
+        continue. So the flag is cleared, and this process saves and exits at the next
+        step. If it does not exit, the flag is set again.
         """
         model = self.fit.model
         if self._phase is not FitPhase.TRAINING:
@@ -301,10 +304,10 @@ class Training:
             )
 
     def _slow_step(self, iterator: Any) -> Any:
-        """Runs a step that needs more than a call of the train function."""
+        """Handles a step that needs more than a call of the train function."""
         steps = self._steps
         if not self._data.dataset.number(iterator):
-            # Step of a fit without our callback, or of train_on_batch.
+            # A step of a fit without the PreemptionCallback, or of train_on_batch.
             return steps.inner(iterator)
         if self._phase in phases.REPEATING:  # Keras checks whether the data have ended
             if self._phase is FitPhase.DATA_ENDED:
@@ -324,22 +327,23 @@ class Training:
         return steps.run(self._functions.train, iterator)
 
     def _first_step(self, iterator: Any) -> Any:
-        """Restores the state, and runs the first step unless already trained."""
+        """Restores the state, then runs the first step unless already trained."""
         beginning, steps = self._phase, self._steps
         extends = beginning is FitPhase.EXTEND
         if beginning is FitPhase.START:
             self._data.begins(iterator)
             steps.stands_at(taken=0)
-        # An error is raised now rather than in a save.
+        # Try it now, so that an unsupported callback fails at once, not in a later
+        # save.
         callback_state.capture(self._others.callbacks)
         if beginning is not FitPhase.START or self._plan.number > 1:
-            # A save before the first step must contain the variables of earlier fits,
-            # too.
+            # Make the variables: a save before the first step must contain those of
+            # earlier fits.
             restores = beginning is not FitPhase.START
             self._state.build(iterator, steps.inner, restores=restores)
         if beginning is not FitPhase.START:
             taken = self._data.restore(iterator, extends=extends)
-            # Count the step that is not run again.
+            # A step of a validated epoch counts as trained, and is not run again.
             is_validated = beginning is FitPhase.REVALIDATE
             trained = self._saved.batch + (steps.size if is_validated else 0)
             steps.stands_at(taken, trained)
@@ -347,7 +351,8 @@ class Training:
             if is_validated:
                 return self._repeat_last_step()
             self._restore(extends=extends)
-        if extends:  # repeat hooks undone by the restore, such as a schedule's
+        # Call hooks again whose effect the restore has overwritten, such as a schedule.
+        if extends:
             self.fit.model.reset_metrics()
             self._others.wake("on_epoch_begin", steps.epoch)
             self._others.call("on_train_batch_begin", 0)
@@ -355,11 +360,11 @@ class Training:
         self._save_if_due()
         logs = {} if beginning is FitPhase.START else dict(self._saved.logs)
         if logs:
-            steps.logs = logs  # for a save before the step
+            steps.logs = logs  # a save before this step needs the logs
         try:
             return steps.run(self._functions.train, iterator)
         except END_OF_DATA:
-            # The data may end here if Keras did not know their length.
+            # Without a known length, Keras finds the end of the data only now.
             if not logs or self.fit.ends_epoch_with(logs):
                 raise
             self._phase = phases.after(self._phase, FitEvent.NO_MORE_DATA)
@@ -368,14 +373,15 @@ class Training:
             return logs
 
     def _save_if_due(self) -> None:
-        """Commits if due by `save_freq`, and determines the step of the next check.
+        """Commits if `save_freq` requires it, and sets the step of the next check.
 
-        The session handles a timedelta, because the workers must agree on a step.
+        If `save_freq` is a timedelta, the session handles it, because the workers must
+        agree on a step.
         """
         steps, run, every = self._steps, self.run, self._options.save_freq
         left = NEVER
         if isinstance(every, int):
-            # Number of steps that train at least so many batches.
+            # Number of steps with at least `save_freq` batches.
             each = -(-every // steps.size)
             left = each - run.step % each
             is_due = left == each
@@ -390,16 +396,16 @@ class Training:
     # --- the restart -----------------------------------------------------------------
 
     def _restore(self, *, extends: bool = False) -> None:
-        """Restores the commit; rebuilds functions traced with other settings."""
+        """Restores the commit, and replaces functions traced with other settings."""
         self._state.restore(self.run, self._saved, extends=extends)
         is_one_of_many = self.session.cluster.num_workers > 1
         self._functions.trace_again(only_for_settings=is_one_of_many)
 
     def _repeat_last_step(self) -> Any:
-        """Returns the epoch's logs instead of running the epoch's last step again.
+        """Returns the saved logs of an epoch instead of running its last step again.
 
-        The step was trained before the restart. The remaining state is restored at the
-        point of the capture, in `validation_begins`.
+        The step was trained before the restart. The state is restored in
+        `validation_begins`, the point where it was captured.
         """
         self._others.silence()
         self.fit.model.stop_training = self._saved.stopped
@@ -409,13 +415,14 @@ class Training:
         return self._steps.logs
 
     def _catch_up(self) -> None:
-        """Restores the state deferred by a restart until after the trained step."""
+        """Restores the commit, after the step that was trained before the restart."""
         self.session.start_listening(self.run)
         self._restore()
         self._state.restore_random()
         if self._phase is FitPhase.DATA_ENDED:
-            # Keras finds the end of its data by a step, and the parts of the step
-            # without data run: the optimizer's iterations were incremented.
+            # Repeat the call that finds the end of the data: in the original run, the
+            # call also incremented the optimizer's iterations, which does not need
+            # data.
             with contextlib.suppress(*END_OF_DATA):
                 self._functions.train(self._steps.iterator)
 
@@ -428,7 +435,7 @@ class Training:
             ConfigurationError: the training data are empty.
         """
         self._check_trained(self._steps.epoch)
-        # The commit was made during a validation.
+        # The commit was made during this validation.
         if self._phase is FitPhase.VALIDATION_DUE:
             self._others.wake("on_test_begin")
             self._catch_up()
@@ -451,18 +458,18 @@ class Training:
             self._phase = phases.after(self._phase, FitEvent.VALIDATED)
 
     def _epoch_ends(self, hook: Callable[..., None], epoch: int, logs: Any) -> None:
-        """Calls `on_epoch_end` of the callbacks; the process may save and exit before.
+        """Called instead of the CallbackList's `on_epoch_end`.
 
-        A commit made here or later, because of an error or of a stop under a notice,
-        contains the end of the epoch's training. So the next start repeats the
-        validation and the hook, and a callback that stops training for its own reason
-        stops training again.
+        First handles a pending notice: the process may save and exit. Then calls the
+        hook. A commit made here, or because of an error in the hook, contains the state
+        from before the validation. So the restart repeats the validation and the hook,
+        and a callback that stops training for its own reason stops again.
 
         Raises:
             ConfigurationError: no batch was trained.
         """
         self._check_trained(epoch)
-        if self._phase in phases.REPEATING:  # no validation in this start
+        if self._phase in phases.REPEATING:  # this process has no validation data
             self._catch_up()
             self._others.wake()
         was_stopped = bool(self.fit.model.stop_training)
@@ -482,13 +489,13 @@ class Training:
             elif not self._others.have_ended_at(epoch):
                 self._hold_stop()
         finally:
-            # A moment may use as much memory as the model.
+            # Free the kept state, which may be as large as the model.
             self._epoch_end.moment = None
 
     def epoch_ends(self, logs: Any) -> None:
-        """Handles our callback's `on_epoch_end`, after the other callbacks."""
+        """Handles `on_epoch_end`, after the user's callbacks."""
         self._phase = phases.after(self._phase, FitEvent.EPOCH_END)
-        # A commit of the last step lacks the step's validation.
+        # Save again even if this step was committed: that commit lacks the validation.
         self.run.saved_at = None
         if self.session.cluster.is_chief:
             kept = {
@@ -509,7 +516,7 @@ class Training:
     # --- the end ---------------------------------------------------------------------
 
     def end(self) -> None:
-        """Handles `on_train_end` after the other callbacks: commits the end of the fit.
+        """Handles `on_train_end`, after the user's callbacks: commits the final state.
 
         Every worker takes part in the commit.
         """
@@ -530,7 +537,7 @@ class Training:
             self.abandon()
             take_over()
             raise
-        # Not after an interruption: then the run is still open, and saves the States.
+        # Not reached after a KeyboardInterrupt: the run is still open, and may save.
         self._release()
         made_of = self._state.made_of(is_built=True)
         resume_plan.add(
@@ -539,7 +546,7 @@ class Training:
         take_over()
 
     def abandon(self) -> None:
-        """Closes a fit that an error ended, without saving its unfinished work."""
+        """Closes a fit that an error has ended, without a save."""
         training_end.close_unfinished(self.session, self.run)
         self._release()
 
