@@ -1,10 +1,10 @@
-"""One run at a time for each directory and each mirror.
+"""Leases: only one run at a time uses a checkpoint directory or a mirror.
 
-directory_lease     the lease of a directory on its disk, and the fence of its commits
-lease               takes, waits for, renews and loses a lease
-lease_record        the holder of a lease, and whether the holder's process runs
-lease_timeouts      how long a start waits for the lease of another process
-object_store_lease  the lease of a mirror, in its object store
+directory_lease     the lease of a directory, as files in the directory; its fence
+lease               takes, waits for, renews and releases a lease; notices a loss
+lease_record        the record of a lease's holder; whether the process still runs
+lease_timeouts      how long a new run waits for the lease of another process
+object_store_lease  the lease of a mirror, as objects in its object store
 
 Imported by checkpoint/mirror, checkpoint/restore, handler, states.
 """

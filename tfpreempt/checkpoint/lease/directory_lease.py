@@ -1,4 +1,4 @@
-"""The lease of a directory, on its disk: three operations, each atomic on NFS too.
+"""The lease of a directory, as files on its disk. The operations are atomic on NFS too.
 
 In the checkpoint directory:
 
@@ -6,20 +6,23 @@ In the checkpoint directory:
     .tfpreempt-lease/<token>/renewals   number of renewals, rewritten by the holder
     .tfpreempt-lease.<token>/           a lease about to be taken
 
-**Taking the lease** is one rename of a complete directory, with the holder's record
-inside, to `.tfpreempt-lease`. A file server refuses the rename unless the target is
-missing or an empty directory: of many attempts, one succeeds. **Ending the lease**, by
-its holder or by the process that takes over, is the removal of `<token>/`. No later
-holder has the same token.
+**Taking the lease.** A process creates the complete directory, with the record inside,
+and renames the directory to `.tfpreempt-lease`. A file server refuses the rename unless
+the target is missing or an empty directory, so only one of several processes succeeds.
 
-**The fence.** A file that makes a commit is written in `<token>/` and moved from there
-to its final name. A file whose removal unmakes a commit is moved into `<token>/` first,
-and removed there. Once `<token>/` is removed, both moves fail, in one operation of the
-file system, however long a process was suspended between two lines: there is no gap
-between a check and an action. The directory is removed, not renamed: an NFS client that
-has the directory open could continue to use it under the new name. Nor can bytes of
-another process get to the final name: a temporary file beside the target would be
-shared by every run.
+**Ending the lease**, by its holder or by the process that takes over, is the removal of
+`<token>/`. No later holder has the same token.
+
+**The fence.** A process that lost the lease must not commit, even after the process was
+suspended. A check before each operation would not suffice, since the process may be
+suspended between the check and the operation. So a file that makes a commit is written
+in `<token>/`, and then moved to the final name. A file whose removal unmakes a commit
+is first moved into `<token>/`, and removed there. Once `<token>/` is removed, both
+moves fail: the move is check and operation at once.
+
+The directory is removed, not renamed: an NFS client that has the directory open could
+continue to use the new name. The temporary file is not beside the target, as usual: two
+runs would write to the same temporary file there.
 """
 
 from __future__ import annotations
@@ -52,28 +55,29 @@ from tfpreempt.storage.files import (
 )
 
 _HOLDER, _RENEWALS = "holder", "renewals"
-_UNREADABLE = b"?"  # in place of a record that must not be read
+_UNREADABLE = b"?"  # stands for a record that must not be read
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
-_TRIES = 100  # attempts to remove a directory into which the holder moves files
+_TRIES = 100  # the holder may move files into the directory during the removal
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """Error numbers of a removed lease; ESTALE: another machine removed it from an NFS."""
 
-# Kubernetes nodes: renewal after 10 s, expiry after 40 s.
+# For comparison, leases of Kubernetes nodes: renewal 10 s, expiry 40 s.
 PACE = RenewalIntervals(renewal=5.0, expiry=30.0, poll=0.2)
 
 
 class LeaseFileSystem(Files, Protocol):
-    """The file operations of a lease. Every method raises OSError."""
+    """The file operations needed by a directory's lease. Any method may raise
+    OSError."""
 
     def names(self, path: str) -> list[str]:
         """Returns the names in a directory."""
         ...
 
     def read(self, path: str) -> bytes:
-        """Returns the content of a small file; `_UNREADABLE` for a pipe, a link or a
-        larger file."""
+        """Returns the content of a small file. Returns `_UNREADABLE` for a pipe, a link
+        or a large file."""
         ...
 
 
@@ -85,7 +89,7 @@ class LocalLeaseFileSystem(LocalFiles):
             return os.listdir(folder)
 
     def read(self, path: str) -> bytes:
-        try:  # open() makes an NFS client revalidate its cache
+        try:  # open() makes an NFS client ask the server again
             return contained.read(path, MAX_BYTES, root=self.root)
         except OSError as error:
             is_unsafe = isinstance(error, contained.UnsafeFileError)
@@ -95,7 +99,7 @@ class LocalLeaseFileSystem(LocalFiles):
 
 
 class DirectoryLease:
-    """The lease of one directory; any thread.
+    """The lease of one checkpoint directory. Methods may be called on any thread.
 
     Args:
         directory: path of an existing checkpoint directory.
@@ -111,7 +115,8 @@ class DirectoryLease:
         self._moves = itertools.count()
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease held here by a process; None if the lease is free.
+        """Returns the lease held by a process in the directory. None if the lease is
+        free.
 
         Raises:
             OSError: error of the file system.
@@ -125,8 +130,8 @@ class DirectoryLease:
                     holder=from_json(record, token),
                     renewals=self._read(token, _RENEWALS) or b"",
                 )
-            # The record is empty after a power loss; or the entry is no lease, and not
-            # ours to remove.
+            # A power loss may leave an empty record. Or the entry is not a lease, and
+            # tfpreempt must not remove it.
             leaving = leaving or ObservedLease(token=token, holder=None, renewals=b"")
         return leaving
 
@@ -151,18 +156,18 @@ class DirectoryLease:
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
-            # The rename was refused. Or it succeeded, the network lost the reply, and
-            # the client's retry was refused.
+            # Either the rename was refused; or it succeeded, but the network lost the
+            # reply, and the NFS client's second attempt was refused.
             self.end(holder.token, new)
         return holder.token if self._read(holder.token, _HOLDER) is not None else None
 
     def end(self, token: str, root: str | None = None) -> None:
-        """Ends a lease if the lease still exists: the holder can commit nothing from
-        now on.
+        """Ends a lease, if the lease still exists. The holder can commit nothing from
+        then on.
 
         Args:
             token: token of the lease.
-            root: parent of the lease; by default the parent of a lease in use.
+            root: directory that contains `<token>/`; by default `.tfpreempt-lease`.
 
         Raises:
             OSError: error of the file system.
@@ -172,15 +177,15 @@ class DirectoryLease:
         for _ in range(_TRIES):
             names = self._names(folder)
             try:
-                # The holder's record first: without a record, any process may finish
-                # the removal.
+                # Remove the holder's record first: without a record, any process may
+                # finish an interrupted removal.
                 for name in sorted(names, key=_HOLDER.__ne__):
                     self._disk.remove(os.path.join(folder, name))
                 self._disk.remove_dir(folder)
                 break
             except OSError as error:
                 if error.errno in GONE:
-                    break  # another process was faster; or there was no lease
+                    break  # another process removed the lease; or there was no lease
                 if error.errno not in _IN_USE:
                     raise
         remove_if_empty(self._disk, root)
@@ -189,9 +194,8 @@ class DirectoryLease:
         """Returns whether a lease still exists.
 
         Raises:
-            OSError: the answer is unknown. NFS may miss a file for a moment; or the
-                directory is unmounted or moved for a while, and the present content of
-                the path is no evidence.
+            OSError: unknown. NFS may miss a file for a moment; or the directory was
+                unmounted or moved, so the path leads elsewhere and proves nothing.
         """
         try:
             self._disk.read(os.path.join(self._root, token, _HOLDER))
@@ -204,7 +208,7 @@ class DirectoryLease:
         return False
 
     def renew(self, token: str, count: int) -> None:
-        """Renews a lease.
+        """Renews a lease: writes the number of renewals.
 
         Args:
             token: token of the lease.
@@ -218,14 +222,15 @@ class DirectoryLease:
         self._disk.write(path, [b"%d" % count])
 
     def fenced_path(self, token: str) -> str:
-        """Returns a new path inside a lease, by which a file can be moved to its final
-        name."""
+        """Returns a new path inside the lease's directory. Files are moved to and from
+        their final name through such a path; once the lease has ended, the move fails.
+        """
         return os.path.join(self._root, token, f"move-{next(self._moves)}")
 
     def sweep(self) -> None:
-        """Removes the remains of starts killed while taking the lease.
+        """Removes leftovers of processes killed while taking the lease.
 
-        Errors are ignored: the remains do no harm.
+        Errors are ignored, because the leftovers do no harm.
         """
         begins = layout.LEASE + "."
         with contextlib.suppress(OSError):
@@ -253,18 +258,19 @@ class DirectoryLease:
 
 
 def is_leased_by(directory: str, token: str) -> bool:
-    """Returns whether the lease of a directory has a token; any worker.
+    """Returns whether the lease of a directory has a token. Called by any worker.
 
-    The chief sends its token to the other workers, and every worker looks for the lease
-    in the directory at the worker's own path. A network file system may serve old
-    listings from the cache of a machine. The worker therefore asks for one name, new to
-    every machine, so that the request reaches the server.
+    The chief (worker 0) sends the token to the workers. Every worker looks for the
+    lease at the worker's own path of the directory, to find out whether the chief uses
+    the same directory. A network file system may serve old listings from the cache of a
+    machine. So the worker asks for a single name that is new to every machine, and the
+    request reaches the server.
 
     Args:
         directory: path of the directory on this machine; may be missing.
         token: token of the chief's lease.
     """
-    if os.path.basename(token) != token:  # a peer sent the token
+    if os.path.basename(token) != token:  # do not trust a token sent by another process
         return False
     try:
         return file_reading.is_there(
@@ -275,17 +281,17 @@ def is_leased_by(directory: str, token: str) -> bool:
 
 
 class FencedFiles:
-    """The file operations of a commit, allowed only to the holder of the directory's
-    lease.
+    """The file operations of commits, for the holder of the directory's lease only.
 
     Readers find commits by two files: the marker, and TensorFlow's `checkpoint` file.
-    Both are published through the lease. Deletions outside of the staging of saves go
-    through the lease as well: the process that took over may have a commit of the same
-    name by now. Every other file means nothing without these two files. A save begins
-    by making a directory, and is refused at once without the lease.
+    Both are moved to their final name through the lease (see the module). Without these
+    two files, the files of a commit have no effect. Deletions also go through the
+    lease, except in the staging directory: a process that has taken over may have a
+    commit of the same name by now. A save begins with `make_dirs`, which fails at once
+    if the lease is lost.
 
     Args:
-        files: the unfenced operations.
+        files: the file operations without a fence.
         lease: lease of the directory; the operations raise if the lease is lost.
     """
 
@@ -299,7 +305,8 @@ class FencedFiles:
         self._files.make_dirs(path)
 
     def publish(self, path: str, data: bytes) -> None:
-        """Writes a small file by which readers find commits; durable, all or nothing.
+        """Writes a small file by which readers find commits. The file is durable, and
+        either complete or missing.
 
         Args:
             path: final path of the file.
@@ -338,11 +345,12 @@ class FencedFiles:
 
     @contextlib.contextmanager
     def _moved(self, path: str) -> Iterator[str]:
-        """Moves a file into the lease, where only the holder of the lease can move or
-        delete it.
+        """Returns a context in which a file is inside the lease's directory, where only
+        the holder of the lease can move or delete the file.
 
-        Yields the path to use: the path inside the lease, or `path` if no lease
-        applies.
+        Yields:
+            The path of the file: unchanged if the lease has no directory, or is on a
+            different disk.
         """
         with self._lease.moving() as way:
             try:

@@ -1,13 +1,14 @@
 """Allows one run per directory: the chief holds and renews the directory's lease.
 
-A second start waits for the holder to exit, up to the holder's grace period, the expiry
-time and a margin. The second start takes the lease over at once if the holder provably
-ended, or if the lease has not been renewed for the expiry time. Otherwise the start is
-refused. No two clocks are compared: the waiting process adds up the time between its
-own polls while the holder's counter does not change (`lease_timeouts.py`).
+A second run waits for the holder to exit: at most for the holder's grace period, the
+expiry time and a margin. If the holder has exited for certain, or has not renewed the
+lease for the expiry time, the second run takes over. If the wait times out, the second
+run is refused. No clocks of two machines are compared: the waiting process adds up the
+time between its own polls while the holder's number of renewals does not change
+(`lease_timeouts.py`).
 
-The files of a lease, and the fence against a holder that was only suspended:
-`directory_lease.py`.
+`directory_lease.py` has the files of a lease, and the fence: protection against a
+former holder that was only suspended.
 """
 
 from __future__ import annotations
@@ -41,48 +42,52 @@ from tfpreempt.storage import os_errors
 
 _log = logging.getLogger(__name__)
 
-SAID_EACH = 10.0  # seconds from one log line of a wait to the next
-RELEASE = 2.0  # timeout in seconds of a release, for storage that hangs
+SAID_EACH = 10.0  # seconds between two log lines of a wait
+RELEASE = 2.0  # timeout of a release in seconds, because storage may hang
 
 _held: weakref.WeakValueDictionary[str, Lease] = (
-    weakref.WeakValueDictionary()  # by the token of the holder's record
+    weakref.WeakValueDictionary()  # key: token of the holder's record
 )
 
 
 class LeaseBackend(Protocol):
     """The storage of a lease: a directory, or a mirror in an object store.
 
-    Every method raises OSError or CheckpointError.
+    Methods may raise OSError or CheckpointError.
+
+    Attributes:
+        where: path or URL, for messages.
+        pace: times of the lease.
     """
 
     where: str
     pace: RenewalIntervals
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease held here by some process; None if the lease is free."""
+        """Returns the lease that a process holds here. None if the lease is free."""
         ...
 
     def take(self, holder: LeaseOwner) -> str | None:
-        """Takes the lease if nothing has changed since the last `look`.
+        """Takes the lease, if nothing has changed since the last `read_owner`.
 
         Returns the token of the lease; None if another process was faster.
         """
         ...
 
     def has(self, token: str) -> bool:
-        """Returns whether a lease still exists; raises if the answer is unknown."""
+        """Returns whether a lease still exists. Raises an error if that is unknown."""
         ...
 
     def end(self, token: str) -> None:
-        """Ends a lease: the holder can commit nothing from now on."""
+        """Ends a lease. Its holder can commit nothing from then on."""
         ...
 
     def renew(self, token: str, count: int) -> None:
-        """Renews a lease; raises if the lease was ended."""
+        """Renews a lease. Raises an error if the lease was ended."""
         ...
 
     def sweep(self) -> None:
-        """Removes the remains of killed starts; never raises."""
+        """Removes leftovers of killed processes; never raises."""
         ...
 
 
@@ -91,13 +96,13 @@ def try_acquire(
     here: LeaseOwner,
     why_over: Callable[[ObservedLease], str | None],
 ) -> str | None:
-    """Takes a free lease, or a lease whose holder no longer counts.
+    """Takes a lease that is free, or whose holder no longer counts. Does not wait.
 
     Args:
         backend: storage of the lease.
         here: record of the calling process.
-        why_over: function that returns why a lease can be taken over, for people; None
-            if the lease still counts.
+        why_over: function that returns the reason why a lease may be taken over, as
+            text for people; None if the lease is still valid.
 
     Returns:
         The token of the lease; None if another process holds the lease, or was faster.
@@ -133,11 +138,11 @@ def try_acquire(
 
 @dataclasses.dataclass(eq=False)
 class Lease:
-    """A lease held by this process from `acquire` to `release`, or until garbage
-    collection.
+    """A lease held by the process from `acquire` to `release`, or until the object is
+    garbage collected.
 
-    For the main thread, or the single thread that writes under the lease. A forked
-    child does not hold the lease.
+    A background thread renews the lease. Use the object on the main thread, or on the
+    single thread that writes under the lease. A forked child does not hold the lease.
 
     Args:
         grace_seconds: grace period of this process, in seconds.
@@ -147,7 +152,7 @@ class Lease:
             machine.
 
     Attributes:
-        head: head of the directory or mirror; keeps the commits of two runs apart.
+        head: newest known commit of other runs; keeps the commits of two runs apart.
     """
 
     grace_seconds: float = dataclasses.field(default_factory=lambda: GRACE)
@@ -163,22 +168,23 @@ class Lease:
 
     @property
     def token(self) -> str | None:
-        """The token of the lease; None if this process does not hold the lease."""
+        """The token of the lease. None if this process does not hold the lease."""
         tenure = self._tenure
         is_mine = tenure is not None and tenure.process == os.getpid()
         return tenure.token if tenure is not None and is_mine else None
 
     def acquire(self, where: str | LeaseBackend) -> None:
-        """Takes the lease; waits for the holder to exit, at most as `LeaseWait` says.
+        """Takes the lease; waits for another holder to exit, with the timeout of
+        `LeaseWait`.
 
-        A lease taken before is kept unchanged.
+        Does nothing if the lease was acquired before.
 
         Args:
             where: path of an existing checkpoint directory; or the storage of another
                 kind of lease.
 
         Raises:
-            DirectoryLockedError: the holder runs, and does not exit.
+            DirectoryLockedError: the holder is running, and does not exit.
             SaveError: error of the disk.
             CheckpointError: error of the object store.
         """
@@ -208,7 +214,8 @@ class Lease:
             backend.sweep()
 
     def acquire_if_free(self, directory: str) -> bool:
-        """Takes the lease unless another process or another `Lease` holds the lease.
+        """Takes the lease of a directory without waiting, unless another process or
+        another `Lease` holds the lease.
 
         Args:
             directory: path of an existing checkpoint directory.
@@ -228,7 +235,12 @@ class Lease:
             return self._try(backend, here, LeaseWait(here, backend.pace))
 
     def on_loss(self, call: Callable[[str], None]) -> None:
-        """Registers a function to be called with the reason when the lease is lost."""
+        """Registers a function to be called when the lease is lost; calls the function
+        at once if the lease is already lost.
+
+        Args:
+            call: function that receives the reason.
+        """
         with self._telling:
             self._on_loss = call
             lost = self._lost
@@ -236,7 +248,7 @@ class Lease:
             call(lost)
 
     def check(self) -> None:
-        """Raises if the lease is lost; takes a released lease again.
+        """Checks that the process holds the lease. A released lease is taken again.
 
         Raises:
             LeaseLostError: the lease is lost.
@@ -250,12 +262,13 @@ class Lease:
             if not self._try(self._backend, here, LeaseWait(here, self._backend.pace)):
                 self._lose()
         elif tenure is not None and tenure.is_lost() and self._tenure is tenure:
-            self._lose()  # and no other thread released the lease meanwhile
+            self._lose()  # `is`: another thread may have released the lease meanwhile
         if self._lost:
             raise errors.LeaseLostError(self._lost)
 
     def lose_to_another_run(self) -> NoReturn:
-        """Loses the lease for good: another run held it meanwhile, and committed.
+        """Marks the lease as lost for good: another run has held the lease meanwhile,
+        and committed.
 
         Raises:
             LeaseLostError: always.
@@ -265,7 +278,12 @@ class Lease:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[str | None]:
-        """Yields a path by which to move a file; None for storage without such paths.
+        """Returns a context for moving a file into or out of the directory of the
+        lease.
+
+        Yields:
+            A path in the directory of the lease; None if the lease is not in a
+            directory.
 
         Raises:
             LeaseLostError: the lease is lost.
@@ -277,7 +295,7 @@ class Lease:
             return
         if self.token is None:
             self.check()
-        token = self.token  # read once: the renewing thread may lose it now
+        token = self.token  # read only once: the renewing thread may set it to None
         if token is None:
             raise errors.LeaseLostError(self._lost)
         try:
@@ -288,8 +306,8 @@ class Lease:
             raise
 
     def release(self) -> None:
-        """Releases the lease for other processes; the next save here takes the lease
-        again."""
+        """Releases the lease for other processes. The next save of this process takes
+        the lease again."""
         tenure, self._tenure = self._tenure, None
         if tenure is None:
             return
@@ -301,11 +319,11 @@ class Lease:
                 "expires",
                 tenure.backend.where,
             )
-        except RuntimeError:  # the interpreter exits, and starts no more threads
+        except RuntimeError:  # the interpreter is exiting, and starts no more threads
             tenure.end()
 
     def _try(self, backend: LeaseBackend, here: LeaseOwner, wait: LeaseWait) -> bool:
-        """Takes the lease if possible; returns whether the lease was taken."""
+        """Tries to take the lease. Returns whether the lease was taken."""
 
         def why_over(found: ObservedLease) -> str | None:
             if mine := _of_this_process(found):
@@ -316,7 +334,8 @@ class Lease:
         token = try_acquire(backend, here, why_over)
         if token is None:
             return False
-        # Set before the thread starts: the thread may lose the lease at once.
+        # Set the attributes before the thread starts: the thread may find at once that
+        # the lease is lost.
         self._backend = backend
         self._tenure = _ActiveLease(backend, token, self)
         self._tenure.start()
@@ -324,7 +343,8 @@ class Lease:
         return True
 
     def _lose(self, why: str = "") -> None:
-        """Marks the lease as lost, once and for good; any thread."""
+        """Marks the lease as lost, for good; calls the function of `on_loss`. Does
+        nothing if the lease is already lost. Called on any thread."""
         assert self._backend is not None
         tenure = self._tenure
         is_forked = tenure is not None and tenure.process != os.getpid()
@@ -353,10 +373,10 @@ class Lease:
 
 
 def release_all() -> None:
-    """Releases every lease of this process, which is about to exit without cleanup.
+    """Releases the leases of a process about to exit without cleanup.
 
-    The next start then need not wait for the leases to expire. On other paths the owner
-    of a `Lease` releases the lease, or Python's finalizers do at exit.
+    The next run then need not wait for the leases to expire. In an ordinary exit, the
+    owner of a `Lease` calls `release`, or Python's finalizers do.
     """
     for found in _held.valuerefs():  # a copy: a thread may take a lease meanwhile
         if (lease := found()) is not None:
@@ -364,19 +384,20 @@ def release_all() -> None:
 
 
 class _ActiveLease(ManagedThread):
-    """A lease between its taking and its end; a thread renews the lease.
+    """A lease while the process holds it, and the thread for renewals.
 
     Args:
         backend: storage of the lease.
         token: token of the lease.
-        owner: the `Lease` to inform of a loss; held weakly. Its garbage collection ends
-            the lease.
+        owner: the `Lease` to inform of a loss. A weak reference; garbage collection of
+            the owner ends the lease.
 
     Attributes:
-        end: ends the lease, once; never raises.
+        end: function that ends the lease, once; never raises.
         backend: storage of the lease.
         token: token of the lease.
-        process: id of the process that took the lease; a forked child does not hold it.
+        process: id of the process that took the lease; a forked child does not hold the
+            lease.
     """
 
     def __init__(
@@ -413,8 +434,7 @@ class _ActiveLease(ManagedThread):
                     )
 
     def is_lost(self) -> bool:
-        """Returns whether the lease was ended; False while the storage gives no
-        answer."""
+        """Returns whether the lease was ended. False if the storage does not answer."""
         try:
             return not self.backend.has(self.token)
         except (OSError, errors.CheckpointError):
@@ -437,8 +457,8 @@ class _ActiveLease(ManagedThread):
 
 @dataclasses.dataclass
 class _PollTimer:
-    """Pauses between polls, and returns the seconds since the last poll of the
-    lease."""
+    """Waits between two polls of a lease. A call returns the seconds since the last
+    poll."""
 
     last: float = dataclasses.field(default_factory=lambda: time.monotonic())
 
@@ -449,10 +469,11 @@ class _PollTimer:
 
 
 def _of_this_process(found: ObservedLease) -> Lease | None:
-    """Returns the lease of the found record, if this process holds that lease; else
-    None.
+    """Returns the `Lease` with the found record; None if the record belongs to another
+    process.
 
-    The path may differ: two names can lead to one directory.
+    The record is compared, not the path, because two paths can lead to the same
+    directory.
     """
     if found.holder is None or found.holder.pid != os.getpid():
         return None

@@ -1,5 +1,4 @@
-"""The record of a lease holder, by which other processes decide whether the holder
-runs."""
+"""The record of a lease's holder, used to decide whether the holder still runs."""
 
 from __future__ import annotations
 
@@ -20,22 +19,21 @@ _TIME_NAMESPACE = "/proc/self/ns/time"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOwner:
-    """A process, as described by the record of its lease.
+    """The process that holds a lease, as described by the record of the lease.
 
     Attributes:
-        token: unique token of the lease. In a directory, the fencing token; in an
-            object store, the number of the record has that purpose.
-        pid: process id in the pid namespace of the process.
-        started: clock ticks from the boot to the start of the process, as shown by
+        token: unique token of the lease. In a directory this token is also the fencing
+            token; in an object store the record's number is.
+        pid: process id, in the pid namespace of the process.
+        started: start time of the process in clock ticks since the boot, as shown by
             /proc in the process's time namespace. Pid and start time identify a process
             within one boot. 0 if /proc is missing or belongs to another pid namespace.
         host: name of the machine or container, for people.
         boot: id of the machine's boot, equal in every container of the machine.
         namespace: the pid namespace; "" if /proc does not show the namespace.
-        grace_seconds: grace period in seconds: the time needed for an exit after a
-            notice.
+        grace_seconds: grace period in seconds: the time for an exit after a notice.
         since: time of the record in seconds since the epoch, for people.
-        program: name of the program, for people; without arguments, which may hold
+        program: name of the program, for people; without arguments, which may contain
             secrets.
         time_namespace: the time namespace of `started`; "" on a kernel without time
             namespaces.
@@ -57,11 +55,11 @@ class LeaseOwner:
         return f"process {self.pid} on {self.host} ({self.program}), since {since}"
 
     def is_dead(self, here: LeaseOwner) -> bool:
-        """Returns whether the process provably ended; only for the same boot and pid
-        namespace.
+        """Returns whether the process has exited for certain. Only known within the
+        same boot and pid namespace.
 
-        Another boot proves nothing: copied machines and containers have the same name
-        and machine id, and both may run.
+        A different boot proves nothing: copied machines and containers have the same
+        name and machine id, and both may be running.
 
         Args:
             here: the asking process.
@@ -70,13 +68,14 @@ class LeaseOwner:
         if "" in where or where != (here.boot, here.namespace):
             return False
         if self.pid == here.pid:
-            # The record's pid is this process's own, now or before an exec.
+            # This process has the pid now: the holder has exited, or was this process
+            # before an exec.
             return True
         return not self._is_running(here)
 
     def _is_running(self, here: LeaseOwner) -> bool:
-        """Returns whether the process still runs; another process may have its pid by
-        now."""
+        """Returns whether the process still runs, and its pid does not belong to a new
+        process."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -101,7 +100,7 @@ class LeaseOwner:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedLease:
-    """A lease as a poll found it.
+    """A lease as found by a poll.
 
     Attributes:
         token: token of the lease.
@@ -116,7 +115,7 @@ class ObservedLease:
 
 
 def this_process(grace_seconds: float) -> LeaseOwner:
-    """Returns a record of this process, with a new token.
+    """Returns a record of this process, with a new token for a lease.
 
     Args:
         grace_seconds: grace period of this process, in seconds.
@@ -142,15 +141,15 @@ def this_process(grace_seconds: float) -> LeaseOwner:
 
 
 def from_json(data: bytes, token: str) -> LeaseOwner:
-    """Reads a record written by `to_json`.
+    """Returns the holder described by a record of `to_json`.
 
     Args:
-        data: content of a file written by any process.
+        data: content of a file, which any process may have written.
         token: token of the holder if the record cannot be read.
 
     Returns:
-        The holder. For other content, a holder without any information, which never
-        counts as terminated.
+        The holder. If the content is not a record, a holder without any information,
+        which is never regarded as exited.
     """
     try:
         found = json.loads(data[:MAX_BYTES])
@@ -163,7 +162,7 @@ def from_json(data: bytes, token: str) -> LeaseOwner:
                 kinds[str(field.type)],  # type: ignore[arg-type]
             ):
                 raise TypeError(field.name)
-        str(holder)  # raises if `since` is not a valid time
+        str(holder)  # raises an error if `since` is not a valid time
         if 0 < holder.pid <= _MAX_PID:
             return holder
     except (ValueError, TypeError, OverflowError, OSError, RecursionError):
@@ -182,11 +181,10 @@ def from_json(data: bytes, token: str) -> LeaseOwner:
 
 
 def _started(pid: int) -> int | None:
-    """Returns the start time of a process in clock ticks; None if the process is a
-    zombie.
+    """Returns the start time of a process in clock ticks; None for a zombie.
 
     Raises:
-        OSError: no such process, or the process is hidden.
+        OSError: there is no such process, or /proc hides the process.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -1,4 +1,4 @@
-"""Decides how long a start waits for the lease of another process: no clock, no I/O."""
+"""Computes how long a new run waits for a lease of another process; no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import dataclasses
 
 from tfpreempt.checkpoint.lease.lease_record import LeaseOwner, ObservedLease
 
-GRACE = 30.0  # seconds that a holder may need to exit, if unknown
-LONGEST_GRACE = 180.0  # seconds at most: the other workers of this start wait too
-MARGIN = 10.0  # seconds of waiting beyond the grace period and the expiry
-_LOOKS = 5  # at most so many poll periods are counted per poll
+GRACE = 30.0  # seconds; assumed if the holder's grace period is unknown
+# Seconds; a limit, because the other workers of the new run wait too.
+LONGEST_GRACE = 180.0
+MARGIN = 10.0  # seconds added to the grace period and the expiry time
+_LOOKS = 5  # a late poll counts as at most this many poll periods
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RenewalIntervals:
-    """The times of a kind of lease, in seconds.
+    """Times of a lease in seconds; directories and object stores have different times.
 
     Attributes:
-        renewal: period of the holder's renewals.
+        renewal: time between two renewals by the holder.
         expiry: time without a renewal after which the lease has expired.
-        poll: pause of a waiting process between two polls of the lease.
+        poll: time between two polls of the lease by a waiting process.
     """
 
     renewal: float
@@ -29,13 +30,13 @@ class RenewalIntervals:
 
 @dataclasses.dataclass
 class LeaseWait:
-    """The wait of one start for one lease.
+    """Decides when a new run may take over a lease, and when it gives up waiting.
 
     Attributes:
         here: the waiting process.
         pace: times of the lease.
         holder: holder of the lease; None before the first poll.
-        grace: grace period of the holder in seconds: the time needed for an exit.
+        grace: grace period of the holder in seconds: the time for an exit.
         waited: duration of the wait so far, in seconds.
     """
 
@@ -53,13 +54,13 @@ class LeaseWait:
         return self.grace + self.pace.expiry + MARGIN
 
     def passed(self, seconds: float) -> None:
-        """Adds the time between two polls of the lease to the wait.
+        """Adds the time since the last poll to the wait.
 
-        A long pause of this process or its machine says nothing about the holder, so a
-        pause counts as five poll periods at most.
+        After a long pause of this process or its machine, the time says nothing about
+        the holder. So at most five poll periods are counted.
 
         Args:
-            seconds: time from the last poll to the next.
+            seconds: time since the last poll.
         """
         poll = self.pace.poll
         seconds = min(max(seconds, poll), _LOOKS * poll)
@@ -67,8 +68,12 @@ class LeaseWait:
         self._silent += seconds
 
     def expiry_reason(self, found: ObservedLease) -> str | None:
-        """Returns why a lease can be taken over, for people; None if the lease still
-        counts."""
+        """Decides whether a lease may be taken over. Returns the reason as text for
+        people; None if the lease is still valid.
+
+        Args:
+            found: the lease as found by this poll.
+        """
         if self._last != (found.token, found.renewals):
             self._last, self._silent = (found.token, found.renewals), 0.0
         self.holder = found.holder
@@ -79,12 +84,12 @@ class LeaseWait:
         if self._silent >= self.pace.expiry:
             return f"which did not renew the lease for {self._silent:.0f} s"
         grace = found.holder.grace_seconds
-        is_one = 0.0 <= grace <= LONGEST_GRACE  # and a number
+        is_one = 0.0 <= grace <= LONGEST_GRACE  # False for NaN too
         self.grace = grace if is_one else LONGEST_GRACE
         return None
 
     @property
     def is_over(self) -> bool:
-        """Whether the wait has timed out: by now a holder would have exited or
-        expired."""
+        """Whether the wait has timed out: a holder that was asked to exit would have
+        exited by now, or its lease would have expired."""
         return self.waited >= self.limit

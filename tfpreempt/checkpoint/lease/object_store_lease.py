@@ -1,29 +1,35 @@
-"""The lease of a mirror in an object store, by names created only once.
+"""The lease of a mirror, as objects in its object store; every lease has a new number.
 
-    lease/<n>           record of the n-th holder, put if absent; the highest n holds it
-    lease/<n>.renewals  number of renewals; the holder alone rewrites this object
-    lease/<n>.marking   the folder about to be marked as a commit by the holder
-    lease/<n>.over      the holder has ended; any process may write this name
+    lease/<n>           record of the n-th holder, created only if absent; the process
+                        with the highest n holds the lease
+    lease/<n>.renewals  number of renewals; only the holder rewrites this object
+    lease/<n>.marking   folder of a commit that the holder is about to complete
+    lease/<n>.over      the lease has ended; any process may create this object
 
-**Taking the lease** is the creation of the next number: of many attempts, one succeeds.
-Numbers are not used again, because the highest number stays when its holder exits. A
-lifecycle rule of the bucket may delete the record of a long run as an old object. The
-young `.renewals` then replaces the record, and only a higher number or an `.over` ends
-the lease.
+**Taking the lease** is the creation of the next number; only one of several processes
+succeeds. Numbers are not used again, because the highest number stays when its holder
+exits. A lifecycle rule of the bucket may delete the record of a long run, because the
+object is old. The younger `.renewals` then stands for the record. Only a higher number
+or an `.over` ends the lease.
 
-**The fence.** An object store cannot make an operation fail for a process without the
-lease. So a holder writes the name of the folder to mark, checks that the lease is still
-held, and puts the marker. A process that takes over creates the next number, reads the
-name written by the earlier holder, puts that marker itself, and only then looks for
-commits. There are two cases. The old holder sees the new number, and stops. Or the old
-holder had written the name before the new number was created, and finds the marker in
-place when it wakes. A name written later by the old holder is ignored by a third
-holder, provided that the second holder has renewed the lease or written a name. No
-commit therefore appears without the knowledge of the current holder.
+**The fence.** A process that lost the lease must not commit unnoticed, but an object
+store cannot refuse the process's requests. A commit is complete once its folder has a
+marker. So a holder first writes the name of the folder to `.marking`, then checks the
+lease, and then creates the marker. A process that takes over creates the next number,
+reads the `.marking` of the earlier holder, creates the named marker itself, and only
+then looks for commits. There are two cases:
 
-The protocol rests on `put_if_absent`: a precondition on the generation in gs://, on the
-ETag in s3://, a link(2) in a directory. A store without such a precondition can give
-the lease to two processes at once.
+- The earlier holder sees the new number, and stops.
+- The earlier holder had written `.marking` before the new number was created, so the
+  marker already exists when it continues.
+
+If the earlier holder writes a `.marking` later, a third holder ignores the `.marking`,
+provided that the second holder has renewed the lease or written a `.marking`. So no
+commit appears without the knowledge of the current holder.
+
+The protocol needs an atomic `put_if_absent`: a precondition on the generation in gs://,
+on the ETag in s3://, a link(2) in a directory. In a store without such a precondition,
+two processes may hold the lease at once.
 """
 
 from __future__ import annotations
@@ -43,18 +49,19 @@ from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
 
 _log = logging.getLogger(__name__)
 
-# slower than a disk: requests cost money
+# Longer intervals than for a disk, because requests cost money.
 PACE = RenewalIntervals(renewal=15.0, expiry=60.0, poll=1.0)
 _FOLDER = "lease"
 _NAME = re.compile(rf"{_FOLDER}/(\d{{10}})(\.[a-z]+)?")
 _RENEWALS, _MARKING, _OVER = ".renewals", ".marking", ".over"
 _MAX_BYTES = 16 << 20
-_PUT_SECONDS = 5.0  # timeout of a start for its record
-_SECONDS = 1.0  # timeout of an exiting process for `.over`
+_PUT_SECONDS = 5.0  # timeout for creating the record of a lease
+_SECONDS = 1.0  # timeout for writing `.over`, because the process is exiting
 
 
 class ObjectStoreLease:
-    """The lease of one mirror; any thread. Every method raises CheckpointError.
+    """The lease of one mirror. Any thread may call the methods. Methods may raise
+    CheckpointError.
 
     Args:
         store: object store of the mirror.
@@ -64,10 +71,10 @@ class ObjectStoreLease:
         self.where = store.uri
         self.pace = PACE
         self._store = store
-        self._seen = 0  # the highest number at the last poll
+        self._seen = 0  # highest number found by the last `read_owner`
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease held here by some process; None if the lease is free."""
+        """Returns the lease held by a process in this store. None if the lease is free."""
         names = self._names()
         self._seen = number = _highest(names)
         if number == 0 or _name(number, _OVER) in names:
@@ -80,8 +87,11 @@ class ObjectStoreLease:
         )
 
     def take(self, holder: LeaseOwner) -> str | None:
-        """Takes the lease unless another process has taken the lease since the last
-        `look`.
+        """Takes the lease, unless another process has taken the lease since the last
+        `read_owner`.
+
+        Args:
+            holder: record of the calling process.
 
         Returns:
             The token of the lease; None if another process was faster.
@@ -92,7 +102,8 @@ class ObjectStoreLease:
         number = self._seen + 1
         record = io.BytesIO(holder.to_json())
         try:
-            is_mine = call_within(  # a mounted directory may hang, without a timeout
+            # A mounted directory may hang, and has no timeout itself.
+            is_mine = call_within(
                 _PUT_SECONDS,
                 lambda: self._store.put_if_absent(
                     _name(number), record, timeout=_PUT_SECONDS
@@ -106,9 +117,9 @@ class ObjectStoreLease:
         if not is_mine:
             return None
         older = [n for n in sorted(self._names()) if 0 < _number(n) < number]
-        # A holder that has renewed the lease, or written a name to mark, had settled
-        # the earlier names before. A name written later by an earlier holder is too
-        # late.
+        # A holder that has renewed the lease, or written `.marking`, had completed the
+        # commit of its predecessor before. So only the newest such holder counts; a
+        # `.marking` of an earlier holder came too late.
         at_work = max(
             (_number(n) for n in older if n.endswith((_RENEWALS, _MARKING))), default=0
         )
@@ -126,44 +137,53 @@ class ObjectStoreLease:
         return str(number)
 
     def end(self, token: str) -> None:
-        """Ends a lease: the lease counts as free from now on."""
+        """Ends a lease: the lease is free from then on."""
         self._store.replace(_name(int(token), _OVER), b"", timeout=_SECONDS)
 
     def has(self, token: str) -> bool:
-        """Returns whether a lease still counts: without an `.over`, and with the
-        highest number.
+        """Returns whether a lease is still valid: it has the highest number, and no
+        `.over`.
 
-        If no object is left, the lease still counts: only a lifecycle rule can have
-        deleted the objects.
+        If no object is left, the lease is still valid: only a lifecycle rule can have
+        deleted all objects.
         """
         names, number = self._names(), int(token)
         return _highest(names) in (0, number) and _name(number, _OVER) not in names
 
     def renew(self, token: str, count: int) -> None:
-        """Renews a lease.
+        """Renews a lease: writes the number of renewals.
 
         Args:
             token: token of the lease.
             count: number of renewals of the lease, including this renewal.
 
         Raises:
-            FileNotFoundError: the lease is over.
+            FileNotFoundError: the lease was ended.
         """
         if not self.has(token):
             raise FileNotFoundError(f"the lease of {self.where} is over")
         self._store.replace(_name(int(token), _RENEWALS), b"%d" % count)
 
     def sweep(self) -> None:
-        """Does nothing: `take` removes the objects of earlier holders."""
+        """Does nothing, because `take` removes the objects of earlier holders."""
 
     def record_pending_marker(self, token: str, folder: str) -> None:
-        """Writes the name of the folder about to be marked; a later holder completes
-        the mark."""
+        """Writes the name of a folder before its marker is created. If the process is
+        interrupted, the next holder creates the marker.
+
+        Args:
+            token: token of the lease.
+            folder: folder of the commit.
+        """
         self._store.replace(_name(int(token), _MARKING), folder.encode())
 
     def _settle(self, data: bytes) -> None:
-        """Marks the folder named by an earlier holder, so that the earlier holder
-        cannot do so later."""
+        """Creates the marker in the folder named by an earlier holder, so that the
+        marker cannot appear later.
+
+        Args:
+            data: content of the earlier holder's `.marking`.
+        """
         folder = data.decode("utf-8", "replace")
         if paths.why_unsafe(folder):
             return
@@ -174,11 +194,11 @@ class ObjectStoreLease:
         try:
             sequence = read_manifest(manifest, folder).sequence
         except errors.CheckpointCorruptedError:
-            return  # a corrupt manifest is never taken for a commit
+            return  # a folder with a corrupt manifest must not become a commit
         content = catalog.marker_bytes(manifest, sequence)
         named = catalog.unread_entry(self._store, folder).token
         if named not in ("", catalog.token_of(content, sequence)):
-            return  # the manifest of another folder: no commit, either
+            return  # the manifest belongs to another folder: create no marker
         self._store.put_if_absent(marker, io.BytesIO(content))
 
     def _names(self) -> set[str]:
@@ -198,11 +218,12 @@ def _name(number: int, suffix: str = "") -> str:
 
 
 def _number(name: str) -> int:
-    """Returns the number in an object's name; 0 for an object outside of any lease."""
+    """Returns the number of the lease in an object's name; 0 if the object is not part
+    of a lease."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 
 
 def _highest(names: set[str]) -> int:
-    """Returns the highest number among some names; 0 without any."""
+    """Returns the highest number of a lease among some names; 0 without any lease."""
     return max(map(_number, names), default=0)
