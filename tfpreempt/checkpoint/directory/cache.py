@@ -1,16 +1,17 @@
-"""Copies of remote checkpoints, shared by the processes of a node.
+"""Local copies of remote checkpoints, shared by the processes of a machine.
 
-    <root>/<key>.claim          locked, shared, by the processes that read the copy or
-                                wait for the copy; exclusively by a deleting process
-    <root>/<key>.making         locked by the process that makes the copy
+    <root>/<key>.claim          a lock file; its lock is shared by processes that read
+                                or wait for the copy, and exclusive for deletion
+    <root>/<key>.making         a lock file, locked by the process that makes the copy
     <root>/<key>.part/          an incomplete copy: in progress, or left by a killed
                                 process
-    <root>/<key>/               an intact copy; appears by a rename
+    <root>/<key>/               a complete copy; renamed from `.part`
 
-The kernel releases a lock when its process ends. A killed reader therefore does not
-count, and after a killed maker the next process resumes the copy. Each process deletes
-unread copies at its first and last access. A locked file may be deleted: a lock counts
-only if the file still has its name.
+The kernel releases a lock when its process ends. So a killed reader does not keep a
+copy, and if the making process is killed, the next process resumes the copy. Every
+process deletes copies without a reader, when it begins and when it stops to use a copy.
+A lock file may be deleted while a process waits for its lock: a lock counts only if the
+locked file still has its name.
 """
 
 from __future__ import annotations
@@ -38,21 +39,28 @@ _log = logging.getLogger(__name__)
 CACHE_VARIABLE = "TFPREEMPT_CACHE_DIR"
 _CLAIM, _MAKING, _PART = ".claim", ".making", ".part"
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_PATIENCE = 24 * 3600.0  # long: a stalled download already fails by itself
+_PATIENCE = 24 * 3600.0  # seconds; long, because a stalled download fails by itself
 _KEEP_PART = 24 * 3600.0  # seconds for which an incomplete copy may be resumed
 
 
 def key_of(path: str, token: str) -> str:
-    """Returns the name of a copy: the same in every process for the same content."""
+    """Returns the name of a copy in the cache; equal content has the same name in every
+    process.
+
+    Args:
+        path: path or URL of the checkpoint.
+        token: token of the commit, which identifies its content.
+    """
     content = f"{path}\0{token}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()[:40]
 
 
 def default_root() -> str:
-    """Returns the private cache directory of this user; creates it if necessary.
+    """Returns this user's private cache directory; creates the directory if necessary.
 
     Raises:
-        ConfigurationError: TFPREEMPT_CACHE_DIR cannot be used, or no directory can.
+        ConfigurationError: TFPREEMPT_CACHE_DIR cannot be used; or, without the
+            variable, no directory can be created.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     own = f"tfpreempt-{os.getuid()}"
@@ -67,18 +75,20 @@ def default_root() -> str:
 
 
 def private_directory(path: str, variable: str = CACHE_VARIABLE) -> str:
-    """Creates a directory with access for this user only, or checks an existing one.
+    """Returns a directory that only this user can access; creates the directory if
+    necessary.
 
     Args:
         path: the directory.
-        variable: environment variable for a different directory; for the message.
+        variable: environment variable by which the user can choose another directory;
+            named in the error.
 
     Returns:
         The path.
 
     Raises:
-        ConfigurationError: the directory belongs to another user, can be written by
-            other users, is a link, or cannot be created.
+        ConfigurationError: the directory belongs to another user, is writable for other
+            users, is a link, or cannot be created.
     """
     advice = f"Set {variable} to a directory of yours."
     try:
@@ -108,14 +118,19 @@ def reading(
     timeout: float | None = None,
     root: str | None = None,
 ) -> Iterator[str]:
-    """Returns a context in which a copy exists; the context's value is the path.
+    """Returns a context in which a local copy exists; makes the copy if necessary.
 
     Args:
-        key: the name of the copy, see `key_of`.
-        make: function that fills a directory, or resumes filling; called by one process
-            at a time. After an error the next process calls its own.
+        key: name of the copy, from `key_of`.
+        make: function that fills the given directory, or continues to fill it. One
+            process calls the function at a time; if it fails, the next process calls
+            its own function.
         timeout: seconds to wait while another process makes the copy; None: a day.
-        root: the cache directory, closed to other users; `default_root()` by default.
+        root: cache directory, not accessible for other users; by default
+            `default_root()`.
+
+    Yields:
+        The path of the copy.
 
     Raises:
         CheckpointError: the cache cannot be used, or another process does not finish
@@ -144,7 +159,7 @@ def reading(
 
 
 def _make(path: str, make: Callable[[str], None], patience: float) -> None:
-    """Makes the copy unless it exists; a single process works at a time."""
+    """Makes a copy, unless the copy exists. Waits while another process makes it."""
     root = os.path.dirname(path)
     with _using(root):
         making = acquire(path + _MAKING, fcntl.LOCK_EX, patience, _OPEN | os.O_CREAT)
@@ -158,30 +173,32 @@ def _make(path: str, make: Callable[[str], None], patience: float) -> None:
 
 
 def _sweep(root: str) -> None:
-    """Deletes the copies without a reader, and what killed processes left."""
+    """Deletes copies without a reader, and leftovers of killed processes."""
     for name in os.listdir(root) if os.path.isdir(root) else ():
         if name.endswith(_CLAIM):
             _delete_unread(os.path.join(root, name.removesuffix(_CLAIM)))
 
 
 def _delete_unread(path: str) -> None:
-    """Deletes a copy without reader and maker; an incomplete copy only after a day."""
+    """Deletes a copy, unless a process reads or makes the copy. An incomplete copy is
+    kept for a day, to be resumed."""
     try:
         claim = os.open(path + _CLAIM, _OPEN)
     except FileNotFoundError:
-        return  # another process was quicker
+        return  # another process has deleted the copy
     try:
         if not (lock(claim, fcntl.LOCK_EX) and is_at(claim, path + _CLAIM)):
             return
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path):
-                # If this deletion is interrupted, the rest must not look intact.
+                # Rename first: an interrupted deletion must not leave files that look
+                # like a complete copy.
                 os.rename(path, path + _PART)
             elif time.time() - os.stat(path + _PART).st_mtime < _KEEP_PART:
-                return  # left by a killed process; the next process resumes the copy
+                return  # keep it: the next process resumes the copy
         shutil.rmtree(path + _PART, ignore_errors=True)
         if os.path.lexists(path + _PART):
-            return  # another process may succeed
+            return  # not deletable now; another process may succeed later
         for end in (_MAKING, _CLAIM):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path + end)
@@ -201,10 +218,11 @@ def _using(root: str) -> Iterator[None]:
 
 
 def close_with(reader: object, close: Callable[[], None]) -> None:
-    """Closes a copy after its reader is garbage collected, or at process exit.
+    """Arranges that a copy is released when its reader is garbage collected, or when
+    the process exits.
 
     Args:
-        reader: the object that reads the copy; None: close at process exit.
+        reader: the object that reads the copy; None: release only at process exit.
         close: function that releases the copy; called once.
     """
     once = threading.Lock()
@@ -214,10 +232,12 @@ def close_with(reader: object, close: Callable[[], None]) -> None:
             close()
 
     def collected() -> None:
-        # A finalizer may run on any thread, and deleting a copy takes time.
+        # Use a new thread: a finalizer may run on any thread, and deleting a copy takes
+        # time.
         atexit.unregister(end)
         ManagedThread("tfpreempt-copy", end).start()
 
     atexit.register(end)
-    with contextlib.suppress(TypeError):  # None, or an object without weak references
+    # None, or an object that does not support weak references.
+    with contextlib.suppress(TypeError):
         weakref.finalize(reader, collected).atexit = False

@@ -17,8 +17,8 @@ from tfpreempt.checkpoint.directory import layout
 from tfpreempt.storage import file_reading
 from tfpreempt.storage.files import Files
 
-MAX_BYTES = 16 << 20  # some 100,000 checkpoints
-# TensorFlow writes no escape unknown to Python, and no escape above one byte.
+MAX_BYTES = 16 << 20  # enough for some 100,000 checkpoints
+# TensorFlow writes only escapes that Python knows, with values up to one byte.
 _ESCAPE = r"""\\(?:[\\'"abfnrtv]|x[0-9A-Fa-f]{2}|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7]))"""
 _LINE = re.compile(
     rf"""^\s*(\w+)\s*:\s*(?:"((?:[^"\\]|{_ESCAPE})*)"|([^\s"]\S*))\s*$"""
@@ -27,13 +27,15 @@ _LINE = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStateFile:
-    """The content of the state file.
+    """The content of TensorFlow's state file.
 
     Attributes:
         latest: prefix of the newest checkpoint, relative to the directory or absolute.
         paths: prefixes of the checkpoints that are kept, oldest first.
-        timestamps: seconds since the epoch, one per path, or an empty tuple.
-        last_preserved: bookkeeping of a CheckpointManager, kept as found.
+        timestamps: times in seconds since the epoch, for each of `paths`; or an empty
+            tuple.
+        last_preserved: a time that a CheckpointManager stores for itself; written back
+            unchanged.
     """
 
     latest: str
@@ -43,9 +45,10 @@ class CheckpointStateFile:
 
 
 def read(directory: str) -> CheckpointStateFile | None:
-    """Returns the directory's state file; None if the file is missing or names nothing.
+    """Returns the state file of a directory. None if the file is missing, or names no
+    checkpoint.
 
-    TensorFlow writes no file of more than MAX_BYTES: a larger file counts as empty.
+    A file larger than MAX_BYTES is not TensorFlow's, and counts as missing.
     """
     try:
         data = file_reading.read(os.path.join(directory, layout.POINTER), MAX_BYTES)
@@ -59,7 +62,7 @@ def read(directory: str) -> CheckpointStateFile | None:
 
 
 def parse(data: bytes) -> CheckpointStateFile | None:
-    """Returns the content of a state file; None if the file names no checkpoint."""
+    """Returns the content of a state file. None if the file names no checkpoint."""
     text = data.decode("utf-8", "surrogateescape")
     fields: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -89,9 +92,10 @@ def parse(data: bytes) -> CheckpointStateFile | None:
 
 
 def named(directory: str) -> list[str]:
-    """Returns the prefixes in the state file, relative to the directory, newest first.
+    """Returns the prefixes in a directory's state file, relative to the directory,
+    newest first.
 
-    The list is empty if the path is not a regular file.
+    If the path is not a regular file, the list is empty.
 
     Raises:
         OSError: the file cannot be read.
@@ -107,7 +111,8 @@ def named(directory: str) -> list[str]:
 
 
 def is_listed(directory: str, prefix: str) -> bool:
-    """Returns whether the state file names a prefix; True if it cannot be read."""
+    """Returns whether a directory's state file names a prefix. True if the file cannot
+    be read."""
     try:
         return prefix in named(directory)
     except (OSError, errors.CheckpointError):
@@ -115,7 +120,8 @@ def is_listed(directory: str, prefix: str) -> bool:
 
 
 def unlist(files: Files, directory: str, prefix: str) -> None:
-    """Removes a prefix from the state file, before the checkpoint is deleted.
+    """Removes a prefix from the state file of a directory. Called before the checkpoint
+    is deleted.
 
     Args:
         files: the file operations.
@@ -123,7 +129,7 @@ def unlist(files: Files, directory: str, prefix: str) -> None:
         prefix: TensorFlow's prefix, relative to the directory.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     if prefix not in named(directory):
         return
@@ -145,7 +151,7 @@ def unlist(files: Files, directory: str, prefix: str) -> None:
 
 
 def to_bytes(pointer: CheckpointStateFile) -> bytes:
-    """Returns the state file's content as bytes."""
+    """Returns the content of a state file as bytes, in TensorFlow's format."""
     quoted = []
     for prefix in (pointer.latest, *pointer.paths):
         escaped = [

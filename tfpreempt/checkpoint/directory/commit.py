@@ -1,19 +1,20 @@
 """Makes a commit: durable files, the manifest, a rename, and the marker last.
 
-The marker is the commit, not the rename: object storage has no rename, and a renamed
+The marker makes the commit, not the rename: object stores have no rename, and a renamed
 directory is complete only if its files were synced before. After a crash at any line of
-`publish` the newest commit is either the old commit or the new commit, intact.
+`publish`, the newest commit is either the old commit or the new commit, intact.
 
-The steps, on the chief, after the parts of the workers are complete:
+The steps, on the chief, after every worker has written its files:
 
-    1. sync every file and directory that was staged, and checksum the files, except
-       for files that their writer has synced and checksummed
+    1. sync every staged file and directory, and compute the checksums of the files,
+       except for files that their writer has synced and checksummed
     2. write and sync the manifest
     3. rename the staging directory to its final name; sync the checkpoint directory
     4. write, sync and rename the marker; sync               <- committed from here on
-    5. name the commit in TensorFlow's `checkpoint` file, or, if the file cannot name
-       the commit, write a witness beside the marker         (a failure is a warning)
-    6. delete the commits that retention drops               (a failure is a warning)
+    5. name the commit in TensorFlow's `checkpoint` file. If the file cannot name the
+       commit (no tf.train.Checkpoint), write a witness: a file beside the marker, as
+       evidence of the commit                                (a failure is a warning)
+    6. delete the commits that are no longer to be kept      (a failure is a warning)
 """
 
 from __future__ import annotations
@@ -43,40 +44,44 @@ _CHECKSUM_THREADS = 4
 
 
 class CancellationToken:
-    """Decides whether an asynchronous save may still commit. Any thread."""
+    """Decides whether an asynchronous save may still commit. Any thread may call the
+    methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_taken = self._is_given_up = False
 
     def check(self) -> None:
-        """Raises an error if the save was given up; called between the parts of a save.
+        """Raises an error if the save was cancelled. Called between the steps of a
+        save.
 
         Raises:
-            SaveError: the save was given up.
+            SaveError: the save was cancelled.
         """
         if self._is_given_up:
             raise errors.SaveError("an asynchronous save was given up for a newer one")
 
     def begin_commit(self) -> None:
-        """Begins the commit, just before the marker; then `cancel` has no effect.
+        """Begins the commit. Called just before the marker is written; `cancel` then
+        has no effect.
 
         Raises:
-            SaveError: the save was given up.
+            SaveError: the save was cancelled.
         """
         with self._lock:
             self.check()
             self._is_taken = True
 
     def cancel(self) -> bool:
-        """Prevents the commit; returns False if `take` came first."""
+        """Cancels the save: it will not commit. Returns False if the save has begun its
+        commit already."""
         with self._lock:
             self._is_given_up = not self._is_taken
             return self._is_given_up
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the save was given up and commits nothing."""
+        """Whether the save was cancelled, and therefore commits nothing."""
         return self._is_given_up
 
 
@@ -89,10 +94,12 @@ class StagedFiles:
         attempt: the name of the save: equal on all workers, and never used again.
         staging: path of the staging directory.
         started_at: monotonic seconds at which the save began.
-        permit: permission to commit for an asynchronous save, during which training
-            changes the tensors; None if training waits for the save.
-        number: the directory number in the own form.
-        prefix: TensorFlow's prefix of a flat checkpoint; None in the own form.
+        permit: cancellation token of an asynchronous save, during which training
+            continues; None if training waits for the save.
+        number: number of the commit's directory. Used if tfpreempt writes a directory
+            for every commit.
+        prefix: TensorFlow's prefix of a flat checkpoint; None if tfpreempt writes a
+            directory.
         sums: size and crc32c of files that are on the disk already, by path.
     """
 
@@ -109,21 +116,21 @@ class StagedFiles:
 def publish(
     files: Files, clock: Clock, directory: str, staged: StagedFiles, draft: Manifest
 ) -> tuple[str, Manifest]:
-    """Commits a staging directory in the own form.
+    """Commits a staging directory as a directory of the checkpoint directory.
 
     Args:
         files: the file operations.
         clock: time source that measures the duration of the save.
         directory: the checkpoint directory.
         staged: the staged files.
-        draft: the manifest without files; `seal` adds the files.
+        draft: the manifest without its list of files, which `seal` adds.
 
     Returns:
         The path of the commit, and its manifest.
 
     Raises:
         OSError: the file system failed before the marker; older commits are unchanged.
-        SaveError: an asynchronous save was given up; older commits are unchanged.
+        SaveError: an asynchronous save was cancelled; older commits are unchanged.
     """
     staging = staged.staging
     contents: dict[str, str] = {}
@@ -150,24 +157,26 @@ def seal(
     folders: Sequence[str],
     draft: Manifest,
 ) -> Manifest:
-    """Makes the files durable and writes the manifest: steps 1 and 2, for both forms.
+    """Makes the files durable and writes the manifest: steps 1 and 2, for every form of
+    checkpoint.
 
     Args:
         files: the file operations.
         clock: time source that measures the duration of the save.
         staged: the staged files; the manifest is written to their directory.
-        contents: path of every file, by the file's name in the manifest.
+        contents: path of every file, by the name of the file in the manifest.
         folders: the directories with the files, parents before children.
-        draft: the manifest without files.
+        draft: the manifest without its list of files.
 
     Returns:
         The manifest.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     unknown = [path for path in contents.values() if path not in staged.sums]
-    # Threads checksum while this thread syncs: the memory bus and the disk differ.
+    # Other threads compute checksums while this thread syncs: checksums need the memory
+    # bus, syncs need the disk.
     threads = min(_CHECKSUM_THREADS, os.cpu_count() or 1)
     with concurrent.futures.ThreadPoolExecutor(threads, "tfpreempt-checksum") as pool:
         summing = pool.map(checksum.of_file, unknown)
@@ -203,11 +212,13 @@ def put_in_place(
 ) -> str:
     """Renames a sealed staging directory, and writes the marker: steps 3 and 4.
 
-    An older commit of the number stays until retention: the new commit is named by
-    number and sequence. An uncommitted save of the number is removed: the owner of the
-    directory's lease has only a single save at a time. A name listed in TensorFlow's
-    state file is not used either: the state file would vouch for the commit before the
-    marker exists.
+    The new commit is `<number>`, or `<number>.<sequence>` if that name is not free:
+
+    - An older commit with the number stays until retention deletes it.
+    - An uncommitted save with the number is removed. It is not in progress: the owner
+      of the directory's lease makes only one save at a time.
+    - A name listed in TensorFlow's state file is not used. An entry there is evidence
+      of a commit, so the directory would look like a commit without a marker.
 
     Args:
         files: the file operations.
@@ -222,7 +233,7 @@ def put_in_place(
 
     Raises:
         ConfigurationError: the number is below 0.
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     if number < 0:
         raise errors.ConfigurationError(
@@ -251,7 +262,18 @@ def finish(
     damaged: Collection[str] = (),
     is_pinned: Callable[[str], bool] = lambda path: False,
 ) -> None:
-    """Names the newest commit in the state file and applies retention."""
+    """Names the newest commit in TensorFlow's state file, and deletes old commits:
+    steps 5 and 6.
+
+    Args:
+        files: the file operations.
+        directory: the checkpoint directory.
+        entries: the checkpoints in the directory, newest first.
+        max_to_keep: number of commits to keep; None keeps all.
+        damaged: tokens of known corrupt commits.
+        is_pinned: function that returns whether the commit at a path must not be
+            deleted yet.
+    """
     kept, dropped = retention.plan(entries, max_to_keep, damaged)
     point(files, directory, kept, dropped)
     for entry in kept:
@@ -266,7 +288,8 @@ def finish(
 
 @contextlib.contextmanager
 def tidying(directory: str) -> Iterator[None]:
-    """Returns a context for work after a commit: failures are logged, not raised."""
+    """Returns a context for work after a commit, in which errors are logged, not
+    raised."""
     try:
         yield
     except (OSError, errors.CheckpointError) as error:
@@ -281,7 +304,8 @@ def tidying(directory: str) -> Iterator[None]:
 def point(
     files: Files, directory: str, kept: list[Entry], dropped: list[Entry]
 ) -> None:
-    """Updates TensorFlow's `checkpoint` file; keeps the entries of other programs.
+    """Names the kept commits in TensorFlow's `checkpoint` file. Entries of other
+    programs stay.
 
     Args:
         files: the file operations.
@@ -291,7 +315,7 @@ def point(
     """
     path = os.path.join(directory, layout.POINTER)
     names = {f"{entry.name}/{layout.PAYLOAD}" for entry in (*kept, *dropped)}
-    ours: dict[str, str] = {}  # path of the index, by prefix
+    ours: dict[str, str] = {}  # prefix -> path of the index
     for entry in kept:
         prefix = f"{entry.name}/{layout.PAYLOAD}"
         index = os.path.join(directory, prefix + ".index")
@@ -304,7 +328,7 @@ def point(
     except OSError:
         if file_reading.is_file(path):
             raise
-        found = None  # a pipe or a device
+        found = None  # a pipe or a device, not a state file
     old = found or checkpoint_state.CheckpointStateFile(latest="")
     foreign = [
         name
@@ -327,7 +351,8 @@ def point(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the running software, by name; imports nothing."""
+    """Returns the versions of Python and of the imported packages, by name. Imports no
+    package."""
     found = {"python": platform.python_version()}
     for name in ("tensorflow", "keras", "tf_keras", "numpy"):
         if module := sys.modules.get(name):

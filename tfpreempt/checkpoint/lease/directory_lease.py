@@ -326,7 +326,7 @@ class FencedFiles:
                         self._files.remove(way)
                 if way is None or error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # a save_fn wrote to another disk: no fence
+                self._lease.check()  # save_fn wrote to a disk without a lease
         write_durably(self._files, path, data)
 
     def rename(self, source: str, target: str) -> None:
@@ -359,6 +359,6 @@ class FencedFiles:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                self._lease.check()  # a save_fn wrote to another disk: no fence
+                self._lease.check()  # save_fn wrote to a disk without a lease
                 way = None
             yield way or path

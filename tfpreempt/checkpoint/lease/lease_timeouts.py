@@ -1,4 +1,4 @@
-"""Computes how long a new run waits for a lease of another process; no clock, no I/O."""
+"""Computes how long a new run waits for the holder of a lease; no clock, no I/O."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class ObjectStoreLease:
         self._seen = 0  # highest number found by the last `read_owner`
 
     def read_owner(self) -> ObservedLease | None:
-        """Returns the lease held by a process in this store. None if the lease is free."""
+        """Returns the lease held by a process; None if the lease is free."""
         names = self._names()
         self._seen = number = _highest(names)
         if number == 0 or _name(number, _OVER) in names:
