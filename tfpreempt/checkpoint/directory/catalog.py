@@ -1,19 +1,19 @@
-"""Lists the checkpoints of a directory or an object store, in one order.
+"""Lists the checkpoints of a directory or an object store, newest first.
 
-A directory is read as a store, too. In an object store a copy of a commit is a folder
-named after its content:
+A directory is read through a store, too (`LocalStore`). In an object store, the mirror
+of a commit is a folder named after its content:
 
-    <step>.<token>/             one commit; the token is its sequence and the checksum
-                                of its marker
-        <name in the manifest>  its files, uploaded by many threads
+    <step>.<token>/             one commit; the token is the commit's sequence and the
+                                checksum of its marker
+        <name in the manifest>  the files of the commit, uploaded by many threads
         MANIFEST.json           as in the local directory, byte for byte
-        COMMITTED               the marker, uploaded last; the marker makes the commit
+        COMMITTED               the marker, uploaded last; makes the folder a commit
     parts/<step>.<token>/       parts of large files during an upload
     checkpoint                  TensorFlow's state file
 
-Two saves never share a name there, and a repeated upload of a commit finds the files of
-the earlier upload. No content is trusted: names are parsed, sizes are bounded;
-manifest, marker and name must vouch for each other. This module changes no file.
+Two saves never share a folder name, and a repeated upload of a commit finds the files
+of the earlier upload. No content is trusted: names are parsed, sizes are limited, and
+manifest, marker and folder name must agree. This module changes no file.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from tfpreempt.storage.object_store import ObjectNotFoundError, ObjectStore
 MAX_FOLDERS = 100_000
 _MAX_CONTROL_BYTES = 64 << 20
 _MAX_MARKER_BYTES = 4096
-_READS = 2  # reads of a file whose first read was corrupt
+_READS = 2  # a file that looks corrupt is read once more
 _COPY = re.compile(
     r"(?P<step>0|[1-9][0-9]{0,18})\.(?P<token>(?P<sequence>[1-9][0-9]{0,18})-[0-9a-f]{8})"
 )
 
 
 class Kind(enum.Enum):
-    """The layout of a checkpoint, and the program that wrote the checkpoint."""
+    """The layout of a checkpoint, and whether tfpreempt wrote it."""
 
-    OWN = "own"  # a directory of our own
-    FLAT = "flat"  # TensorFlow's flat files with our sidecar directory
+    OWN = "own"  # a directory written by tfpreempt
+    FLAT = "flat"  # TensorFlow's flat files, and tfpreempt's sidecar directory
     EXTERNAL = "external"  # written without tfpreempt; no marker
     MIRROR = "mirror"  # a folder of a mirror
     STAGING = "staging"  # a save that is running or was interrupted
@@ -58,13 +58,14 @@ class CommitStatus(enum.Enum):
     """Whether a checkpoint is committed, and intact as far as was checked."""
 
     COMMITTED = "committed"
-    NOT_COMMITTED = "not committed"  # never restored; save is running or interrupted
+    # Never restored: the save is running or was interrupted.
+    NOT_COMMITTED = "not committed"
     CORRUPT = "corrupt"
-    EXTERNAL = "external"  # without a manifest the expected bytes are unknown
+    EXTERNAL = "external"  # cannot be verified: there is no manifest
 
 
 class VerificationLevel(enum.Enum):
-    """The way in which the files of a checkpoint were checked."""
+    """How thoroughly the files of a checkpoint were verified."""
 
     NOTHING = "nothing"
     SIZES = "sizes"
@@ -74,28 +75,30 @@ class VerificationLevel(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A checkpoint, or a candidate for a checkpoint, and its location.
+    """A checkpoint found by a listing, committed or not, and its location.
 
     Attributes:
         store: store that reads the files.
-        name: name in the store, of the directory or prefix; "" if the store's root is
-            the checkpoint itself. Untrusted until escaped.
+        name: name of the directory or prefix in the store; "" if the store's root is
+            the checkpoint itself. Not trusted: escape the name before showing it.
         kind: layout of the checkpoint.
-        condition: state of the checkpoint, as far as was checked.
+        condition: whether the checkpoint is committed and intact, as far as was
+            checked.
         manifest: the manifest; None if missing or unreadable.
         data: the bytes of MANIFEST.json, if marker and manifest agree.
         marker: the bytes of COMMITTED, if marker and manifest agree.
-        prefix: argument for `tf.train.Checkpoint.restore`; None for named States only.
+        prefix: argument for `tf.train.Checkpoint.restore`; None if the checkpoint has
+            only named States.
         step: step of the checkpoint; None if unknown.
-        sequence: rank among the commits of the same directory or store; None if
-            unknown.
+        sequence: position in the order of the commits of the same directory or store;
+            None if unknown.
         token: identity of the checkpoint, equal for every reader; "" if unknown.
         time: time of the marker, or of the index, in seconds since the epoch; in object
             storage the time in the manifest; None if unknown.
         size: number of bytes; None if unknown.
-        checked: the way in which the files were checked.
+        checked: how thoroughly the files were verified.
         problems: reasons why the checkpoint is corrupt.
-        remarks: further remarks for the user.
+        remarks: further information for the user.
     """
 
     store: ObjectStore
@@ -122,7 +125,8 @@ class Entry:
 
     @property
     def saved_at(self) -> float | None:
-        """Time of the manifest, in seconds since the epoch; None if unknown."""
+        """Time at which the manifest was written, in seconds since the epoch; None if
+        unknown."""
         told = {} if self.manifest is None else self.manifest.metadata
         seconds = told.get("saved_at", -1)
         is_time = isinstance(seconds, int | float) and 0 <= seconds < 1e11
@@ -130,7 +134,8 @@ class Entry:
 
     @property
     def path(self) -> str:
-        """Path of the directory, or the prefix in the flat forms; a URI in a store."""
+        """Path of the directory; of a flat checkpoint, the prefix. A URI if the store
+        is not local."""
         return os.path.join(self.store.uri, self.name) if self.name else self.store.uri
 
     @property
@@ -140,37 +145,52 @@ class Entry:
 
     @property
     def holder(self) -> str:
-        """Name in the store of the directory with marker and manifest."""
+        """Name in the store of the directory that contains marker and manifest."""
         return layout.sidecar(self.name) if self.kind is Kind.FLAT else self.name
 
     @property
     def shards(self) -> str:
-        """The path of the directory with `states/` and the workers' shards."""
+        """Path of the directory that contains `states/` and the workers' shards."""
         if self.kind is not Kind.OWN:
             return layout.sidecar(self.path)
-        # The directory of a fetched flat commit contains the sidecar.
+        # A flat commit that was downloaded is a directory that contains the sidecar.
         files = self.manifest.files if self.manifest else ()
         first = {entry.name.partition("/")[0] for entry in files}
         inner = [name for name in first if name.endswith(layout.SIDECAR_SUFFIX)]
         return os.path.join(self.path, *inner[:1])
 
     def object(self, name: str) -> str:
-        """Returns the name in the store of a file in the manifest."""
+        """Returns the name in the store of a file of the checkpoint.
+
+        Args:
+            name: name of the file in the manifest.
+        """
         is_prefix = self.kind in (Kind.FLAT, Kind.EXTERNAL)
         folder = os.path.dirname(self.name) if is_prefix else self.name
         return os.path.join(folder, name)
 
     def control(self, name: str) -> str:
-        """Returns the name in the store of the marker, the manifest or the metadata."""
+        """Returns the name in the store of the marker, the manifest or the metadata
+        file.
+
+        Args:
+            name: file name of the marker, the manifest or the metadata.
+        """
         return os.path.join(self.holder, name)
 
     def file(self, name: str) -> str:
-        """Returns the path of a file in the manifest; a URI in a store."""
+        """Returns the path of a file of the checkpoint; a URI if the store is not
+        local.
+
+        Args:
+            name: name of the file in the manifest.
+        """
         return os.path.join(self.store.uri, self.object(name))
 
 
 def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
-    """Returns the marker's content, with size and checksum of the manifest."""
+    """Returns the content of a marker. The marker has size and checksum of the
+    manifest."""
     record = {
         "format": 1,
         "sequence": sequence,
@@ -181,21 +201,22 @@ def marker_bytes(manifest_bytes: bytes, sequence: int) -> bytes:
 
 
 def token_of(marker: bytes, sequence: int | None) -> str:
-    """Returns the token of a commit, unique through the checksum of the marker."""
+    """Returns the token of a commit: its sequence, and the checksum of its marker,
+    which makes the token unique."""
     return f"{sequence}-{checksum.of_bytes(marker):08x}"
 
 
 def folder_name(step: int, token: str) -> str:
-    """Returns the folder of a commit in an object store."""
+    """Returns the name of a commit's folder in an object store."""
     return f"{step}.{token}"
 
 
 def reader(directory: str) -> ObjectStore:
-    """Returns a store that reads a checkpoint directory of this machine.
+    """Returns a store that reads a checkpoint directory on this machine.
 
-    An unreadable file there counts as corrupt: an older commit of the directory can
-    replace the commit. A mirror may be the only copy, so an unreadable mirror does not
-    count as corrupt; `open_store` opens mirrors.
+    An unreadable file in the directory counts as corrupt, so that an older commit of
+    the directory is restored. Mirrors are opened by `open_store` instead: a mirror may
+    be the only copy, so an unreadable file there does not count as corrupt.
 
     Raises:
         ConfigurationError: the path is a file.
@@ -204,7 +225,8 @@ def reader(directory: str) -> ObjectStore:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Returns the kind of a directory by name; None for a name of other programs."""
+    """Returns the kind of checkpoint that a directory name belongs to. None if the name
+    is not tfpreempt's."""
     if layout.COMMIT.fullmatch(name):
         return Kind.OWN
     if _COPY.fullmatch(name):
@@ -215,7 +237,8 @@ def kind_of(name: str) -> Kind | None:
 
 
 def unread_entry(store: ObjectStore, folder: str = "") -> Entry:
-    """Returns the entry for a folder of a store, with marker and manifest not yet read.
+    """Returns an entry for a folder of a store, from its name only. `read` completes
+    the entry.
 
     Args:
         store: the store.
@@ -238,7 +261,7 @@ def unread_entry(store: ObjectStore, folder: str = "") -> Entry:
 
 
 def read(entry: Entry) -> Entry:
-    """Returns the entry completed from its marker and manifest.
+    """Reads marker and manifest of an entry. Returns the completed entry.
 
     Raises:
         CheckpointError: the store cannot be read.
@@ -251,7 +274,8 @@ def read(entry: Entry) -> Entry:
             entry = with_manifest(entry, from_json(data, where))
         except errors.CheckpointCorruptedError as error:
             fault = str(error)
-    # The time of the marker, or of the manifest; stores are not queried for times.
+    # Local: the time of the marker, or else of the manifest. Stores are not asked for
+    # the time of a file.
     is_local = isinstance(entry.store, LocalStore)
     written = None if is_local else entry.saved_at
     for name in (layout.MARKER, layout.MANIFEST) if is_local else ():
@@ -289,7 +313,7 @@ def read(entry: Entry) -> Entry:
 
 
 def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
-    """Returns the entry completed from a manifest."""
+    """Returns the entry, completed by the values of a manifest."""
     prefix = manifest.prefix
     return dataclasses.replace(
         entry,
@@ -302,7 +326,10 @@ def with_manifest(entry: Entry, manifest: Manifest) -> Entry:
 
 
 def read_at(path: str) -> Entry:
-    """Returns the entry at a path: a commit's directory, or a flat prefix with sidecar.
+    """Returns the entry at a path: of a commit's directory, or of a flat checkpoint.
+
+    Args:
+        path: the directory; or the prefix of a flat checkpoint with a sidecar.
 
     Raises:
         ConfigurationError: the path of the containing directory is a file.
@@ -320,15 +347,17 @@ def corrupt(entry: Entry, problem: str) -> Entry:
 
 
 def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
-    """Returns the entry for a folder of a checkpoint directory, with its files read.
+    """Returns the entry for a folder of a checkpoint directory, with marker and
+    manifest read.
 
-    A folder without a marker is a save that is running or was interrupted. With a
-    witness the folder is a corrupt commit.
+    A folder without a marker is a save that is running or was interrupted; but if there
+    is evidence that the folder was committed, it is a corrupt commit.
     """
     entry = read(unread_entry(store, folder))
     if entry.condition is not CommitStatus.NOT_COMMITTED or not _has_witness(entry):
         return entry
-    entry = read(unread_entry(store, folder))  # the marker may have been written since
+    # Again: the marker may have been written since the first read.
+    entry = read(unread_entry(store, folder))
     if entry.condition is not CommitStatus.NOT_COMMITTED:
         return entry
     marker = os.path.join(store.uri, entry.control(layout.MARKER))
@@ -345,11 +374,13 @@ def _read_on_disk(store: ObjectStore, folder: str) -> Entry:
 
 
 def _has_witness(entry: Entry) -> bool:
-    """Returns whether a checkpoint without a marker had been committed.
+    """Returns whether there is evidence that a checkpoint without a marker was
+    committed.
 
-    TensorFlow's state file names a commit in the own form only while the commit has its
-    marker. A commit that the state file cannot name has a witness for the same time. A
-    flat commit has its intent until the marker is written.
+    The evidence for a directory of tfpreempt's own is an entry in TensorFlow's state
+    file, or the witness file of a commit that the state file cannot name. Both exist
+    only while the commit has a marker. The evidence for a flat checkpoint is that its
+    intent is gone: the intent is removed after the marker was written.
     """
     root = entry.store.uri
     if entry.kind is Kind.FLAT:
@@ -368,12 +399,17 @@ def _has_witness(entry: Entry) -> bool:
 
 
 def has_payload(prefix: str) -> bool:
-    """Returns whether a flat checkpoint has files beside its sidecar."""
+    """Returns whether TensorFlow's files of a flat checkpoint exist.
+
+    Args:
+        prefix: prefix of the checkpoint, or the path returned by a save_fn.
+    """
     return file_reading.is_there(prefix + ".index") or file_reading.is_there(prefix)
 
 
 def _ours(entries: Iterable[Entry]) -> list[Entry]:
-    """Returns the entries written by tfpreempt, also if incomplete or corrupt."""
+    """Returns the entries that tfpreempt wrote, including incomplete and corrupt
+    entries."""
     return [
         each
         for each in entries
@@ -385,10 +421,13 @@ def _ours(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def scan(directory: str) -> list[Entry]:
-    """Returns tfpreempt's checkpoints in a directory, intact or not; it need not exist.
+    """Returns tfpreempt's checkpoints in a directory, intact or not.
+
+    Args:
+        directory: the checkpoint directory; may be missing.
 
     Returns:
-        The entries, newest first, see `in_order`.
+        The entries, newest first; see `in_order`.
 
     Raises:
         OSError: the directory cannot be listed.
@@ -406,15 +445,16 @@ def scan(directory: str) -> list[Entry]:
 
 
 def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
-    """Returns the folders of an object store with tfpreempt's names; reads no file.
+    """Returns entries for the folders of an object store with names of tfpreempt. Reads
+    no file.
 
     Args:
         store: the store.
-        timeout: seconds for the listing; None: the store's own timeout.
+        timeout: timeout of the listing in seconds; None: the store's own timeout.
 
     Returns:
-        The entries: commits by falling sequence, then folders whose name has no
-        sequence.
+        The entries: commits by descending sequence, then folders without a sequence in
+        their name.
 
     Raises:
         CheckpointError: the store cannot be listed, or has too many folders.
@@ -433,7 +473,8 @@ def listing(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
 
 
 def contents(store: ObjectStore) -> list[Entry]:
-    """Returns tfpreempt's checkpoints in an object store, intact or not, like `scan`.
+    """Returns tfpreempt's checkpoints in an object store, intact or not; marker and
+    manifest are read, as by `scan`.
 
     Raises:
         CheckpointError: the store cannot be listed or read.
@@ -442,13 +483,15 @@ def contents(store: ObjectStore) -> list[Entry]:
 
 
 def copies(store: ObjectStore, *, timeout: float | None = None) -> list[Entry]:
-    """Returns the folders of a mirror in a store; highest sequence first."""
+    """Returns entries for the mirrored commits in a store, highest sequence first.
+    Reads no file."""
     found = listing(store, timeout=timeout)
     return [entry for entry in found if entry.kind is Kind.MIRROR]
 
 
 def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entry]:
-    """Returns the intact commits of a mirror, newest first, read one by one on demand.
+    """Yields the intact commits of a mirror, newest first. A commit is read only when
+    asked for.
 
     Args:
         store: the store.
@@ -463,10 +506,11 @@ def commits(store: ObjectStore, on_skip: Callable[[str], None]) -> Iterator[Entr
 def read_commits(
     found: Iterable[Entry], on_skip: Callable[[str], None]
 ) -> Iterator[Entry]:
-    """Returns the intact commits among folders of a mirror, read one by one on demand.
+    """Yields the intact commits among the folders of a mirror, in the given order. A
+    commit is read only when asked for.
 
     Args:
-        found: folders of a mirror, from `copies`; the order is kept.
+        found: folders of a mirror, from `copies`.
         on_skip: function called with a description of each corrupt commit.
 
     Raises:
@@ -480,23 +524,25 @@ def read_commits(
 
 
 def highest_sequence(entries: Iterable[Entry]) -> int:
-    """Returns the highest sequence of the entries; 0 without any."""
+    """Returns the highest sequence of some entries; 0 without any."""
     return max((entry.sequence or 0 for entry in entries), default=0)
 
 
 def rank(entry: Entry) -> tuple[int, float, str]:
-    """Returns the sort key of a commit: its sequence, not a clock.
+    """Returns the sort key of a commit: mainly its sequence, which does not depend on a
+    clock.
 
-    The time of the save decides only between two commits of the same sequence. Two
-    machines can make such commits if the store does not have the first commit yet.
+    Two machines can make commits with the same sequence, if the store does not have the
+    first commit yet. Then the time of the save decides.
     """
     return entry.sequence or 0, entry.saved_at or 0.0, entry.token
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Returns the entries newest first, in the order in which a restart tries them.
+    """Returns the entries newest first. A restart tries to restore them in this order.
 
-    Commits of tfpreempt are sorted by `rank`. Other checkpoints are inserted by time.
+    Commits of tfpreempt are sorted by `rank`. Checkpoints of other programs are
+    inserted by time.
     """
     ours: list[Entry] = []
     others: list[Entry] = []
@@ -516,7 +562,16 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def control_file(entry: Entry, name: str) -> tuple[bytes | None, str | None]:
-    """Returns a commit's small file, or a problem; two Nones if the file is missing."""
+    """Reads a commit's marker, manifest or metadata.
+
+    Args:
+        entry: the commit.
+        name: name of the file.
+
+    Returns:
+        The content, and None; or None, and the problem. Both are None if the file is
+        missing.
+    """
     most = _MAX_MARKER_BYTES if name == layout.MARKER else _MAX_CONTROL_BYTES
     name, problem = entry.control(name), None
     for _ in range(_READS):

@@ -62,8 +62,8 @@ class CancellationToken:
             raise errors.SaveError("an asynchronous save was given up for a newer one")
 
     def begin_commit(self) -> None:
-        """Begins the commit. Called just before the marker is written; `cancel` then
-        has no effect.
+        """Begins the commit. Called before the staging directory is renamed; from then
+        on, `cancel` has no effect.
 
         Raises:
             SaveError: the save was cancelled.
@@ -116,7 +116,8 @@ class StagedFiles:
 def publish(
     files: Files, clock: Clock, directory: str, staged: StagedFiles, draft: Manifest
 ) -> tuple[str, Manifest]:
-    """Commits a staging directory as a directory of the checkpoint directory.
+    """Makes a commit of a staging directory: a directory `<number>/` in the checkpoint
+    directory.
 
     Args:
         files: the file operations.
@@ -217,8 +218,9 @@ def put_in_place(
     - An older commit with the number stays until retention deletes it.
     - An uncommitted save with the number is removed. It is not in progress: the owner
       of the directory's lease makes only one save at a time.
-    - A name listed in TensorFlow's state file is not used. An entry there is evidence
-      of a commit, so the directory would look like a commit without a marker.
+    - A name listed in TensorFlow's state file is not used. An entry is evidence of a
+      commit, so the directory would look like a corrupt commit until the marker is
+      written.
 
     Args:
         files: the file operations.

@@ -1,8 +1,8 @@
-"""Locks on files and directories, between the processes of a machine.
+"""Locks files and directories against other processes of the machine.
 
-The kernel releases a lock when its process ends. The lock of a directory needs no extra
-file. A locked file may be deleted meanwhile: a lock counts only if the locked file
-still has its name.
+The kernel releases a lock when its process ends. A directory is locked directly,
+without a lock file. A locked file may be deleted by another process: a lock counts only
+if the locked file still has its name.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ _POLL = 0.02
 def locked(
     directory: str, doing: str, *, seconds: float, makes: bool = False
 ) -> Iterator[None]:
-    """Returns a context that locks a directory against other processes.
+    """Returns a context in which a directory is locked against other processes.
 
-    Some network file systems cannot lock a directory; there the context does not wait.
+    Some network file systems cannot lock a directory; there the context has no lock,
+    and does not wait.
 
     Args:
         directory: path of the directory.
-        doing: purpose of the lock, for errors, as in `failure.translated`.
+        doing: purpose of the lock, for errors, as in `os_errors.translated`.
         seconds: timeout of the wait for other processes.
-        makes: whether to create a missing directory, also if it disappears meanwhile.
+        makes: whether to create a missing directory, again if the directory disappears.
 
     Raises:
-        CheckpointError: another process holds the lock for longer.
-        SaveError: the directory cannot be opened, or created.
+        CheckpointError: another process has held the lock until the timeout.
+        SaveError: the directory cannot be opened or created.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY
     with os_errors.translated(doing, directory):
@@ -54,10 +55,20 @@ def locked(
 def acquire(
     path: str, how: int, seconds: float, flags: int, *, makes: bool = False
 ) -> int:
-    """Opens and locks a file or a directory; returns its descriptor.
+    """Opens and locks a file or a directory; waits for other processes.
+
+    Args:
+        path: path of the file or directory.
+        how: kind of lock: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        seconds: timeout of the wait.
+        flags: flags for `os.open`.
+        makes: whether to create a missing directory.
+
+    Returns:
+        The file descriptor; closing the descriptor releases the lock.
 
     Raises:
-        CheckpointError: another process holds the lock for longer than `seconds`.
+        CheckpointError: another process has held the lock until the timeout.
         OSError: the path cannot be opened; or the file system has no locks for files.
     """
     limit, is_said = time.monotonic() + seconds, False
@@ -86,11 +97,16 @@ def acquire(
 def lock(
     descriptor: int, how: int, take: Callable[[int, int], None] = fcntl.flock
 ) -> bool | None:
-    """Tries to take the lock without blocking.
+    """Tries to lock an open file, without blocking.
+
+    Args:
+        descriptor: descriptor of the file.
+        how: kind of lock: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        take: function that locks.
 
     Returns:
-        True if acquired, False if another process holds the lock, None if the file
-        system has no locks.
+        True if locked; False if another process holds the lock; None if the file system
+        has no locks.
     """
     try:
         take(descriptor, how | fcntl.LOCK_NB)
@@ -102,7 +118,8 @@ def lock(
 
 
 def is_at(descriptor: int, path: str) -> bool:
-    """Returns whether an open file still has its name."""
+    """Returns whether a path still leads to an open file: the file was not deleted or
+    replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -1,21 +1,22 @@
 """Commits of flat checkpoints, as a user's CheckpointManager writes them.
 
 TensorFlow writes `ckpt-5.index` and its data files under their final names, so an
-interrupted save looks like a finished save. Hence the intent: a file
-`ckpt-5.tfpreempt-intent`, durable before TensorFlow starts to write, removed after the
-marker. (For a save_fn the intent is written when the files are intact, before the
-sidecar.)
+interrupted save looks like a finished save. To tell them apart, tfpreempt writes an
+*intent*: a file `ckpt-5.tfpreempt-intent`, durable before TensorFlow starts to write,
+removed after the marker is written. (For a save_fn the intent is written when the files
+are complete, before the sidecar.)
 
-A checkpoint with an intent and no marker is incomplete and ignored, unless its index is
-unchanged since before the intent (then the save never began). A checkpoint with neither
-intent nor sidecar was saved by the user's own `manager.save()`: a foreign checkpoint. A
-sidecar without intent and marker belongs to a commit that lost its marker.
+The *sidecar* is a directory `ckpt-5.tfpreempt/` with the shards of the workers, States,
+MANIFEST.json and the marker COMMITTED. A sidecar is removed at the next commit after
+its checkpoint was deleted.
 
-The flat form exists on disks only: `failure.check_directory` refuses URLs, because the
-sidecar of an older save under the same name cannot be replaced atomically there.
+- With an intent and no marker, a checkpoint is incomplete, and ignored. Exception: if
+  the index is the same as before the intent, the save never began to write.
+- Without intent and sidecar, a checkpoint was saved by the user's own `manager.save()`.
+- Without intent and marker, a sidecar belongs to a commit that lost its marker.
 
-Sidecars (`ckpt-5.tfpreempt/`: shards, States, MANIFEST.json, COMMITTED) are removed at
-the next commit after their checkpoint is gone.
+Flat checkpoints exist on disks only: `os_errors.check_directory` refuses URLs, because
+an object store cannot replace the sidecar of an older save atomically.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ from tfpreempt.storage.files import Files, write_durably
 _log = logging.getLogger(__name__)
 
 _MAX_BYTES = 4096  # largest size of an intent
-# Files written by TensorFlow before their final rename.
+# Names of TensorFlow's files before the final rename.
 _IN_TEMPORARY = re.compile(r"part(-\d{5}-of-\d{5})?\.(index|data-\d{5}-of-\d{5}).*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """A flat checkpoint that a save of this process is about to write.
+    """The intent of a save: the flat checkpoint that the save is about to write.
 
     Attributes:
         prefix: TensorFlow's prefix.
         attempt: name of the save.
-        before: stamp of an intact checkpoint that already has the prefix, or None.
+        before: size and time of the index of a complete checkpoint that has the prefix
+            already; None without such a checkpoint.
     """
 
     prefix: str
@@ -70,13 +72,15 @@ def intent_of(attempt: str, prefix: str) -> Intent:
 
 
 def write_intent(files: Files, intent: Intent) -> None:
-    """Writes the intent, before TensorFlow writes anything under the prefix.
+    """Writes the intent file. Called before TensorFlow writes anything under the
+    prefix.
 
-    An intact checkpoint that has the prefix stays intact under the intent.
+    A complete checkpoint that already has the prefix still counts as complete, until
+    TensorFlow replaces its index.
 
     Raises:
         LinkError: a link would make TensorFlow write to another directory.
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     prefix = intent.prefix
     if file_reading.is_link(_temporary(prefix)):
@@ -86,18 +90,18 @@ def write_intent(files: Files, intent: Intent) -> None:
 
 
 def abandon(files: Files, intent: Intent) -> None:
-    """Ends the intent of a save that failed; on the chief.
+    """Removes the intent of a save that failed. Called on the chief.
 
-    No fence stops TensorFlow. If the lease was lost, the next owner of the lease may
-    have closed the intent before TensorFlow wrote the files. The files are then
-    recorded as incomplete here.
+    The fence of the lease does not stop TensorFlow: if this process lost the lease, the
+    next owner may have removed the intent before TensorFlow wrote the files. In that
+    case the files are recorded as incomplete.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     prefix, record = intent.prefix, _intent(intent.prefix) or {}
     if record.get("attempt", intent.attempt) != intent.attempt:
-        return  # the next owner of the lease saves under this name now
+        return  # the next owner of the lease is saving under this prefix
     if not _has_marker(prefix) and _stamp(prefix) not in (None, intent.before):
         _write(files, prefix, half=_stamp(prefix))
     _close(files, prefix)
@@ -105,7 +109,7 @@ def abandon(files: Files, intent: Intent) -> None:
 
 
 def is_half_written(prefix: str) -> bool:
-    """Returns whether a save of tfpreempt left this checkpoint incomplete."""
+    """Returns whether a checkpoint is incomplete, as left by a save of tfpreempt."""
     record = _intent(prefix)
     if record is None:
         return False
@@ -122,16 +126,17 @@ def publish(
     staged: commit.StagedFiles,
     draft: Manifest,
 ) -> tuple[str, Manifest]:
-    """Commits a flat checkpoint: TensorFlow's files plus the staged shards.
+    """Commits a flat checkpoint: TensorFlow's files, and the staged shards as a
+    sidecar.
 
     Args:
         files: the file operations.
         clock: time source that measures the duration of the save.
         directory: the checkpoint directory.
         staged: the staged save. `prefix` is TensorFlow's prefix, or a file or directory
-            returned by a save_fn; the staging directory, with shards and States, may be
+            returned by a save_fn. The staging directory, with shards and States, may be
             missing.
-        draft: the manifest without files.
+        draft: the manifest without its list of files.
 
     Returns:
         The prefix, and the manifest.
@@ -175,7 +180,8 @@ def publish(
     manifest = commit.seal(files, clock, staged, contents, folders, draft)
     files.sync_dir(base)  # TensorFlow's files
     if not file_reading.is_there(prefix + layout.INTENT_SUFFIX):
-        # A save_fn's files are intact already, and must not count as incomplete.
+        # The files of a save_fn are complete: the intent must not make them count as
+        # incomplete.
         write_intent(files, intent_of(staged.attempt, prefix))
     _make_room(files, prefix)
     files.rename(staging, layout.sidecar(prefix))
@@ -188,9 +194,8 @@ def publish(
 
 
 def payload_files(prefix: str) -> list[str]:
-    """Returns the files of a prefix: the file itself, TensorFlow's files, or the files
-    below a directory.
-    """
+    """Returns the files of a checkpoint: the file `prefix` itself, TensorFlow's files,
+    or the files in the directory `prefix`."""
     if file_reading.is_dir(prefix):
         return [os.path.join(prefix, name) for name in file_reading.tree(prefix)]
     base, stem = os.path.split(prefix)
@@ -203,25 +208,26 @@ def payload_files(prefix: str) -> list[str]:
 
 
 def sweep(files: Files, directory: str) -> None:
-    """Removes sidecars and intents whose checkpoint is gone; on the chief.
+    """Removes sidecars and intents whose checkpoint was deleted. Called on the chief.
 
-    A checkpoint that lacks only its index, and is not the oldest, is corrupt and stays:
-    no manager deletes in this order.
+    If only the index of a checkpoint is missing, the checkpoint is corrupt, and its
+    sidecar stays. Exception: the oldest checkpoint, because a manager that was
+    interrupted may have deleted its index.
 
     Args:
         files: the file operations.
         directory: the directory to sweep.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     found = [e for e in catalog.scan(directory) if e.kind is catalog.Kind.FLAT]
     there = [catalog.has_payload(each.path) for each in found]
     for number, entry in enumerate(found):
         if there[number]:
             continue
-        # A manager deletes the oldest checkpoint first, the index before the data. The
-        # deletion may have been interrupted.
+        # A manager deletes the oldest checkpoint first, and the index before the data;
+        # the deletion may have been interrupted.
         is_oldest = any(there[:number]) and not any(there[number:])
         if is_oldest or not payload_files(entry.path):
             retention.delete(files, entry)
@@ -231,13 +237,15 @@ def sweep(files: Files, directory: str) -> None:
 
 
 def resolve_intents(files: Files, directory: str) -> None:
-    """Closes the intents of finished saves; on the chief, before its first save.
+    """Removes or updates the intents of interrupted saves. Called on the chief, before
+    its first save.
 
-    An incomplete checkpoint is recorded by the stamp of its index, so a later save by
-    the user under the same name counts again.
+    An incomplete checkpoint is recorded by size and time of its index. If the user
+    later saves under the same name, the new index differs, and the checkpoint counts
+    again.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     names = file_reading.names(directory)
     suffixes = (layout.SIDECAR_SUFFIX, layout.INTENT_SUFFIX)
@@ -246,7 +254,8 @@ def resolve_intents(files: Files, directory: str) -> None:
             _close(files, prefix)
         sweep(files, directory)
     for name in names:
-        if name.endswith(layout.INTENT_SUFFIX + ".tmp"):  # has no reader
+        # Temporary file of an intent, left by a killed process.
+        if name.endswith(layout.INTENT_SUFFIX + ".tmp"):
             files.remove(os.path.join(directory, name))
 
 
@@ -259,7 +268,8 @@ def _close(files: Files, prefix: str) -> None:
     holder = layout.sidecar(prefix)
     has_marker = _has_marker(prefix)
     if file_reading.is_real_dir(holder) and not has_marker:
-        # Without its intent the sidecar would look like a commit that lost its marker.
+        # Delete the sidecar before the intent: without the intent it would look like a
+        # commit that lost its marker.
         retention.delete(files, catalog.read_at(prefix))
     if is_half_written(prefix) and not has_marker:
         _write(files, prefix, half=_stamp(prefix))
@@ -268,7 +278,7 @@ def _close(files: Files, prefix: str) -> None:
 
 
 def _has_marker(prefix: str) -> bool:
-    """Returns whether the prefix belongs to a commit of tfpreempt."""
+    """Returns whether a flat checkpoint is committed."""
     return file_reading.is_there(os.path.join(layout.sidecar(prefix), layout.MARKER))
 
 
@@ -283,7 +293,8 @@ def _write(files: Files, prefix: str, **said: Any) -> None:
 
 
 def _intent(prefix: str) -> dict[str, Any] | None:
-    """Returns an intent's record; {} if unreadable, None if there is no intent."""
+    """Returns the record in an intent file. {} if the record is unreadable; None
+    without an intent."""
     try:
         record = json.loads(
             file_reading.read(prefix + layout.INTENT_SUFFIX, _MAX_BYTES)
@@ -300,7 +311,7 @@ def _make_room(files: Files, prefix: str) -> None:
     if file_reading.is_real_dir(holder):
         retention.delete(files, catalog.read_at(prefix))
     if file_reading.is_there(holder):
-        # Written by another program: moved out of the way, not deleted.
+        # Another program wrote the directory: rename it, do not delete it.
         number = 1
         while file_reading.is_there(f"{holder}-{number}"):
             number += 1
@@ -308,7 +319,8 @@ def _make_room(files: Files, prefix: str) -> None:
 
 
 def intents(directory: str, names: Iterable[str]) -> list[str]:
-    """Returns the prefixes of flat saves that are running or were interrupted.
+    """Returns the prefixes that have an intent: their save is running or was
+    interrupted.
 
     Args:
         directory: path of the directory.

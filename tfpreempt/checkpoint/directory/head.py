@@ -1,10 +1,11 @@
-"""The head of a directory or a mirror: has another run committed there meanwhile?
+"""Detects whether another run has committed to a directory or mirror meanwhile.
 
-A run resumes from the commits found at its start. No other run commits while the run
-holds the lease. Once the lease is released, another run may commit: the commits of both
-would be mixed if the first run published again. The head is the newest commit of other
-processes known to the run. Each manifest names a parent: the newest commit
-before the publication.
+A run resumes from the commits found at its start. While the run holds the lease, no
+other run commits. Once the lease is released, another run may commit; a later commit of
+the first run would then mix the commits of both. So the run remembers the *head*: the
+newest commit of other processes. If a newer commit of another process appears, the run
+stops. In addition, each manifest names a *parent*: the newest commit when the commit
+was made.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NONE = Parent(token="", sequence=0)
 
 
 class HeldLease(Protocol):
-    """A lease, as seen by the code that writes under the lease."""
+    """The lease, as used by code that writes files under the lease."""
 
     @property
     def token(self) -> str | None:
@@ -39,11 +40,12 @@ class HeldLease(Protocol):
         ...
 
     def lose_to_another_run(self) -> NoReturn:
-        """Raises an error: another run had the lease meanwhile, and committed."""
+        """Raises an error: another run has held the lease meanwhile, and committed."""
         ...
 
     def moving(self) -> contextlib.AbstractContextManager[str | None]:
-        """Returns a context with a path through which to move a file, or with None."""
+        """Returns a context with a path in the lease's directory, through which to move
+        a file; or with None, if the lease has no directory."""
         ...
 
 
@@ -51,23 +53,23 @@ class HeldLease(Protocol):
 class Head:
     """The newest known commit of other processes.
 
-    Used by a single thread at a time: the thread that lists the commits, or publishes a
-    commit.
+    Not thread-safe: used by the thread that lists the commits, or by the thread that
+    publishes a commit.
     """
 
-    _base: Parent | None = None  # None before the first listing
-    _lease: str | None = None  # token of the lease at the last listing
+    _base: Parent | None = None  # None before the first `follow`
+    _lease: str | None = None  # token of the lease at the last `follow`
 
     @property
     def is_known(self) -> bool:
-        """Whether the run has listed the commits."""
+        """Whether `follow` was called: the run has listed the commits."""
         return self._base is not None
 
     def has_moved(self, found: Iterable[Entry]) -> bool:
         """Returns whether another run has committed since the last call of `follow`.
 
         Args:
-            found: the commits that are there now.
+            found: the present commits.
         """
         there, base = newest(each for each in found if not is_own(each)), self._base
         if base is None or there.sequence < base.sequence:
@@ -76,15 +78,15 @@ class Head:
         return there.sequence > base.sequence or is_other
 
     def follow(self, found: Iterable[Entry], lease: HeldLease) -> None:
-        """Takes the current commits into account, if no other run made them meanwhile.
+        """Remembers the newest present commit of other processes.
 
-        While the process holds the same lease, every commit is taken into account
-        without a check.
+        If the lease was released since the last call, first checks that no other run
+        has committed.
 
         Args:
-            found: the commits that are there now, or that the process adds.
-            lease: lease of the directory or mirror. A process without the lease takes
-                into account only the commits of its first call.
+            found: the present commits, including commits that this process adds.
+            lease: lease of the directory or mirror. Without the lease, only the first
+                call has an effect.
 
         Raises:
             LeaseLostError: another run has committed while the lease was released.
@@ -102,11 +104,11 @@ class Head:
 
 
 def newest(commits: Iterable[Entry]) -> Parent:
-    """Returns the newest of some commits as the parent of the next commit.
+    """Returns the newest of some commits, in the form of a parent for the next commit.
 
     Args:
-        commits: checkpoints to choose from. Checkpoints of other programs have no
-            sequence and do not count.
+        commits: checkpoints to choose from. Checkpoints of other programs do not count,
+            because they have no sequence.
     """
     found = max(commits, key=catalog.rank, default=None)
     if found is None or found.sequence is None:
@@ -115,11 +117,12 @@ def newest(commits: Iterable[Entry]) -> Parent:
 
 
 def this_process() -> str:
-    """Returns the process's name in its manifests; a forked child has another name."""
+    """Returns the name of this process in its manifests. A forked child has another
+    name."""
     return f"{_PROCESS}-{os.getpid()}"
 
 
 def is_own(commit: Entry) -> bool:
-    """Returns whether the process made a commit."""
+    """Returns whether this process made a commit."""
     manifest = commit.manifest
     return manifest is not None and manifest.metadata.get("process") == this_process()

@@ -1,34 +1,39 @@
 """Names and paths of the files in a checkpoint directory.
 
-Own form, in `<dir>`:
+A checkpoint is usually a directory that tfpreempt writes (the "own form"), in `<dir>`:
 
-    checkpoint                      TensorFlow's state file, names the newest commit
-    <number>/                       one commit; <number>.<sequence>/ if the plain name
-                                    belongs to an older commit or another program
+    checkpoint                      TensorFlow's state file; names the newest commit
+    <number>/                       one commit; <number>.<sequence>/ if an older commit
+                                    or another program has the name <number>/
         ckpt.index, ckpt.data-*     TensorFlow's files
-        states/<name>.state         replicated States, written by the chief
-        worker-0000/<name>.state    the shard of one worker
-        MANIFEST.json               the files above, with sizes and crc32c
-        COMMITTED                   the marker; only the marker makes a checkpoint
-        .metadata.json              metadata that a user added later, with a handle
-        .was-committed              in a commit that TensorFlow's state file cannot name
-    .tfpreempt-staging/<attempt>/   the same files before the commit
-    .tfpreempt-staging/<attempt>.parts/0001/  TensorFlow's data files that a worker has
-                                    written, until the chief moves them to the others
-    .tfpreempt-directory            a token: its readers share the storage
-    .tfpreempt-lease/<token>/       the owner of the lease, and its path for writing
-    .tfpreempt-fetch.lock           held while a plain program fetches a commit
+        states/<name>.state         States that are equal on all workers, by the chief
+        worker-0000/<name>.state    shard: the States of one worker
+        MANIFEST.json               list of the files above, with sizes and crc32c
+        COMMITTED                   the marker; without a marker there is no commit
+        .metadata.json              metadata that a user added to the checkpoint later
+        .was-committed              witness: evidence of a commit, if TensorFlow's state
+                                    file cannot name the commit
+    .tfpreempt-staging/<attempt>/   the files of a save before the commit
+    .tfpreempt-staging/<attempt>.parts/0001/  data files that a worker has written for
+                                    TensorFlow's part; the chief moves them to the save
+    .tfpreempt-directory            a token; equal for processes with the same storage
+    .tfpreempt-lease/<token>/       the lease: record of the holder, and files that the
+                                    holder is moving
+    .tfpreempt-fetch.lock           held while a process without a lease downloads a
+                                    commit
 
-Earlier versions wrote a commit in a URL (gs://bucket/run) under its final name. Such a
+Earlier versions wrote a commit at a URL (gs://bucket/run) under its final name. Such a
 directory is a commit at any path, so a copied bucket can be restored:
 
     commit-<attempt>/               one commit, files as above, the marker last
 
-Flat form (a user's CheckpointManager, or a path that save_fn returned): TensorFlow's
-files as TensorFlow wrote them, `ckpt-5.index`, `ckpt-5.data-*`, and next to them
+In the flat form (a user's CheckpointManager, or a path returned by save_fn),
+TensorFlow's files have TensorFlow's names, `ckpt-5.index`, `ckpt-5.data-*`. Beside them
+are
 
-    ckpt-5.tfpreempt/               states/, worker-0000/, MANIFEST.json, COMMITTED
-    ckpt-5.tfpreempt-intent         only while tfpreempt saves under this name
+    ckpt-5.tfpreempt/               sidecar: states/, worker-0000/, MANIFEST.json,
+                                    COMMITTED
+    ckpt-5.tfpreempt-intent         exists only while tfpreempt saves under this name
 """
 
 from __future__ import annotations
@@ -56,9 +61,9 @@ INTENT_SUFFIX = ".tfpreempt-intent"
 PARTS_SUFFIX = ".parts"
 
 STATE_SUFFIX = ".state"
-IN_PLACE = "commit-"  # prefix of a commit that an earlier version wrote to a URL
+IN_PLACE = "commit-"  # prefix of commits written to a URL by an earlier version
 ATTEMPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-# Directory names of commits in the own form.
+# Directory names of commits that are not flat.
 COMMIT = re.compile(
     rf"(0|[1-9][0-9]{{0,18}})(\.[1-9][0-9]{{0,18}})?|{IN_PLACE}{ATTEMPT.pattern}"
 )
@@ -66,22 +71,24 @@ _STATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
 
 
 def is_same(one: str, other: str) -> bool:
-    """Returns whether two paths lead to the same directory, by links or mounts."""
+    """Returns whether two paths lead to the same directory, possibly through links or
+    mounts."""
     try:
         return one == other or os.path.samefile(one, other)
     except OSError:
-        return False  # a directory is missing
+        return False  # a directory is missing, or cannot be accessed
 
 
 def staging_directory(directory: str, attempt: str) -> str:
-    """Returns the directory for the files of one save before the commit.
+    """Returns the directory for the files of a save before the commit.
 
-    The name has no step: workers with unequal numbers of steps save together at
-    different steps.
+    The step is not part of the name, because workers with unequal numbers of steps save
+    together at different steps.
 
     Args:
         directory: the checkpoint directory.
-        attempt: name of the save, the same on all workers and different for every save.
+        attempt: name of the save: the same on all workers, and different for every
+            save.
 
     Raises:
         ConfigurationError: the attempt cannot be a file name.
@@ -95,34 +102,37 @@ def staging_directory(directory: str, attempt: str) -> str:
 
 
 def parts_directory(staged: str, worker: int) -> str:
-    """Returns the directory for a worker's share of TensorFlow's data files.
+    """Returns the directory for the data files that a worker writes for TensorFlow's
+    part of a save.
 
-    The directory is outside of the staging directory. A worker that writes too late,
-    for example after it was suspended, can therefore add no file to the commit.
+    The directory is not in the staging directory. So a worker that writes too late, for
+    example because it was suspended, cannot add a file to the commit.
     """
     return os.path.join(staged + PARTS_SUFFIX, f"{worker:04d}")
 
 
 def worker_name(worker: int) -> str:
-    """Returns the directory name of one worker's shard."""
+    """Returns the name of the directory for one worker's own files."""
     return f"{WORKER}{worker:04d}"
 
 
 def is_part(name: str) -> bool:
-    """Returns whether a name is that of tfpreempt's own directories in a commit."""
+    """Returns whether a name in a commit is a directory of tfpreempt: for States, or
+    for a worker's own files."""
     return name == STATES or name.startswith(WORKER)
 
 
 def sidecar(prefix: str) -> str:
-    """Returns the directory with tfpreempt's files for a flat checkpoint."""
+    """Returns the path of the sidecar: the directory with tfpreempt's files beside a
+    flat checkpoint."""
     return prefix + SIDECAR_SUFFIX
 
 
 def check_state_name(name: object) -> str:
-    """Returns the name if the name can safely become a file name.
+    """Returns the name of a State, after checking that the name can be a file name.
 
     Raises:
-        ConfigurationError: the name cannot.
+        ConfigurationError: the name cannot be a file name.
     """
     if not isinstance(name, str) or not _STATE_NAME.fullmatch(name):
         raise errors.ConfigurationError(

@@ -1,7 +1,7 @@
-"""The manifest of a commit: its files, their sizes and checksums, and its writer.
+"""The manifest of a commit: the files with sizes and checksums, the step, the writer.
 
-A manifest may come from a failing disk, or from another user's bucket. Every field is
-therefore checked before the field is used; the error names the field.
+A manifest may come from a failing disk, or from another user's bucket. So every field
+is checked before it is used; the error names the field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class FileEntry:
     """A file of a commit.
 
     Attributes:
-        name: path relative to the manifest's base directory, "/" between parts.
+        name: path relative to the directory to which the manifest refers, with "/"
+            between the parts.
         size: number of bytes.
         crc32c: checksum of the whole file, unsigned 32 bits.
     """
@@ -37,10 +38,10 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The commit on which a newer commit was published.
+    """The newest commit at the time when a commit was made.
 
     Attributes:
-        token: token of the commit; "" if there was no commit, or no readable commit.
+        token: token of the parent; "" if there was no commit, or no readable commit.
         sequence: the highest known sequence; 0 if there was no commit.
     """
 
@@ -50,24 +51,23 @@ class Parent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The description of a commit.
+    """The description of a commit, stored in MANIFEST.json.
 
     Attributes:
-        step: the step number that the checkpoint carries.
+        step: the saved step.
         sequence: 1 for the first commit in a directory, then counting up.
         world_size: number of workers of the run that wrote the commit.
-        workers: indices of the workers whose shards are in the commit.
-        files: entries of the files, in name order.
-        prefix: TensorFlow's prefix relative to the manifest's base directory; None if
-            the commit has no tf.train.Checkpoint.
+        workers: indices of the workers whose own files are in the commit.
+        files: entries of the files, sorted by name.
+        prefix: TensorFlow's prefix, relative to the same directory as the file names;
+            None if the commit has no tf.train.Checkpoint.
         versions: versions of the software that wrote the commit, by package name.
         because: reason of the save: "preemption", "periodic", "save", "error",
             "finished" or "snapshot".
-        save_seconds: time from the start of the save to the manifest.
+        save_seconds: time from the start of the save to the writing of the manifest.
         metadata: further JSON values.
-        parent: the newest commit when this commit was published; for a snapshot, the
-            newest commit of the checkpoint directory. None in manifests of earlier
-            versions.
+        parent: the newest commit when this commit was made; for a snapshot, the newest
+            commit of the checkpoint directory. None in manifests of earlier versions.
     """
 
     step: int
@@ -84,18 +84,18 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Total size of the files."""
+        """Total size of the files in bytes."""
         return sum(entry.size for entry in self.files)
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """Returns the manifest as the bytes of MANIFEST.json."""
+    """Returns a manifest as the content of MANIFEST.json."""
     record = {"format": _FORMAT, **dataclasses.asdict(manifest)}
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _is_whole(low: int, limit: int) -> Callable[[Any], bool]:
-    # `type` and not isinstance: a bool is an int in Python, but not in a manifest
+    # Use `type`, not isinstance: a bool is an int in Python, but not in a manifest.
     return lambda value: type(value) is int and low <= value < limit
 
 
@@ -128,7 +128,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], object], str]] = {
 
 @functools.lru_cache(maxsize=8)
 def from_json(data: bytes, source: str) -> Manifest:
-    """Returns the manifest after a check of every field; equal calls are cached.
+    """Returns the manifest in the content of MANIFEST.json, after a check of every
+    field. The last results are cached.
 
     Args:
         data: the bytes of MANIFEST.json.
@@ -165,7 +166,7 @@ def from_json(data: bytes, source: str) -> Manifest:
         source, "workers", workers, are_indices, f"distinct indices below {num_workers}"
     )
 
-    # The files, in name order.
+    # The files, sorted by name.
     _check(source, "len(files)", len(files), len(files) <= MAX_FILES, _FEW)
     found: dict[str, FileEntry] = {}
     for position, file in enumerate(files):

@@ -1,14 +1,13 @@
-"""Deletes unneeded commits and leftovers, and only files written by tfpreempt.
+"""Deletes commits beyond the number to keep, and leftovers of interrupted saves.
 
-From a commit only the files named by its manifest are deleted, and empty directories.
-The evidence that there was a commit goes first: the entry in TensorFlow's state file,
-or the witness. Then the marker goes, and the manifest last, before its own directory.
-An interrupted deletion therefore leaves an uncommitted save, whose deletion the next
-start finishes.
+Only files written by tfpreempt are deleted: of a commit, the files named by its
+manifest, and empty directories. The evidence that a commit exists is deleted first: the
+entry in TensorFlow's state file, or the witness file. The marker is next. The manifest
+is the last file, before its directory. So an interrupted deletion leaves an uncommitted
+save, which the next start of the program deletes completely.
 
-tfpreempt creates no `workertemp_*` directories (the payload written by workers other
-than the chief is in `.parts`), and so never deletes such directories: they belong to
-TensorFlow's own handler.
+Directories `workertemp_*` are never deleted: they belong to TensorFlow's own handler.
+tfpreempt creates no such directories (the workers write into `.parts`).
 """
 
 from __future__ import annotations
@@ -36,16 +35,17 @@ QUIET_SECONDS = 3600.0
 def plan(
     entries: Iterable[Entry], max_to_keep: int | None, corrupt: Collection[str] = ()
 ) -> tuple[list[Entry], list[Entry]]:
-    """Returns the commits of the own form to keep and to delete.
+    """Decides which commits to keep and which to delete. Flat checkpoints are in
+    neither list.
 
     Args:
         entries: the checkpoints in the directory, newest first.
         max_to_keep: number of commits to keep, at least 1; None keeps all.
-        corrupt: tokens of known corrupt commits: not counted as kept, and deleted
-            first.
+        corrupt: tokens of commits known to be corrupt. They do not count as kept, and
+            are deleted.
 
     Returns:
-        The commits to keep and the commits to delete, oldest first.
+        The commits to keep and the commits to delete, both oldest first.
     """
     own = [e for e in entries if e.is_committed and e.kind is Kind.OWN][::-1]
     if max_to_keep is None:
@@ -55,14 +55,18 @@ def plan(
 
 
 def delete(files: Files, entry: Entry) -> None:
-    """Deletes tfpreempt's files in a commit's directory (or a sidecar directory).
+    """Deletes tfpreempt's files of a commit. Does nothing without a readable manifest.
+
+    Args:
+        files: the file operations.
+        entry: the commit; of a flat checkpoint, only the sidecar is deleted.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     holder = os.path.join(entry.store.uri, entry.holder)
     if entry.manifest is None or not file_reading.is_real_dir(holder):
-        return  # written by another program, or already deleted by another process
+        return  # not tfpreempt's, or already deleted
     if entry.kind is Kind.OWN:
         checkpoint_state.unlist(
             files, entry.store.uri, f"{entry.name}/{layout.PAYLOAD}"
@@ -74,12 +78,14 @@ def delete(files: Files, entry: Entry) -> None:
     files.remove(os.path.join(holder, layout.MARKER))
     files.sync_dir(holder)
     sizes = {entry.file(file.name): file.size for file in entry.manifest.files}
-    # A file outside of this directory belongs to the user's manager.
+    # Files outside of the directory belong to the user's manager.
     paths = [path for path in sizes if path.startswith(holder + "/")]
     folders = {holder, *map(os.path.dirname, paths)}
-    # The kernel frees the pages of a file in the thread that removes it.
+    # Remove large files with several threads: the kernel frees the memory pages of a
+    # file in the thread that removes the file.
     large = [path for path in paths if sizes[path] >= _LARGE_BYTES]
-    with contextlib.suppress(RuntimeError):  # no thread can start
+    # No new thread can start: remove the files below.
+    with contextlib.suppress(RuntimeError):
         map_in_threads(
             files.remove, large, threads=os.cpu_count() or 1, name="tfpreempt-delete"
         )
@@ -89,27 +95,29 @@ def delete(files: Files, entry: Entry) -> None:
             files.remove(path)
     files.remove(os.path.join(holder, layout.METADATA))
     for name in file_reading.names(holder):
-        if name.startswith(TEMPORARY):  # metadata, left by a killed process
+        # Temporary file of the metadata, left by a killed process.
+        if name.startswith(TEMPORARY):
             files.remove(os.path.join(holder, name))
     for name in (layout.MARKER, layout.MANIFEST, layout.METADATA, layout.WITNESS):
         files.remove(os.path.join(holder, name + ".tmp"))
     for folder in sorted(folders, key=len, reverse=True):
-        if folder == holder:  # until here the manifest proves tfpreempt's ownership
+        # Last: the manifest proves that tfpreempt wrote the directory.
+        if folder == holder:
             files.remove(os.path.join(holder, layout.MANIFEST))
         if file_reading.is_real_dir(folder) and not file_reading.names(folder):
             files.remove_dir(folder)
 
 
 def delete_staging(files: Files, path: str) -> None:
-    """Deletes a staging directory and its content; a link to a directory is left alone.
+    """Deletes a staging directory and its content. Does nothing if the path is a link.
 
-    Files are deleted from the top down in name order, so that a marker, if there is a
-    marker after all, is the first. The manifest is deleted last: if a process that lost
-    its lease renames the directory meanwhile, the rest still counts as an uncommitted
-    save, removed by the next start.
+    Files are deleted from the top down, in name order, so a marker, if there is one,
+    goes first. The manifest goes last: if a process that lost its lease renames the
+    directory during the deletion, the remaining files count as an uncommitted save,
+    which the next start of the program deletes.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     if not file_reading.is_real_dir(path):
         return
@@ -133,12 +141,12 @@ def delete_staging(files: Files, path: str) -> None:
 def clean(
     files: Files, directory: str, clock: Clock, *, is_sole: bool = True
 ) -> list[str]:
-    """Removes uncommitted saves; called before the first save of the process.
+    """Deletes uncommitted saves. Called before the first save of the process.
 
-    The chief holds the lease of the directory, so no other process can commit there,
-    and every save begun by another process is over. The directory of a worker with
-    separate storage has no lease, and another worker of the machine may use the
-    directory too: there a save is over after `QUIET_SECONDS` without a change.
+    On the chief, which holds the lease of the directory, no other process can commit
+    there, so every uncommitted save has ended. A worker with separate storage has no
+    lease, and another worker on the machine may use the same directory. There a save
+    counts as ended after `QUIET_SECONDS` without a change.
 
     Args:
         files: the file operations.
@@ -150,15 +158,15 @@ def clean(
         The removed paths.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     removed = []
 
     def is_over(path: str) -> bool:
         return is_sole or _is_quiet(path, clock.wall())
 
-    # Saves, and the shares of other workers. `mirror/import_commit.py` finishes or
-    # removes a download.
+    # Delete staged saves, and the `.parts` of workers, but no download:
+    # `mirror/import_commit.py` completes or deletes downloads.
     staging = os.path.join(directory, layout.STAGING)
     is_there = file_reading.is_real_dir(staging)
     for name in file_reading.names(staging) if is_there else ():
@@ -177,13 +185,14 @@ def clean(
 
 
 def is_uncommitted(entry: Entry) -> bool:
-    """Returns whether an entry is a save in the own form, without a marker."""
+    """Returns whether an entry is a save without a marker, in a directory of
+    tfpreempt's own."""
     is_unmarked = entry.condition is CommitStatus.NOT_COMMITTED
     return entry.kind is Kind.OWN and is_unmarked and entry.manifest is not None
 
 
 def _is_quiet(path: str, now: float) -> bool:
-    """Returns whether nothing at or below a path has changed for QUIET_SECONDS."""
+    """Returns whether no file at or below a path has changed for QUIET_SECONDS."""
     changed = 0
     for each in (path, *(os.path.join(path, name) for name in file_reading.tree(path))):
         with contextlib.suppress(FileNotFoundError):

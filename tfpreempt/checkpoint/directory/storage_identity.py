@@ -1,11 +1,12 @@
-"""Is the checkpoint directory still the same storage as at the start?
+"""Checks that a checkpoint directory is the same storage as at the start of the run.
 
-A file system can be unmounted during training, or the directory moved away. Its path
-then leads to another disk, where a commit would count until the first disk is mounted
+During training, a file system can be unmounted, or the directory moved. The path then
+leads to another disk. A commit there would disappear once the first disk is mounted
 again. Device and inode numbers tell the two disks apart. A network file system may have
-new numbers after a remount; a file with a random token, in the directory, then shows
-that the storage is the same. The lease's record cannot replace the token: the record is
-removed when the lease is released, and the supervisor has no lease.
+new numbers after a remount. So the directory also contains a file with a random token:
+if the token is unchanged, the storage is the same. The lease's record cannot serve as
+the token, because the record is removed when the lease is released, and because the
+supervisor has no lease.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from tfpreempt.storage.files import Files, write_durably
 
 
 class DirectoryIdentity:
-    """The storage of a checkpoint directory at the creation of the object.
-
-    Any thread.
+    """Remembers the storage of a checkpoint directory when the object is created. Any
+    thread may call the methods.
 
     Args:
         directory: path of the checkpoint directory.
@@ -38,7 +38,7 @@ class DirectoryIdentity:
         self._token = read_token(directory)
 
     def check(self) -> None:
-        """Raises an error if the path leads to different storage now.
+        """Checks that the path still leads to the same storage.
 
         Raises:
             SaveError: the path leads to different storage, or nowhere; the message has
@@ -59,7 +59,7 @@ class DirectoryIdentity:
         )
 
     def is_same(self) -> bool:
-        """Returns whether the path leads to the same storage.
+        """Returns whether the path still leads to the same storage.
 
         Raises:
             OSError: the file system does not respond.
@@ -70,10 +70,10 @@ class DirectoryIdentity:
 
 
 def write_token(files: Files, directory: str) -> None:
-    """Writes the token of a directory that has no token yet; on the chief.
+    """Writes a random token into a directory without a token. Called on the chief.
 
     Raises:
-        OSError: the file system reports an error.
+        OSError: error of the file system.
     """
     path = os.path.join(directory, layout.TOKEN)
     if not file_reading.is_there(path):
@@ -81,17 +81,19 @@ def write_token(files: Files, directory: str) -> None:
 
 
 def _identity(directory: str) -> tuple[int, int] | None:
-    """Returns device and inode numbers; None if there is no directory."""
+    """Returns the device and inode numbers of a directory. None if there is no
+    directory."""
     try:
         status = os.stat(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    is_directory = stat.S_ISDIR(status.st_mode)  # a file may get the old inode number
+    is_directory = stat.S_ISDIR(status.st_mode)  # a file may reuse the inode number
     return (status.st_dev, status.st_ino) if is_directory else None
 
 
 def read_token(directory: str) -> str:
-    """Returns the token written by `write_token`; empty if the token cannot be read."""
+    """Returns the token written by `write_token`; an empty string if the token cannot
+    be read."""
     try:
         with file_reading.open_file(os.path.join(directory, layout.TOKEN)) as file:
             return file.read(64).decode("ascii", "replace")

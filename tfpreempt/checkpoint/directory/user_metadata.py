@@ -1,7 +1,7 @@
 """Metadata that users attach to a checkpoint: a JSON object beside the manifest.
 
-The marker vouches for the manifest, so the manifest never changes. The metadata may
-change at any time, and therefore is never in the manifest.
+The metadata may change at any time. The manifest must not change, because the marker
+contains its checksum. So the metadata is in a separate file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _MAX_BYTES = 4 << 20
 
 
 def encoded(metadata: object) -> bytes:
-    """Returns the metadata as bytes.
+    """Returns metadata as JSON bytes.
 
     Raises:
-        ConfigurationError: the metadata is no mapping of strings to JSON values.
+        ConfigurationError: the metadata is not a mapping of strings to JSON values, or
+            is too large.
     """
     if not isinstance(metadata, Mapping) or not all(
         isinstance(name, str) for name in metadata
@@ -47,10 +48,10 @@ def encoded(metadata: object) -> bytes:
 
 
 def read(checkpoint: Entry) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint; empty if there is none.
+    """Returns the metadata of a checkpoint; an empty dict without metadata.
 
     Raises:
-        CheckpointCorruptedError: the file is no JSON object, or too large.
+        CheckpointCorruptedError: the file is not a JSON object, or is too large.
         CheckpointError: the file cannot be read.
     """
     target = io.BytesIO()
@@ -73,7 +74,8 @@ def read(checkpoint: Entry) -> dict[str, Any]:
 
 
 def write(checkpoint: Entry, values: Mapping[str, Any]) -> None:
-    """Writes the metadata of a checkpoint atomically; the last writer wins.
+    """Replaces the metadata of a checkpoint atomically. If two processes write at once,
+    the last write counts.
 
     Raises:
         ConfigurationError: JSON cannot hold the values.
