@@ -70,7 +70,7 @@ def test_who_connects_without_is_told_the_same() -> None:
 
 def test_a_watcher_without_a_connection_is_the_callers_mistake() -> None:
     done = run_without("import tfpreempt; tfpreempt.PreemptionWatcher()")
-    assert "UsageError: PreemptionWatcher() was made before" in done.stderr
+    assert "UsageError: PreemptionWatcher() was created before" in done.stderr
 
 
 def test_the_error_is_an_import_error_and_ours() -> None:

@@ -30,6 +30,7 @@ def bases() -> dict[str, set[str]]:
     """
     return {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+        - {node.name}
         for path in (ROOT / "tfpreempt").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.ClassDef)
