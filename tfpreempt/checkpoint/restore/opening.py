@@ -27,7 +27,10 @@ from tfpreempt.storage.files import Files, LocalFiles
 
 
 class Checkpoints(Protocol):
-    """What the adapter of a framework, a module, does with the user's checkpoint."""
+    """Operations on a user's checkpoint, implemented by a framework's adapter.
+
+    An adapter is a module.
+    """
 
     def is_checkpoint(self, given: Any) -> bool:
         """Returns whether an object is a checkpoint, or manager, of the framework."""

@@ -1,17 +1,16 @@
 """Reads and writes the index of a TensorFlow checkpoint, without TensorFlow.
 
-A V2 checkpoint is a table (`<prefix>.index`) of BundleEntryProto values, which name the
-data file and the range of each tensor (tensorflow/core/util/tensor_bundle). A
-checkpoint without a manifest is complete if the table is intact and every data file is
-as long as its last tensor needs.
+A V2 checkpoint has an index file (`<prefix>.index`): a table with a BundleEntryProto
+for each tensor, with the tensor's data file and range (tensorflow/core/util/
+tensor_bundle). A checkpoint without a manifest counts as complete if the table is
+intact and no data file ends before its last tensor.
 
-The format of the table is LevelDB's (tensorflow/tsl `lib/io/table_builder.cc`,
+The table has LevelDB's format (tensorflow/tsl `lib/io/table_builder.cc`,
 `block_builder.cc` and `format.cc`): blocks of entries in key order, then an index block
 with the position of every block, then a footer with the position of the index block.
 TensorFlow compresses no block and appends a masked crc32c to every block, so corruption
-is detected. tfpreempt writes keys in full; every reader of the format accepts full
-keys. In a table written by TensorFlow, a key may omit the prefix shared with the
-previous key.
+is detected. TensorFlow may omit the prefix that a key shares with the previous key.
+tfpreempt writes every key in full, which readers of the format accept.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MAX_INDEX_BYTES = 1 << 30
 
 
 def check(prefix: str) -> None:
-    """Checks the index and the lengths of the data files.
+    """Checks the index and the lengths of the data files of a checkpoint.
 
     Raises:
         CheckpointCorruptedError: a file is missing, too short or unreadable.
@@ -68,7 +67,11 @@ def _check_data(prefix: str, shards: int, ends: dict[int, int]) -> None:
 
 
 def _read(data: bytes) -> tuple[int, dict[int, int]]:
-    """Returns the number of data files, and the minimum length of each."""
+    """Returns the number of data files, and the minimum length of every data file.
+
+    Args:
+        data: the table.
+    """
     shards = 1
     ends: dict[int, int] = {}
     for key, value in entries(data):
@@ -109,8 +112,8 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yields the keys and values of a table, in order.
 
     Raises:
-        ValueError: the table is too short or corrupt. IndexError, OverflowError and
-            struct.error mean the same.
+        ValueError: the table is too short or corrupt.
+        IndexError, OverflowError, struct.error: the table is corrupt.
     """
     if len(data) < _FOOTER_BYTES:
         raise ValueError(f"the index has {len(data)} bytes, too few for its footer")
@@ -123,7 +126,9 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def read(file: IO[bytes]) -> bytes:
-    """Reads a table; the end first, so that a sparse file does not fill the memory.
+    """Reads a whole table from a file.
+
+    Checks the end of the file first, so that a large sparse file is not read.
 
     Raises:
         OSError: the storage failed.
@@ -151,7 +156,7 @@ def to_bytes(values: Mapping[bytes, bytes]) -> bytes:
 
 
 def masked(crc: int) -> int:
-    """Masks a crc32c as TensorFlow does, for storage next to the summed bytes."""
+    """Returns a crc32c in the masked form in which TensorFlow stores checksums."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -216,9 +221,9 @@ def _in_blocks(
 
 
 def _add_block(table: bytearray, values: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Appends a block to a table; returns the handle, which is offset and size."""
+    """Appends a block to a table; returns its handle: offset and size, encoded."""
     block = bytearray()
-    restarts = []  # offsets of the keys stored in full, here every key
+    restarts = []  # LevelDB's restart points: offsets of keys in full, here every key
     for key, value in values:
         restarts.append(len(block))
         block += _varint_bytes(0) + _varint_bytes(len(key)) + _varint_bytes(len(value))

@@ -1,7 +1,7 @@
-"""The contents of a checkpoint, as written by TensorFlow or a save_fn.
+"""`Contents`: interface for the files that TensorFlow or a save_fn writes to a commit.
 
-`Contents` is the interface, with a subclass for each form (tensor_contents.py).
-`StagedSave` is the part of a save visible to contents.
+tensor_contents.py has the subclasses for a Checkpoint and a CheckpointManager.
+`StagedSave` has the attributes of a save that a subclass uses.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tfpreempt.checkpoint.state.state import State
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class StagedSave(StagedFiles):
-    """A worker's part of a save, captured or written so far.
+    """A save on one worker: the tensors captured, and the files written so far.
 
-    The part has one owner at a time: the main thread until the capture ends, then the
+    Used by one thread at a time: by the main thread until the capture ends, then by the
     thread that writes and publishes the save.
 
     Attributes:
         is_empty: whether a save_fn returned None, so that there is nothing to commit.
-        tensors: captured tensors not written yet. If `is_dealt`, the captured tensors
-            stay here until the commit.
-        is_dealt: whether every worker writes a share of the tensors replicated on all
-            workers.
+        tensors: captured tensors that are not written yet. If `is_dealt`, also the
+            written tensors, until the commit.
+        is_dealt: whether the tensors that every worker holds are divided among the
+            workers, and every worker writes a share.
         parts: data files already written, and not in an index yet.
         capture_seconds: time that training waited for the capture.
         share_seconds: time that this worker took to write its share, if `is_dealt`.
@@ -52,7 +52,8 @@ class StagedSave(StagedFiles):
         """Creates the staging directory; called before any file is written.
 
         Args:
-            prefix: TensorFlow's prefix on the chief, in the flat form.
+            prefix: TensorFlow's prefix, on the chief, if a CheckpointManager or save_fn
+                chooses the file names; otherwise None.
 
         Raises:
             SaveError: the checkpoint directory was replaced.
@@ -81,13 +82,15 @@ class StagedSave(StagedFiles):
 
 
 class Contents:
-    """The part of a checkpoint that TensorFlow or a save_fn writes; by default empty.
+    """Saves and restores what TensorFlow or a save_fn writes.
+
+    The base class is for programs without a checkpoint: nothing is written.
 
     Attributes:
-        states: States of the contents that every worker saves by itself.
+        states: States that belong to the contents, saved by every worker.
         can_be_async: whether saves can be written while training continues.
-        needs_prefix: whether a restore needs TensorFlow's files. If so, a commit of
-            named States alone is skipped.
+        needs_prefix: whether a restore needs TensorFlow's files. If so, a commit with
+            named States only is skipped.
     """
 
     states: Sequence[State] = ()
@@ -95,11 +98,12 @@ class Contents:
     needs_prefix: ClassVar[bool] = False
 
     def capture(self, save: StagedSave, *args: Any, **kwargs: Any) -> None:
-        """Captures this worker's part of the state; the chief writes small values.
+        """Captures the state of this worker; on the chief, also writes small values.
 
-        Main thread. Collective work is done even if the rest fails, because peers wait
-        for the worker. Large tensors may be kept for `write`: as references if the
-        tensors cannot change before `write`, as copies if the save `is_async`.
+        Called on the main thread. Work in which every worker takes part is done even if
+        an error occurs, because the other workers wait. Large tensors may be kept for
+        `write`: as copies if the save `is_async`; otherwise as references, because
+        training waits for `write`.
 
         Args:
             save: receives the captured state. `create_staging` is called before any
@@ -112,13 +116,16 @@ class Contents:
             save.number = int(number)
 
     def take_part(self) -> None:
-        """Does the collective work of a save, without a save; main thread."""
+        """Takes part in the collective reads of the other workers' `capture`.
+
+        Called on the main thread of a worker that captures nothing itself.
+        """
 
     def prepare(self) -> None:
-        """Searches for the keys of all objects, so that the first save need not.
+        """Determines the objects to save and their keys, to make the first save faster.
 
-        Main thread, at the boundary after the first step, when all objects exist. Reads
-        no tensor and needs no other worker. A save finds the changes since then.
+        Called on the main thread after the first step, when every object exists. Reads
+        no tensor, and needs no other worker. A save finds later changes by itself.
         """
 
     def held_bytes(self) -> int:
@@ -126,23 +133,25 @@ class Contents:
         return 0
 
     def free_copies(self) -> None:
-        """Frees the memory kept for the next asynchronous save; any thread."""
+        """Frees the memory kept for the next asynchronous save; on any thread."""
 
     def write(self, save: StagedSave) -> None:
-        """Writes the tensors kept by `capture`; any thread."""
+        """Writes the tensors kept by `capture`; called on any thread."""
 
     def complete(self, save: StagedSave, workers: Collection[int]) -> None:
-        """Adds the shares of the workers to a save that `is_dealt`; on the chief.
+        """Adds the tensors written by the workers to a save that `is_dealt`.
 
-        No tensor may have changed since `capture`.
+        Called on the chief, which writes missing tensors itself. So the tensors must
+        not have changed since `capture`.
 
         Args:
             save: save after a call of `write`.
-            workers: workers known to have written their share.
+            workers: indices of the workers known to have written their share of the
+                tensors.
         """
 
     def committed(self) -> None:
-        """Deletes checkpoints that a user's manager no longer keeps; on the chief."""
+        """Deletes checkpoints that the user's manager no longer keeps; on the chief."""
 
     def read_ahead(self, prefix: str) -> Mapping[str, tuple[int, int]]:
         """Reads the numeric tensors of a commit, and keeps them for `restore`.
@@ -151,7 +160,7 @@ class Contents:
             prefix: prefix of TensorFlow's files, not verified yet.
 
         Returns:
-            Size and crc32c of the files that were read as a whole, by path.
+            Size and crc32c, by path, of the files of which every byte was read.
         """
         return {}
 
@@ -159,7 +168,7 @@ class Contents:
         """Frees the tensors kept by `read_ahead`; a save frees them too."""
 
     def check(self, prefix: str) -> None:
-        """Reads the files that `restore` reads first, and assigns nothing.
+        """Checks that TensorFlow can read the files; assigns nothing.
 
         Args:
             prefix: prefix of TensorFlow's files.
@@ -169,35 +178,41 @@ class Contents:
         """
 
     def restore(self, prefix: str, *, with_data: bool = True) -> None:
-        """Compares the structure, then restores this worker's objects.
+        """Compares the checkpoint with the user's objects, then restores the objects.
 
         Args:
             prefix: prefix of TensorFlow's files.
-            with_data: whether the dataset iterators in the files belong to this worker.
-                Iterators with the same position on every worker are always restored.
+            with_data: whether to restore dataset iterators. The files have the
+                positions of the chief's iterators; iterators with one position for
+                every worker are always restored.
         """
 
     def unrestored_variables(self) -> Sequence[str]:
-        """Returns variables of the restored commit that no object has created yet.
+        """Returns names of variables in the restored commit that do not exist yet.
 
-        Returns the names. A save before the creation of the objects loses the
-        variables.
+        A variable is restored when the program creates it. A save before that moment
+        would lose the variable's value.
         """
         return ()
 
     def warn_of_unrestored(self) -> None:
-        """Warns of the unrestored variables, once."""
+        """Logs a warning with the unrestored variables, once."""
 
     def check_shares(self) -> None:
-        """Checks the data shares, before a restore with a different number of workers.
+        """Checks that the batches can be divided equally among the current workers.
+
+        Called before a restore with a different number of workers.
 
         Raises:
-            ConfigurationError: the current workers cannot share the data equally.
+            ConfigurationError: the batches cannot be divided equally.
         """
 
     def restored(self, candidate: Entry) -> None:
-        """Sets a CheckpointManager to the state after the restored checkpoint."""
+        """Updates the user's CheckpointManager after a checkpoint was restored."""
 
     def needs_peers(self) -> bool:
-        """Whether `capture` needs every worker at the same time (a collective read)."""
+        """Returns whether `capture` needs every worker at the same time.
+
+        For example, a collective read of a variable needs every worker.
+        """
         return False

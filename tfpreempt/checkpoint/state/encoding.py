@@ -16,7 +16,7 @@ import numpy as np
 from tfpreempt import errors
 
 _HEADER = struct.Struct("<8sI")
-MAGIC = b"tfpbytes"  # first bytes of a file by `write_parts`
+MAGIC = b"tfpbytes"  # first bytes of a file written by `write_parts`
 UNREADABLE = (
     *(struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
     *(OverflowError, RecursionError, MemoryError),
@@ -32,7 +32,7 @@ _EXPECTED = (
 
 
 def write_parts(fileobj: IO[bytes], header: Any, parts: list[bytes]) -> None:
-    """Writes a JSON header and byte strings, for `read_parts`."""
+    """Writes a JSON header and byte strings, in the format read by `read_parts`."""
     head = json.dumps({"header": header, "sizes": [len(p) for p in parts]}).encode()
     fileobj.write(_HEADER.pack(MAGIC, len(head)))
     fileobj.write(head)
@@ -51,7 +51,7 @@ def read_parts(fileobj: IO[bytes]) -> tuple[Any, list[bytes]]:
 
 
 def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
-    """Reads the header, and the length of every part, without the parts.
+    """Reads the header and the sizes of the byte strings, without the byte strings.
 
     Raises:
         CheckpointCorruptedError: the file is too short, or in another format.
@@ -68,7 +68,7 @@ def read_header(fileobj: IO[bytes]) -> tuple[Any, list[int]]:
             raise ValueError("it is cut short")
         head = json.loads(fileobj.read(size))
         header, sizes = head["header"], head["sizes"]
-        # Checked before a read: a hostile file may claim many terabytes.
+        # Check the sizes before reading: a hostile file may claim terabytes.
         if not all(type(size) is int and size >= 0 for size in sizes):
             raise ValueError("it has a part of an impossible size")
         if sum(sizes) != left:
@@ -88,21 +88,19 @@ def encode(
     takes_tensors: bool = False,
     takes_bytes: bool = False,
 ) -> Any:
-    """Returns JSON from which `decode` makes the same value, with the same types.
+    """Returns values for JSON, from which `decode` makes an equal value of equal types.
 
     Args:
         value: None, a bool, int, float, str, NumPy array or number, or lists, tuples
             and dicts of these values.
         path: name of the value in an error.
-        arrays: list that receives the bytes of arrays; if None, the JSON holds the
-            bytes.
-        takes_tensors: whether tensors become NumPy arrays; otherwise a tensor is
-            refused.
-        takes_bytes: whether bytes are added to `arrays`, without a copy; otherwise
-            bytes are refused.
+        arrays: list to which the bytes of arrays are appended. With None the result
+            contains the bytes, in hexadecimal.
+        takes_tensors: whether tensors are accepted, and encoded as NumPy arrays.
+        takes_bytes: whether bytes are accepted, and appended to `arrays` uncopied.
 
     Raises:
-        SaveError: a part of the value has an unsupported type.
+        SaveError: the value, or a value inside, has an unsupported type.
     """
     inner = functools.partial(
         encode, arrays=arrays, takes_tensors=takes_tensors, takes_bytes=takes_bytes
@@ -110,7 +108,7 @@ def encode(
     kind = type(value)
     if kind in _AS_THEY_ARE or (kind is float and math.isfinite(value)):
         return value
-    if kind is float:  # JSON has no infinity, nor the bits of a NaN
+    if kind is float:  # JSON cannot hold infinity, or the bits of a NaN
         return {"float": struct.pack(">d", value).hex()}
     if kind is bytes and takes_bytes and arrays is not None:
         arrays.append(value)
@@ -160,18 +158,18 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
     """Returns the value passed to `encode`; arrays are new and writable.
 
     Args:
-        encoded: result of `encode`, possibly converted to JSON text and back.
-        arrays: list filled by `encode`.
+        encoded: result of `encode`, perhaps converted to JSON text and back.
+        arrays: list to which `encode` appended bytes.
     """
     if isinstance(encoded, list):
         return [decode(item, arrays) for item in encoded]
     if not isinstance(encoded, dict):
         return encoded
     if "float" in encoded:
-        if len(encoded["float"]) != 16:  # in older commits
+        if len(encoded["float"]) != 16:  # format of older commits
             return float.fromhex(encoded["float"])
         return struct.unpack(">d", bytes.fromhex(encoded["float"]))[0]
-    if "list" in encoded:  # in older commits
+    if "list" in encoded:  # format of older commits
         return decode(encoded["list"], arrays)
     if "bytes" in encoded:
         return arrays[encoded["bytes"]]
@@ -182,7 +180,7 @@ def decode(encoded: Any, arrays: Sequence[bytes] = ()) -> Any:
     if "pairs" in encoded:
         return {decode(k, arrays): decode(v, arrays) for k, v in encoded["pairs"]}
     dtype: np.dtype[Any] = np.dtype(str(encoded["dtype"]))
-    if not _is_plain(dtype):  # such as objects: saved bytes are not addresses
+    if not _is_plain(dtype):  # NumPy would take bytes for addresses of objects
         raise ValueError(f"the dtype {dtype}, which is never saved")
     if "scalar" in encoded:
         return np.ndarray((), dtype, bytes.fromhex(encoded["scalar"]))[()]
@@ -198,7 +196,12 @@ def _shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def readable(state: object) -> Iterator[None]:
-    """Reports an error of the body as a State whose saved bytes are corrupt.
+    """Context that turns an error of the body into CheckpointCorruptedError.
+
+    The body decodes the saved bytes of a State.
+
+    Args:
+        state: the State, for the message.
 
     Raises:
         CheckpointCorruptedError: Python or NumPy raised an exception in `UNREADABLE`.
@@ -213,14 +216,16 @@ def readable(state: object) -> Iterator[None]:
 
 
 def check_bit_generator(state: Any) -> None:
-    """Checks ranges that NumPy does not check: NumPy would read memory out of bounds.
+    """Checks the positions in the saved state of a NumPy generator.
+
+    NumPy does not check the positions, and would read memory out of bounds.
 
     Args:
-        state: decoded state of a NumPy generator, before NumPy gets the state.
+        state: decoded state, not yet passed to NumPy.
 
     Raises:
         ValueError: the value is not a generator's state, or a position is out of range.
-        KeyError: a part is missing.
+        KeyError: a key of the state is missing.
     """
     if type(state) is not dict or not isinstance(state["bit_generator"], str):
         raise ValueError(f"a bit generator's state is a {type(state).__name__}")

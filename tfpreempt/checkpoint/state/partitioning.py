@@ -1,7 +1,8 @@
-"""Partitions large tensors evenly, between workers or between threads of a worker.
+"""Divides large tensors evenly among workers, or among threads of a worker.
 
-A partition depends only on the tensors and on the number of shares: workers with the
-same tensors know each other's shares without communication.
+The tensors that one worker or thread writes are its share. The division depends only on
+the tensors and the number of shares. So workers with equal tensors compute the same
+division, and know every share without communication.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_UNEVEN = 0.08  # of a share: a smaller difference is not worth a cut
+_UNEVEN = 0.08  # shares whose sizes differ by a smaller fraction are left as they are
 
 
 class DenseTensor(NamedTuple):
     """A tensor stored as plain memory: any dtype but strings, resources and variants.
 
-    The class is a tuple, because a save creates thousands of objects.
+    A NamedTuple, because a save creates thousands of objects.
 
     Attributes:
         name: key of the tensor in the checkpoint.
         dtype: number in TensorFlow's DataType.
         shape: dimensions of the tensor.
         data: contiguous bytes of the tensor; never modified.
-        can_be_cut: whether TensorFlow reassembles the tensor from slices.
-        is_shared: whether other objects may use the same memory.
+        can_be_cut: whether TensorFlow can read the tensor from several slices.
+        is_shared: whether objects outside of the save may use the memory of `data`.
         is_replicated: whether every worker holds the same tensor.
     """
 
@@ -41,7 +42,7 @@ class DenseTensor(NamedTuple):
 
 
 class TensorSlice(NamedTuple):
-    """Rows of a tensor along the first axis, usually every row. Also a tuple.
+    """Consecutive rows of a tensor along the first axis, usually every row.
 
     Attributes:
         tensor: the tensor.
@@ -62,10 +63,10 @@ class TensorSlice(NamedTuple):
         return self.tensor.data[self.start * row_bytes :][: self.rows * row_bytes]
 
     def cut(self, nbytes: float) -> list[TensorSlice]:
-        """Splits off about `nbytes` bytes at the front.
+        """Divides the slice after about `nbytes` bytes.
 
         Returns:
-            Two stretches; or the stretch alone, if a split is impossible.
+            Two slices; or the slice itself, if it cannot be divided.
         """
         if not self.tensor.can_be_cut or not self.tensor.shape or not self.data.nbytes:
             return [self]
@@ -81,15 +82,16 @@ class TensorSlice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A data file on the disk.
+    """A data file with the bytes of tensors, on the disk but not in an index yet.
 
     Attributes:
         path: current path of the file.
         size: size of the file in bytes.
         crc32c: checksum of the whole file.
-        stretches: wanted stretches of the file, usually every stretch.
-        offsets: offset of each stretch in the file.
-        sums: crc32c of each stretch.
+        stretches: tensor slices in the file that the index is to name, usually every
+            slice.
+        offsets: offset in the file, for each of `stretches`.
+        sums: crc32c of the bytes, for each of `stretches`.
     """
 
     path: str
@@ -100,7 +102,11 @@ class Part:
     sums: Sequence[int]
 
     def only(self, should_save: Sequence[bool]) -> Part:
-        """Returns the same file with only the stretches that are wanted."""
+        """Returns an object for the same file that names only some tensor slices.
+
+        Args:
+            should_save: for each of `stretches`, whether to keep the slice.
+        """
         return dataclasses.replace(
             self,
             stretches=list(itertools.compress(self.stretches, should_save)),
@@ -110,17 +116,16 @@ class Part:
 
 
 def partition(stretches: Sequence[TensorSlice], count: int) -> list[list[TensorSlice]]:
-    """Partitions stretches into shares of about equal size in bytes.
+    """Divides tensor slices into shares of about equal size in bytes.
 
-    The largest stretches come first, and each goes to the smallest share. One tensor
-    may be larger than the rest together, so the largest share may still be much larger
-    than the smallest. A piece of the largest share then moves to the smallest share.
-    TensorFlow reads a cut tensor more slowly than an uncut tensor, so as few as
-    possible are cut. A share without a divisible stretch stays unchanged, and the
-    remaining shares are evened out.
+    First, the slices are assigned in order of size, the largest first, always to the
+    smallest share. If the sizes still differ much, as with one very large tensor, a
+    slice of the largest share is cut, and a piece moves to the smallest share. A share
+    without a slice that can be cut stays as it is. Few tensors are cut, because
+    TensorFlow reads a cut tensor more slowly.
 
     Args:
-        stretches: stretches to be partitioned.
+        stretches: tensor slices to be divided.
         count: number of shares.
 
     Returns:
@@ -133,7 +138,7 @@ def partition(stretches: Sequence[TensorSlice], count: int) -> list[list[TensorS
         shares[least].append(stretch)
         sizes[least] += stretch.data.nbytes
     uneven = list(range(count))
-    while len(uneven) > 1:  # every cut brings one share to the mean
+    while len(uneven) > 1:  # every cut gives one share the mean size
         mean = sum(sizes[each] for each in uneven) / len(uneven)
         most = max(uneven, key=lambda each: sizes[each])
         least = min(uneven, key=lambda each: sizes[each])
@@ -155,10 +160,10 @@ def partition(stretches: Sequence[TensorSlice], count: int) -> list[list[TensorS
 def _cut_one(
     share: Sequence[TensorSlice], nbytes: float
 ) -> tuple[TensorSlice, list[TensorSlice]] | None:
-    """Cuts about `nbytes` bytes off the largest divisible stretch of a share.
+    """Cuts about `nbytes` bytes off the largest tensor slice of a share.
 
     Returns:
-        The piece, and the rest of the share; None if no stretch is divisible.
+        The piece, and the share without the piece; None if no slice can be cut.
     """
     largest_first = sorted(share, key=lambda each: each.data.nbytes, reverse=True)
     for number, stretch in enumerate(largest_first):

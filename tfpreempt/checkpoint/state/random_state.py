@@ -1,6 +1,6 @@
-"""Saves the random generators of a process; every worker saves its own generators.
+"""Saves the global random generators of a process; every worker saves its generators.
 
-Files hold JSON and raw bytes only, no pickles, and are restored bit for bit.
+The State's file holds JSON only, no pickles, and is restored bit for bit.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ each key, `load(record)` and `reseed(seed)`."""
 class GlobalRngState(State):
     """The generators of Python, NumPy (legacy, global), TensorFlow and Keras 3.
 
-    TensorFlow: the global `tf.random.Generator` if the program made one (a save never
-    creates the generator), and the seed from which eager ops draw their seeds. Ops with
-    an explicit seed, and random ops inside a tf.function, keep state in kernels, where
-    the state cannot be read. Keras 3: the generator used by `keras.random` without a
-    seed. A program that has not imported TensorFlow has no TensorFlow or Keras
-    generators.
+    TensorFlow: the global `tf.random.Generator` if the program has made the generator,
+    and the seed from which eager ops draw their seeds. Not saved is the state of ops
+    with an explicit seed, and of random ops inside a tf.function: their kernels do not
+    show the state. Keras 3: the generator that `keras.random` uses without a seed. If
+    the program has not imported TensorFlow, only Python and NumPy are saved.
     """
 
     _is_reserved = True
@@ -62,11 +61,13 @@ class GlobalRngState(State):
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Restores the generators of another number of workers.
+        """Restores the generators after the number of workers has changed.
 
-        If a generator was equal on every worker, a new worker gets the same generator:
-        values drawn from the generator, such as the order of a PyDataset, must be equal
-        on every worker. A generator that differed is seeded from the chief's generator.
+        A worker with a saved file restores it; the rest is about a new worker. A
+        generator that was equal on every worker is restored on the new worker too:
+        values drawn from it, such as the order of a PyDataset, must be equal on every
+        worker. A generator that differed is seeded, by the worker's index and the
+        chief's generators.
         """
         mine, is_another = own_or_first(files, worker)
         own = mine.read()
@@ -93,8 +94,8 @@ class GlobalRngState(State):
             record = json.load(fileobj)
             generator = decode(record["numpy"])
             check_bit_generator(generator)
-            # The program may import the framework later. The import comes first,
-            # because the import draws from the generators of Python.
+            # Import the framework before Python's generator is set, because the import
+            # draws from that generator.
             others = [
                 _generators(framework)
                 for framework, keys in _FRAMEWORKS.items()
@@ -108,7 +109,10 @@ class GlobalRngState(State):
 
 
 def _generators(framework: str) -> Any | None:
-    """Returns the adapter of the generators; None if the framework is missing."""
+    """Returns the adapter for a framework's generators, importing the framework.
+
+    Returns None, with a warning, if the framework is not installed.
+    """
     try:
         return frameworks.adapter(framework, "generators")
     except errors.TensorFlowMissingError:
@@ -125,11 +129,15 @@ def _generators(framework: str) -> Any | None:
 def own_or_first(
     files: Sequence[IO[bytes] | None], worker: int
 ) -> tuple[IO[bytes], bool]:
-    """Chooses the saved file from which a random generator of a worker resumes.
+    """Chooses the saved file from which a worker restores its random generators.
+
+    Args:
+        files: file of every previous worker; None for a missing file.
+        worker: index of this worker.
 
     Returns:
         The worker's own file, or else the first existing file; and whether the file
-        belongs to another worker.
+        belongs to a different worker.
     """
     if worker < len(files) and (own := files[worker]) is not None:
         return own, False
@@ -139,10 +147,11 @@ def own_or_first(
 def load_own_or_first(
     state: State, files: Sequence[IO[bytes] | None], worker: int
 ) -> int | None:
-    """Loads a State of a random generator from the worker's own or the first file.
+    """Loads a random generator's State from the worker's own file, or the first file.
 
     Returns:
-        The seed for the generator of a new worker; None for a worker with a file.
+        The seed that the caller must set on a new worker, which has no own file; None
+        on a worker with an own file.
     """
     file, is_another = own_or_first(files, worker)
     saved = file.read()

@@ -28,9 +28,10 @@ T = TypeVar("T")
 
 
 class StateRegistry:
-    """The States included in a commit, by name; holds weak references.
+    """The States that a commit includes, by name.
 
-    Any thread may call. A State that is garbage-collected disappears from the registry.
+    Holds weak references: a State that is garbage-collected disappears. Methods may be
+    called on any thread.
     """
 
     def __init__(self) -> None:
@@ -38,13 +39,13 @@ class StateRegistry:
         self._by_name: weakref.WeakValueDictionary[str, State] = (
             weakref.WeakValueDictionary()
         )
-        self._names: set[str] = set()  # also after garbage collection
+        self._names: set[str] = set()  # includes names of garbage-collected States
 
     def add(self, state: State) -> None:
         """Registers a State.
 
         Raises:
-            DuplicateStateError: another living State has the name.
+            DuplicateStateError: a different registered State has the name.
         """
         with self._lock:
             if (other := self._by_name.setdefault(state.name, state)) is not state:
@@ -68,7 +69,7 @@ class StateRegistry:
             return sorted(self._names.difference(self._by_name.keys()))
 
     def in_order(self) -> tuple[State, ...]:
-        """Returns the living States in name order, the same order on every worker."""
+        """Returns the registered States in name order, equal on every worker."""
         with self._lock:
             return tuple(state for _, state in sorted(self._by_name.items()))
 
@@ -77,10 +78,11 @@ REGISTRY = StateRegistry()
 
 
 class _Complete(abc.ABCMeta):
-    """Refuses an object that would silently be missing from commits or restores.
+    """Metaclass of State; raises an error for an incomplete subclass.
 
-    State's own `__init__` was not called, so the object is not registered; or the class
-    overrides only one of `save` and `load`.
+    Otherwise the object would silently be missing in commits or restores: its
+    `__init__` did not call State's, which registers the object; or its class defines
+    only one of `save` and `load`.
     """
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
@@ -107,22 +109,22 @@ class State(metaclass=_Complete):
     """User-defined state that is saved with every checkpoint.
 
     Subclass State, implement `save()` and `load()`, and keep a reference to the object:
-    a living object is part of every commit. In the base class `save`, `load` and `sync`
-    do nothing.
+    as long as the object exists, it is part of every commit. In the base class `save`,
+    `load` and `sync` do nothing.
 
     Args:
-        name: name that is unique among the living States, and usable as a file name.
+        name: name that is unique among the existing States, and usable as a file name.
         per_worker: whether every worker saves its own copy; by default only the chief's
             copy is saved, and restored on every worker.
         registry: registry for the State; None leaves the State unregistered.
 
     Raises:
-        DuplicateStateError: a living State has this name.
+        DuplicateStateError: an existing State has this name.
         ConfigurationError: the name is not usable as a file name, or is reserved for
             tfpreempt.
     """
 
-    _is_reserved = False  # True for States of tfpreempt, named RESERVED...
+    _is_reserved = False  # True if the name may begin with RESERVED: tfpreempt's States
 
     def __init__(
         self,
@@ -143,18 +145,26 @@ class State(metaclass=_Complete):
             registry.add(self)
 
     def save(self, fileobj: IO[bytes]) -> None:
-        """Writes the state. Main thread; only on the worker that owns the state."""
+        """Writes the state to a file.
+
+        Called on the main thread: on the chief only, or on every worker for a State
+        with `per_worker=True`.
+        """
 
     def load(self, fileobj: IO[bytes]) -> None:
-        """Restores the state from a file written by `save`. Main thread."""
+        """Restores the state from a file written by `save`.
+
+        Called on the main thread.
+        """
 
     def reshard(
         self, files: Sequence[IO[bytes] | None], worker: int, num_workers: int
     ) -> None:
-        """Restores the state saved by another number of workers, in place of `load`.
+        """Restores the state after the number of workers has changed.
 
-        Called only for a State with `per_worker=True`; main thread. A State that must
-        survive a restart with more or fewer workers overrides this method.
+        Called in place of `load`, only for a State with `per_worker=True`, on the main
+        thread. A class must override the method if its state is to survive a restart
+        with more or fewer workers.
 
         Args:
             files: file of every previous worker, in worker order; None for a missing
@@ -168,7 +178,7 @@ class State(metaclass=_Complete):
         raise no_rule(self, len(files), num_workers)
 
     def validate(self, fileobj: IO[bytes]) -> None:
-        """Reads the bytes that `load` would read, and changes nothing.
+        """Checks that `load` can read a file; changes nothing.
 
         Called on the chief before a restore. If a State of a commit cannot be read, an
         older commit is restored.
@@ -178,10 +188,14 @@ class State(metaclass=_Complete):
         """
 
     def sync(self) -> None:
-        """Makes workers equal before `save`; called on every worker in name order."""
+        """Prepares the State for `save`, for example by averaging over the workers.
+
+        Called on every worker, for the States in name order, so the method may use
+        collective operations.
+        """
 
     def should_save(self) -> bool:
-        """Returns whether there is state to save now."""
+        """Returns whether to save the State now; if not, the commit lacks the State."""
         return True
 
     def unregister(self) -> None:
@@ -195,7 +209,13 @@ class State(metaclass=_Complete):
 
 
 def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchError:
-    """Returns the error for a per-worker State saved by another number of workers."""
+    """Returns the error for a per-worker State whose class does not override `reshard`.
+
+    Args:
+        state: the State.
+        before: number of workers that wrote the commit.
+        now: current number of workers.
+    """
     return errors.CheckpointMismatchError(
         f"{state!r} was saved by each of {before} workers, now there are {now}, and it "
         f"has no rule for that. Start {before} workers; or override reshard() of the "
@@ -205,7 +225,7 @@ def no_rule(state: State, before: int, now: int) -> errors.CheckpointMismatchErr
 
 
 def check_state(given: Any, call: str) -> None:
-    """Refuses a value that is not a State.
+    """Checks that an argument is a State.
 
     Args:
         given: value passed by a user.
@@ -238,7 +258,8 @@ def write_states(directory: str, states: Iterable[State], root: str = "") -> int
         The number of files written.
 
     Raises:
-        OSError: the disk failed; or any exception raised by a State's own `save`.
+        OSError: the disk failed.
+        Exception: any error raised by a State's own `save`.
     """
     count = 0
     for state in states:
@@ -252,9 +273,10 @@ def write_states(directory: str, states: Iterable[State], root: str = "") -> int
 
 
 def try_states(states: Iterable[State]) -> None:
-    """Warns of States that cannot be saved in their current form; keeps no file.
+    """Logs a warning for States whose `save` fails now; keeps no file.
 
-    A State with its own `sync` is skipped, because `sync` may need every worker.
+    Skips a State that overrides `sync`, because `sync` must be called before `save`,
+    and may need every worker.
     """
     for state in states:
         if state._is_reserved or type(state).sync is not State.sync:
@@ -274,7 +296,7 @@ def try_states(states: Iterable[State]) -> None:
 
 
 def sync_states(states: Iterable[State]) -> None:
-    """Calls `sync` of each State, in the order given."""
+    """Calls `sync` of every State, in the given order."""
     for state in states:
         with naming(state, "sync"):
             state.sync()
@@ -289,7 +311,7 @@ def read_state(directory: str, state: State) -> bool:
     path = os.path.join(directory, state.name + layout.STATE_SUFFIX)
     with naming(state, "load"):
         try:
-            file = file_reading.open_file(path)  # absent is an answer
+            file = file_reading.open_file(path)
         except FileNotFoundError:
             return False
         with file:
@@ -324,9 +346,14 @@ def check_state_file(path: str, state: State | None) -> None:
 
 @contextlib.contextmanager
 def naming(state: State, method: str) -> Iterator[None]:
-    """Adds a note to an exception of the body, with the method and the State.
+    """Context that adds a note to an exception of the body.
 
-    The exception keeps its class, because callers distinguish errors by class.
+    The exception itself is raised unchanged, because callers distinguish errors by
+    class.
+
+    Args:
+        state: the State named in the note.
+        method: name of the method, for the note.
     """
     try:
         yield

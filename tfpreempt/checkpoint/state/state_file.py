@@ -1,9 +1,9 @@
-"""Reads and writes a State in a file of its own, outside of any commit.
+"""Reads and writes the file of a single State, outside of any commit.
 
-The file begins with a checksum of the rest of the file, and with the highest sequence
-number of any commit at that time. The sequence number shows whether the file or a
-commit is newer, without a comparison of clocks. A rename makes the complete file
-visible.
+The file begins with a checksum of the following bytes, then the highest sequence number
+that a commit had when the file was written. Comparing sequence numbers shows whether
+the file or a commit is newer; clocks are not needed. The file is written under a
+temporary name and renamed, so that readers see a complete file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from tfpreempt.storage import checksum, file_reading
 from tfpreempt.storage.files import Files, write_durably
 
 _MAGIC = b"tfploose"
-_HEADER = struct.Struct("<8sI")  # magic, and the crc32c of the rest
-_RANK = struct.Struct("<Q")  # highest sequence number, before the State's bytes
+_HEADER = struct.Struct("<8sI")  # magic number; crc32c of the following bytes
+_RANK = struct.Struct("<Q")  # highest sequence number; the State's bytes follow
 
 
 def path_of(directory: str, worker: int, state: State) -> str:
-    """Returns the path of a State's own file."""
+    """Returns the path of the file of a State.
+
+    Args:
+        directory: the checkpoint directory.
+        worker: index of this worker; ignored unless the State is per worker.
+        state: the State.
+    """
     folder = layout.worker_name(worker) if state.per_worker else layout.STATES
     return os.path.join(
         directory, folder, layout.check_state_name(state.name) + layout.STATE_SUFFIX
@@ -33,7 +39,7 @@ def path_of(directory: str, worker: int, state: State) -> str:
 
 
 def write(files: Files, directory: str, worker: int, state: State) -> str:
-    """Writes a State's own file, atomically and durably.
+    """Writes the file of a State, atomically and durably.
 
     Args:
         files: file operations on the directory.
@@ -45,8 +51,8 @@ def write(files: Files, directory: str, worker: int, state: State) -> str:
         The path of the file.
 
     Raises:
-        OSError: a file operation failed; or any exception raised by the State's own
-            `save`.
+        OSError: a file operation failed.
+        Exception: any error raised by the State's own `save`.
     """
     buffer = io.BytesIO()
     with naming(state, "save"):
@@ -66,8 +72,8 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
     """Reads and checks a file written by `write`.
 
     Returns:
-        The highest sequence number at the time of the write, and the State's own bytes;
-        None if the file does not exist.
+        The sequence number in the file, and a file object with the State's bytes; None
+        if the file does not exist.
 
     Raises:
         CheckpointCorruptedError: the file has another format, a wrong checksum, or
@@ -85,7 +91,7 @@ def read(path: str) -> tuple[int, IO[bytes]] | None:
             body = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, MemoryError) as error:  # a sparse file may be of any size
+    except (OSError, MemoryError) as error:  # a hostile sparse file may be huge
         raise errors.CheckpointCorruptedError(
             f"The State in {path!r} cannot be read: {error!r}"
         ) from error

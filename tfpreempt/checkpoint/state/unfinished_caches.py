@@ -1,18 +1,18 @@
-"""Deletes the files of an unfinished `Dataset.cache(path)` that this run may delete.
+"""Deletes the files that a killed process left of an unfinished `Dataset.cache(path)`.
 
-A complete cache has the files PATH.index and PATH.data-*
-(tensorflow/core/kernels/data/cache_dataset_ops.cc). In an incomplete cache, each save
-ends a shard with files PATH_0.index, PATH_0.data-*, PATH_0.lockfile, then PATH_1, and
-so on. TensorFlow refuses to write a cache while a lock file exists, and a killed
-process deletes no lock file.
+TensorFlow writes a cache in shards (tensorflow/core/kernels/data/cache_dataset_ops.cc):
+first PATH_0.index, PATH_0.data-* and PATH_0.lockfile; a save of the iterator's position
+begins the next shard, PATH_1.*. At the end the shards become PATH.index and
+PATH.data-*. TensorFlow refuses to write a cache while a lock file exists, and a killed
+process leaves its lock files behind.
 
-A lock file does not show which process made the file, and another program may write the
-same cache. Unfinished files are deleted for one of two reasons:
+A lock file does not show which process made it, and another program may be writing the
+same cache. So unfinished files are deleted only in one of two cases:
 
-- The run made the files. The journal of a run records the caches written by the run,
-  with the time of the first lock file.
-- No process writes the files. On a file system of this machine, this is known of the
-  first shard, so a run killed before the record is written needs no record.
+- This run made the files: the journal of the run has a record of the cache, with the
+  time of its first lock file.
+- No process writes the files. On a local file system this can be tested for the first
+  shard. The test is for a run that was killed before the record was written.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ _expected: set[str] = set()
 
 
 def written_caches() -> list[tuple[str, int]]:
-    """Returns the caches that this process writes, each cache once. Any thread.
+    """Returns the caches that this process has begun to write since the last call.
 
-    The process has the data file of the cache open; no other process has.
+    A cache is found by its data file, which this process has open. Called on any
+    thread.
 
     Returns:
-        For each cache the absolute path, and the modification time of its first lock
-        file in nanoseconds.
+        For every new cache the absolute path, and the modification time of its first
+        lock file in nanoseconds.
     """
     found = set()
     for descriptor in _listed("/proc/self/fd"):
@@ -74,19 +75,19 @@ def written_caches() -> list[tuple[str, int]]:
             if (match := _OPEN_FILE.fullmatch(file)) is not None:
                 found.add((match[1], os.stat(_first_lock(match[1])).st_mtime_ns))
         except OSError:
-            continue  # closed meanwhile, or data of a tf.train.Checkpoint
+            continue  # closed in the meantime; or a file of a tf.train.Checkpoint
     new = found - _written
     _written.update(new)
     return sorted(new)
 
 
 def expect_caches(paths: Iterable[str]) -> None:
-    """Records caches with iterators that are about to be read."""
+    """Records the paths of caches from which iterators are about to read."""
     _expected.update(paths)
 
 
 def keep(path: str) -> None:
-    """Records that a restored state needs the unfinished files of a cache."""
+    """Records that a restored iterator needs the unfinished files of a cache."""
     _restored.add(os.path.realpath(path))
 
 
@@ -95,14 +96,15 @@ def clear_interrupted(
 ) -> None:
     """Deletes the unfinished files of earlier processes of this run.
 
-    Called after a restore and before iterators are read, by the run that holds the
-    directory's lease: no earlier process of the run saves any more. Files that a
-    restored state needs are kept. Files of other programs are kept and named in a
-    warning.
+    Called between the restore and the first read of an iterator. The run holds the
+    lease of the directory, so its earlier processes have ended. Files that a restored
+    iterator needs are kept. Files that another program may be writing are kept, and
+    named in a warning.
 
     Args:
         recorded: records of `events.CacheWrite` in the run's journal.
-        since: time in seconds since 1970; caches begun earlier are kept.
+        since: time in seconds since 1970; of recorded caches, only those begun later
+            are deleted.
     """
     for record in recorded:
         path, lock = record.get("path"), record.get("lock")
@@ -132,12 +134,13 @@ def _first_lock(path: str) -> str:
 
 
 def clear_abandoned(paths: Iterable[str]) -> None:
-    """Deletes unfinished caches that no process writes, and warns of the rest.
+    """Deletes unfinished caches that no process writes.
 
-    TensorFlow refuses to write a cache while a lock file exists.
+    Logs a warning for a cache that still has a lock file, because TensorFlow refuses to
+    write that cache.
 
     Args:
-        paths: caches about to be read.
+        paths: paths of caches about to be read.
     """
     for path in paths:
         _delete_abandoned(path)
@@ -157,9 +160,9 @@ def clear_abandoned(paths: Iterable[str]) -> None:
 def _delete_abandoned(path: str) -> None:
     """Deletes the first shard of a cache if unfinished and not open in any process.
 
-    While TensorFlow writes a shard, the lock file is open until the data files are, and
-    the data files are open until the shard is finished. No iterator state needs the
-    shard.
+    A process that writes a shard always has a file of it open: first the lock file,
+    then also the data files, until the shard is finished. No saved iterator position
+    needs the shard, because such a save would have finished it.
     """
     with contextlib.ExitStack() as held:
         if not _has_no_writer(_first_lock(path), held):
@@ -173,21 +176,23 @@ def _delete_abandoned(path: str) -> None:
 
 
 def _has_no_writer(path: str, held: contextlib.ExitStack) -> bool:
-    """Acquires a lease of a file, to show that no other process has the file open.
+    """Returns whether no process has a file open; keeps other processes out for a time.
 
-    The kernel grants a lease (F_SETLEASE in fcntl(2)) to the owner of a file if the
-    file is not open elsewhere, including other containers of the machine. A network
-    file system may grant a lease although another machine has the file open.
+    The test is a kernel lease (F_SETLEASE in fcntl(2)): the kernel grants the lease to
+    the owner of a file only if no process of the machine, in any container, has the
+    file open. A network file system may grant the lease although another machine has
+    the file open, so the result is then False.
 
-    Returns:
-        False if the file is open, or if its state is unknown.
+    Args:
+        path: path of the file.
+        held: receives the open file; closing the file ends the lease.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
         held.callback(os.close, descriptor)
-        # A process that opens the file waits until the lease ends, and this process
-        # gets a signal: by default SIGIO, which would terminate the process.
+        # If a process opens the leased file, the kernel makes it wait, and signals this
+        # process: by default with SIGIO, which would terminate this process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:
@@ -199,13 +204,13 @@ def _has_no_writer(path: str, held: contextlib.ExitStack) -> bool:
 
 def _is_local(descriptor: int) -> bool:
     """Returns whether a file is on a file system mounted by this machine only."""
-    status = (ctypes.c_long * 64)()  # more than a struct statfs, which begins with type
+    status = (ctypes.c_long * 64)()  # larger than struct statfs; f_type is first
     ctypes.CDLL(None).fstatfs(descriptor, status)
     return status[0] in _LOCAL_FILE_SYSTEMS
 
 
 def is_complete(path: str) -> bool:
-    """Returns whether the index and every data file of a cache or shard exist."""
+    """Returns whether a cache, or a shard, has its index and every data file."""
     found = [_DATA.fullmatch(rest) for rest, _ in _files(path)]
     data = [each.groups() for each in found if each is not None]
     counts = {int(count) for _, count in data}
@@ -213,7 +218,12 @@ def is_complete(path: str) -> bool:
 
 
 def delete_shards(path: str, *, since: int) -> None:
-    """Deletes files of unfinished shards from a shard number on."""
+    """Deletes the files of a cache's unfinished shards.
+
+    Args:
+        path: path of the cache.
+        since: number of the first shard to delete.
+    """
     matches = [(_SHARD_FILE.fullmatch(rest), file) for rest, file in _files(path)]
     _delete([file for shard, file in matches if shard and int(shard[1]) >= since])
 
@@ -244,7 +254,11 @@ def _delete(files: Sequence[str]) -> None:
 
 
 def _files(path: str) -> list[tuple[str, str]]:
-    """Returns files that begin with a cache's name, as rest of the name and path."""
+    """Returns the files whose names begin with a cache's name.
+
+    Returns:
+        For every file, the text that follows the cache's name, and the path.
+    """
     directory, name = os.path.split(path)
     return [
         (each.removeprefix(name), os.path.join(directory, each))

@@ -1,19 +1,20 @@
-"""Warns once, by name, of state that a step changes and no commit holds.
+"""Warns once of values that a training step changes and no commit holds.
 
 Examples: a forgotten optimizer, a metric beside the model, `self.n += 1`,
-`losses.append(loss)`. After a restart such state starts from scratch without an error.
-So the values reached by a step function are compared before and after a call. A value
-that changed and is not saved is named.
+`losses.append(loss)`. After a restart such a value is the initial value again, without
+an error. So the values that a step function can reach are compared before and after a
+call. The warning names the values that have changed and are not saved.
 
-A step reaches objects by its arguments, its closure, the globals named in its code, the
-object of a bound method, and the called functions. No function is called for the
-search. Values of Python and NumPy are compared here. For objects of a framework
-imported by the program, an adapter knows the values ("values" in `core/frameworks.py`).
+A step function reaches objects by its arguments, its closure, the globals named in its
+code, the object of a bound method, and the functions that it calls. The search itself
+calls no function. Values of Python and NumPy are compared here; variables of a
+framework are found by the framework's adapter ("values" in `core/frameworks.py`).
 
-Values alone do not distinguish a count of steps from the newest loss: both are replaced
-in each step. So the source is read. Rejected: bytecode, which changes with each version
-of Python; and the variables captured by a tf.function, because names such as "Variable"
-name nothing in the program, and the closure holds the variables too.
+A count of steps must be saved, but not the newest loss, although a step replaces both.
+So the source code is read: the new value of a count is computed from the old value.
+Bytecode is not used, because it changes with every version of Python. The variables
+captured by a tf.function are not used: their names, such as "Variable", do not occur in
+the program, and the closure has the variables too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tfpreempt.core.object_graph import ObjectPath
 
 _log = logging.getLogger(__name__)
 
-_SAMPLES = 1 << 16  # elements compared of a larger variable or array
+_SAMPLES = 1 << 16  # elements compared, of an array or variable with more elements
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -58,13 +59,15 @@ _MOST_PLACES = 20_000
 def reachable(
     roots: Mapping[str, Any], enters: Callable[[type], bool]
 ) -> list[ObjectPath]:
-    """Returns the locations reached by objects and functions, nearest first.
+    """Returns the locations of values that objects and functions can reach.
 
-    The search enters only the program's own functions, and only those methods of an
-    object that one of these functions names.
+    The nearest locations come first. Only functions of the user's program are searched,
+    not those of libraries. A method of an object is searched only if a searched
+    function has the method's name in its code.
 
     Args:
-        roots: objects and functions, by name; a `functools.partial` represents a call.
+        roots: objects and functions to begin with, by name; a `functools.partial`
+            stands for a call of a function.
         enters: function that returns whether to search the attributes of objects of a
             class.
     """
@@ -73,14 +76,18 @@ def reachable(
 
 
 class _Functions:
-    """The functions found in a search, and the names used in the functions' code."""
+    """Finds the values used by functions; made for one call of `reachable`."""
 
     def __init__(self) -> None:
         self._names = {"__call__"}
-        self._kinds: dict[type, None] = {}  # of the program's objects, in order
+        self._kinds: dict[type, None] = {}  # classes of the program's objects, in order
 
     def locations_below(self, value: Any) -> Iterator[ObjectPath]:
-        """Yields the locations named by a function, or by a method of an object."""
+        """Yields the locations of the values that a function uses.
+
+        For an object of the program, yields those methods whose names occur in the code
+        of the functions seen so far.
+        """
         if isinstance(value, functools.partial):
             for name, argument in _arguments(value).items():
                 yield ObjectPath(path=name, value=argument)
@@ -113,7 +120,7 @@ class _Functions:
 
 
 def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
-    """Returns the arguments of a call by the names of the parameters."""
+    """Returns the arguments of a call, by parameter name."""
     try:
         signature = inspect.signature(call.func)
         return signature.bind_partial(*call.args, **call.keywords).arguments
@@ -133,7 +140,16 @@ def _globals(
     prefix: str = "",
     above: Sequence[types.ModuleType] = (),
 ) -> Iterator[ObjectPath]:
-    """Yields the globals named in code, from a module and its program submodules."""
+    """Yields the locations of the globals of a module that code names.
+
+    If a global is a module of the program, yields the named globals of that module too.
+
+    Args:
+        names: names in the code.
+        variables: namespace of the module.
+        prefix: beginning of the paths, such as "module.".
+        above: modules already being searched.
+    """
     for name in sorted(names & variables.keys()):
         path, value = f"{prefix}{name}", variables[name]
         if not isinstance(value, types.ModuleType):
@@ -151,13 +167,16 @@ def _methods(kinds: Iterable[type], names: Iterable[str]) -> Iterator[ObjectPath
 
 
 def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
-    """Returns the keys of locations whose new value is computed from the old value.
+    """Returns the attributes and names whose new value is computed from the old value.
 
-    Examples: `n += 1` and `n = f(n)`, but not `loss = f(x)`. Functions without source,
-    such as functions typed at a prompt, are skipped.
+    Examples: `n += 1` and `n = f(n)`, but not `loss = f(x)`. Functions whose source
+    does not exist, such as functions typed at a prompt, are skipped.
 
     Args:
-        locations: locations with the functions.
+        locations: locations; the functions among their values are read.
+
+    Returns:
+        Keys as in `ObjectPath.key`; ("item", key) for an item of a container.
     """
     keys = set()
     for function in {
@@ -181,7 +200,7 @@ def updated_keys(locations: Iterable[ObjectPath]) -> set[Any]:
 
 
 def is_updated(location: ObjectPath, keys: set[Any]) -> bool:
-    """Returns whether the key of a location is one of `updated_keys`."""
+    """Returns whether `keys`, from `updated_keys`, has the key of a location."""
     if isinstance(location.owner, dict | list) and location.path.endswith("]"):
         return bool(keys & {("item", location.key), _ANY_ITEM})
     return location.key in keys
@@ -204,13 +223,15 @@ def _is_of_program(value: Any) -> bool:
 
 
 class Values(Protocol):
-    """Interface of a framework's adapter, which is a module.
+    """Knowledge of a framework's objects; implemented by the framework's adapter.
+
+    An adapter is a module.
 
     Attributes:
-        SAVED_WHOLE: classes of objects whose attributes are part of their save.
-        REPLACED: classes of immutable values, like numbers and strings: a step replaces
-            the value at a location.
-        ADVICE: advice where to put a value that no commit holds.
+        SAVED_WHOLE: classes of objects that are saved with every attribute.
+        REPLACED: classes of immutable values, which a step replaces like numbers and
+            strings.
+        ADVICE: advice for a warning: where to put a value so that commits hold it.
     """
 
     SAVED_WHOLE: tuple[type, ...]
@@ -218,14 +239,14 @@ class Values(Protocol):
     ADVICE: str
 
     def saved(self, checkpoint: Any) -> tuple[list[Any], list[Any]]:
-        """Returns the objects and variables in a save of a checkpoint.
+        """Returns the objects and variables that a checkpoint saves.
 
         Args:
             checkpoint: checkpoint object of the user; None for named States alone.
 
         Returns:
-            The objects and variables; and the objects among them whose attributes are
-            saved.
+            The objects and variables; and the objects that are saved with every
+            attribute.
         """
         ...
 
@@ -236,13 +257,15 @@ class Values(Protocol):
     def sample(self, thing: Any, size: int) -> np.ndarray[Any, Any] | None:
         """Returns about `size` elements of a variable, or of a large value in REPLACED.
 
-        Returns:
-            The elements; None for other objects.
+        Returns None for an object of another kind.
         """
         ...
 
     def restarts(self, iterator: Any) -> bool:
-        """Returns whether an object is an iterator with a position to save."""
+        """Returns whether a restarted run would read an iterator from the beginning.
+
+        Returns False for objects of other kinds.
+        """
         ...
 
     def advice_on_iterators(self, unread: Mapping[str, Any]) -> str:
@@ -252,9 +275,9 @@ class Values(Protocol):
 
 @dataclasses.dataclass(eq=False)
 class UnsavedStateCheck:
-    """Compares values before and after a call of each step function. Main thread.
+    """Compares values before and after one call of every step function.
 
-    Never raises.
+    Used on the main thread. Methods raise no error; an error is logged.
 
     Args:
         checkpoint: checkpoint object that a save writes; None for named States alone.
@@ -263,8 +286,8 @@ class UnsavedStateCheck:
 
     checkpoint: Any
     registry: StateRegistry = REGISTRY
-    # The checked functions, by identity; the names in warnings so far; and the current
-    # call, with the values before the call.
+    # Step functions compared so far, by identity; the names in warnings so far; the
+    # call in progress, with the values before the call.
     _functions: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     _named: set[str] = dataclasses.field(default_factory=set, init=False)
     _call: _Call | None = dataclasses.field(default=None, init=False)
@@ -275,9 +298,10 @@ class UnsavedStateCheck:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Records the values before a call of a step, once for each function.
+        """Records values before a call of a step function, once for each function.
 
-        Not for the first call of a step, which traces the step and creates variables.
+        The caller skips the first call of a step function, because that call traces the
+        function and creates variables.
         """
         key = _identity(function)
         if key in self._functions:
@@ -303,7 +327,7 @@ class UnsavedStateCheck:
             self._named.update(changed, unread)
 
     def _saved(self, values: Sequence[Values]) -> set[Any]:
-        """Returns the keys of the values held by a commit."""
+        """Returns the keys of the values that a commit holds; keys as in `_Call`."""
         roots: list[Any] = []
         for state in self.registry.in_order():
             roots += [state, state.save]
@@ -330,15 +354,16 @@ def _errors_logged() -> Iterator[None]:
 
 
 def _is_searched(kind: type) -> bool:
-    """Returns whether a class is the program's, and its objects are not States."""
+    """Returns whether a class is defined by the program, and is no State."""
     return object_graph.is_user_code(kind) and not issubclass(kind, State)
 
 
 def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
-    """Returns whether a State that references an object may save the object's contents.
+    """Returns whether a State that refers to an object may save the object's contents.
 
-    Decided by class only: a comparison of values could read a variable. Reading an
-    ON_READ variable is a collective, in which no other worker takes part.
+    Decided by the object's class `kind`. Values are not compared, because that could
+    read a variable: reading an ON_READ variable is a collective, and would wait for
+    workers that do not take part.
     """
     return issubclass(kind, whole) or object_graph.is_user_code(kind)
 
@@ -346,7 +371,8 @@ def _is_saved_with(whole: tuple[type, ...], kind: type) -> bool:
 def _identity(function: Any) -> Any:
     """Returns a key for a step function.
 
-    A bound method is a new object at each access, so the key consists of its parts.
+    Python makes a new bound method at each access, so the key of a method consists of
+    the object and the function.
     """
     if isinstance(function, types.MethodType):
         return id(function.__self__), id(function.__func__)
@@ -354,11 +380,16 @@ def _identity(function: Any) -> Any:
 
 
 class _Call:
-    """A call of a step, with the values before the call.
+    """A call of a step function, with the values before the call.
+
+    Args:
+        call: the function and its arguments.
+        values: adapters of the frameworks.
+        saved: keys of the values that a commit holds; these are not compared.
 
     Attributes:
         values: adapters of the frameworks.
-        unread: iterators that start from the beginning after a restart, by name.
+        unread: iterators whose position is not saved, by name.
     """
 
     def __init__(
@@ -371,7 +402,7 @@ class _Call:
         self._roots = {"": call}
         locations = reachable(self._roots, _is_searched)
         self._updated = updated_keys(locations)
-        self._before = {  # references keep the ids in use
+        self._before = {  # refers to the objects, so that no new object gets their id
             key: (location, thing, self._mark(thing))
             for key, (location, thing) in self._things(locations).items()
             if key not in saved
@@ -401,10 +432,10 @@ class _Call:
     def _things(
         self, locations: Iterable[ObjectPath]
     ) -> dict[Any, tuple[ObjectPath, Any]]:
-        """Returns the objects that may change, with their locations.
+        """Returns the values to compare, with their locations, by key.
 
-        The key is the identity of a mutable object. For an immutable value, the key is
-        the location, at which a new value replaces the old.
+        The key of a mutable object is its id. The key of an immutable value is its
+        location (owner and key), because a step replaces the value itself.
         """
         replaced = sum((each.REPLACED for each in self.values), _SCALARS)
         found: dict[Any, tuple[ObjectPath, Any]] = {}
@@ -430,9 +461,9 @@ class _Call:
         return [value] if is_generator else _variables(value, self.values)
 
     def _mark(self, thing: Any) -> Any:
-        """Returns a value that stays equal while the object is unchanged.
+        """Returns a value that stays equal while an object is unchanged.
 
-        Of a large object, only a sample is read.
+        Only a sample of a large object is read.
         """
         if isinstance(thing, np.random.Generator):
             return repr(thing.bit_generator.state)
@@ -441,7 +472,7 @@ class _Call:
         if isinstance(thing, random.Random):
             return hash(thing.getstate())
         if isinstance(thing, object_graph.GROWING):
-            return len(thing)  # the items have locations of their own
+            return len(thing)  # items are compared at their own locations
         if isinstance(thing, _SCALARS):
             return type(thing), repr(thing)
         if isinstance(thing, np.ndarray):
